@@ -1,0 +1,38 @@
+# demo: text from the models in this repository, and its speed.  test: the fast suite.  lint: ruff, pyright, layers.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint bench audit clean
+
+demo: .venv/installed
+	$(BIN)/foretoken generate --compare --temperature 0.8 --seed 0
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+test-slow: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+audit: .venv/installed
+	$(BIN)/foretoken audit
+
+bench: .venv/installed
+	$(BIN)/foretoken bench
+
+lint: .venv/linters
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,transport]"
+	touch $@
+
+.venv/linters: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[lint]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist

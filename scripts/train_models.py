@@ -1,0 +1,573 @@
+"""Train Foretoken's small models from the sources of Python's standard library.
+
+    python scripts/train_models.py all              # everything, about 95 minutes on 2 CPU cores
+    python scripts/train_models.py target           # one part; run it again to resume
+    python scripts/train_models.py evaluate --json
+
+A batch depends on the seed and the step alone, so a resumed run sees what an unbroken one sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+EOT = "<|endoftext|>"
+SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
+SPLITS = {
+    # Words take one sign before them; runs of punctuation take the line breaks after them.
+    "target": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    # Words take the signs after them ("self.", "len("); line breaks take the indent after them.
+    "drafter-1k": r"[^\S\n]?\w+[.(\[,:=)]*|[^\w\s]+|\n[^\S\n]*|[^\S\n]+(?=\S)|\s",
+}
+Loss = Callable[[LlamaForCausalLM, torch.Tensor, float], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and training plan of one model; `lengths` are the early and the late row lengths."""
+
+    tokenizer: str
+    vocab: int
+    layers: int
+    mlp: int
+    lengths: tuple[int, int]
+    rows: int  # rows of the late length in one step
+    tokens: float
+    summary: str
+    hidden: int = 192
+    heads: int = 6
+    kv_heads: int = 2
+    muon_lr: float = 0.02
+    adam_lr: float = 0.004
+
+
+SPECS = {
+    "target": Spec("target", 4096, 12, 592, (512, 1024), 6, 6.4e6, "the target"),
+    "drafter": Spec(
+        "target", 4096, 2, 512, (512, 1024), 6, 3e6, "a drafter with the target's vocabulary"
+    ),
+    "drafter-1k": Spec(
+        "drafter-1k", 1024, 2, 512, (512, 2048), 4, 4e6, "a drafter with another vocabulary"
+    ),
+    "drafter-bytes": Spec(
+        "drafter-bytes", 257, 2, 512, (1024, 4096), 3, 7e6, "a drafter that reads bytes"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and how this call works."""
+
+    out: Path
+    work: Path
+    seed: int
+    device: str
+    tokens: dict[str, float] = field(default_factory=dict)
+
+
+def stop(message: str) -> SystemExit:
+    print(f"train_models: {message}", file=sys.stderr)
+    return SystemExit(2)
+
+
+def corpus(held_out: bool) -> Iterator[tuple[str, str]]:
+    """(relative path, text) of the library's sources, the training or the held-out part."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if any(f"/{part}" in f"/{name}" for part in SKIPPED) or is_held_out(name) != held_out:
+            continue
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text.strip():
+            yield name, text
+
+
+def is_held_out(name: str) -> bool:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 50 == 0
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level vocabularies."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+def make_tokenizer(kind: str) -> Tokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if kind in SPLITS:
+        tok = Tokenizer(models.BPE())
+        split = pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated")
+        tok.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        trainer = trainers.BpeTrainer(
+            vocab_size=SPECS[kind].vocab, special_tokens=[EOT], show_progress=False,
+            initial_alphabet=byte_alphabet(), max_token_length=24,
+        )  # fmt: skip
+        tok.train_from_iterator((text for _, text in corpus(held_out=False)), trainer)
+    else:
+        vocab = {char: byte for byte, char in enumerate(byte_alphabet())}
+        tok = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+        tok.pre_tokenizer = byte_level
+        tok.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
+    tok.decoder = decoders.ByteLevel()
+    return tok
+
+
+def get_tokenizer(run: Run, kind: str) -> Tokenizer:
+    path = run.work / f"{kind}.json"
+    if not path.exists():
+        print(f"Training the tokenizer of {kind}.", flush=True)
+        make_tokenizer(kind).save(str(path.with_suffix(".tmp")))
+        os.replace(path.with_suffix(".tmp"), path)
+    return Tokenizer.from_file(str(path))
+
+
+def training_tokens(run: Run, kind: str) -> np.ndarray:
+    """The packed training stream, each file followed by the end-of-text token."""
+    path = run.work / f"{kind}-train.npy"
+    if not path.exists():
+        tok = get_tokenizer(run, kind)
+        texts = [text for _, text in corpus(held_out=False)]
+        end = tok.token_to_id(EOT)
+        encodings = tok.encode_batch(texts, add_special_tokens=False)
+        parts = [np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encodings]
+        save(path, lambda file: np.save(file, np.concatenate(parts)))
+    return np.load(path)
+
+
+def save(path: Path, write: Callable[[object], None]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        write(file)
+    os.replace(temporary, path)
+
+
+class Stream:
+    """Rows of training tokens; the rows of a step depend on the seed and the step alone.
+
+    `extra`, if given, fills every fourth row.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, seed: int, chunk: int, rows: int, extra: np.ndarray | None = None
+    ) -> None:
+        self.sources = [tokens] if extra is None else [tokens, tokens, tokens, extra]
+        self.seed, self.chunk, self.rows = seed, chunk, rows
+
+    def batch(self, step: int, length: int) -> torch.Tensor:
+        """Inputs and the token after them: shape (rows, length + 1)."""
+        rows = []
+        for index in range(step * self.rows, (step + 1) * self.rows):
+            turn, kind = divmod(index, len(self.sources))
+            source = self.sources[kind]
+            if len(self.sources) > 1 and kind < 3:
+                turn = 3 * turn + kind
+            per_epoch = (len(source) - 1) // self.chunk
+            epoch, place = divmod(turn, per_epoch)
+            rng = np.random.default_rng([self.seed, epoch])
+            shift = int(rng.integers(len(source) - per_epoch * self.chunk))
+            start = shift + int(rng.permutation(per_epoch)[place]) * self.chunk
+            for at in range(start, start + self.chunk, length):
+                rows.append(source[at : at + length + 1])
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with each matrix's update made orthogonal (Newton-Schulz, in float32)."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
+        for param in group["params"]:
+            shapes.setdefault(param.shape, []).append(param)
+        for (rows, cols), params in shapes.items():
+            grads = torch.stack([p.grad for p in params])
+            means = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
+            for mean, grad in zip(means, grads, strict=True):
+                mean.lerp_(grad, 1 - group["momentum"])
+            x = grads.lerp_(torch.stack(means), group["momentum"])
+            x = x.mT if rows > cols else x
+            x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+            for _ in range(5):
+                gram = x @ x.mT
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            x = x.mT if rows > cols else x
+            for param, update in zip(params, x, strict=True):
+                param.add_(update, alpha=-group["lr"] * max(1, rows / cols) ** 0.5)
+
+
+def build_model(spec: Spec, end: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.mlp,
+        num_hidden_layers=spec.layers, num_attention_heads=spec.heads,
+        num_key_value_heads=spec.kv_heads, head_dim=spec.hidden // spec.heads,
+        max_position_embeddings=spec.lengths[1], tie_word_embeddings=True, rms_norm_eps=1e-5,
+        bos_token_id=end, eos_token_id=end, pad_token_id=end, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for name, param in model.named_parameters():
+        if param.ndim == 2 and "embed" not in name:
+            zero = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 0.0 if zero else 0.7 * param.shape[1] ** -0.5
+            torch.nn.init.normal_(param, std=std)
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.02)  # the padding row too
+    return model
+
+
+def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
+    logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def distil_loss(target: LlamaForCausalLM) -> Loss:
+    """Kullback-Leibler divergence, giving way to the share of rejected draft tokens."""
+
+    def loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
+        with torch.no_grad():
+            log_p = target(input_ids=rows[:, :-1], use_cache=False).logits.log_softmax(-1)
+        log_q = model(input_ids=rows[:, :-1], use_cache=False).logits.log_softmax(-1)
+        p = log_p.exp()
+        divergence = (p * (log_p - log_q)).sum(-1).mean()
+        rejected = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+        weight = min(1.0, progress / 0.7) * 0.9
+        return (1 - weight) * divergence + weight * rejected
+
+    return loss
+
+
+def train(
+    run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss
+) -> dict[str, float]:
+    """Train to the end of the plan, from the last checkpoint if there is one."""
+    spec, checkpoint = SPECS[name], run.work / f"{name}.pt"
+    named = list(model.to(run.device).train().named_parameters())
+    muon = Muon([p for n, p in named if p.ndim == 2 and "embed" not in n], spec.muon_lr)
+    rest = [p for n, p in named if p.ndim != 2 or "embed" in n]
+    adam = torch.optim.AdamW(rest, lr=spec.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
+    plan = {"seed": run.seed, "tokens": run.tokens.get(name, spec.tokens)}
+    per_step = spec.rows * spec.lengths[1]
+    steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=run.device, weights_only=True)
+        if state["plan"] != plan:
+            raise stop(f"{checkpoint} was made with {state['plan']}, not {plan}: "
+                       "use the same options, or another --work folder.")  # fmt: skip
+        model.load_state_dict(state["model"])
+        muon.load_state_dict(state["muon"])
+        adam.load_state_dict(state["adam"])
+        first, smooth = state["step"], state["smooth"]
+    saved, began, last_save = first, time.monotonic(), time.monotonic()
+    try:
+        for step in range(first, steps):
+            progress = step / steps
+            length = spec.lengths[0] if progress < 0.85 else spec.lengths[1]
+            rows = stream.batch(step, length).to(run.device)
+            micro = max(1, 1024 // length) if run.device == "cpu" else len(rows)
+            total = 0.0
+            for part in rows.split(micro):
+                loss = loss_fn(model, part, progress) * (len(part) / len(rows))
+                loss.backward()
+                total += loss.item()
+            scale = min((step + 1) / 30, 1.0) * min(1.0, (1 - progress) / 0.65)
+            for optimizer, lr in ((muon, spec.muon_lr), (adam, spec.adam_lr)):
+                optimizer.param_groups[0]["lr"] = lr * scale
+                optimizer.step()
+                optimizer.zero_grad()
+            smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
+            done = step + 1
+            speed = (done - first) * per_step / (time.monotonic() - began)
+            if done % 10 == 0 or done == steps:
+                left = (steps - done) * per_step / speed / 60
+                print(f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s"
+                      f"  ETA {left:.1f} min", flush=True)  # fmt: skip
+            if time.monotonic() - last_save > 120 or done == steps:
+                state = {"model": model.state_dict(), "muon": muon.state_dict(), "plan": plan,
+                         "adam": adam.state_dict(), "step": done, "smooth": smooth}  # fmt: skip
+                save(checkpoint, lambda file, state=state: torch.save(state, file))
+                saved, last_save = done, time.monotonic()
+    except KeyboardInterrupt:
+        print(f"\nStopped. Step {saved} is kept in {checkpoint}; run the same command again to go"
+              " on from there.", file=sys.stderr)  # fmt: skip
+        raise SystemExit(130) from None
+    return {"tokens": steps * per_step, "steps": steps, "train_loss": smooth}
+
+
+def sampled_tokens(run: Run, target: LlamaForCausalLM, tokens: np.ndarray, count: int) -> np.ndarray:
+    """Text sampled from the target at temperature 1, each piece behind 64 tokens of the corpus."""
+    path = run.work / "sampled.npy"
+    if not path.exists():
+        stream, rows = Stream(tokens, run.seed + 1, 64, 64), []
+        torch.manual_seed(run.seed)
+        for step in range(math.ceil(count / (64 * 512))):
+            prompts = stream.batch(step, 64)[:, :64].to(run.device)
+            rows.append(sample(target, prompts, 448, 1.0).cpu().numpy().astype(np.uint16))
+            print(f"sampled {(step + 1) * 64 * 512:,} tokens from the target", flush=True)
+        save(path, lambda file: np.save(file, np.concatenate(rows).ravel()))
+    return np.load(path)
+
+
+@torch.no_grad()
+def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) -> torch.Tensor:
+    """`ids` with `count` sampled tokens (the likeliest ones at temperature 0) after each row."""
+    cache, fresh = None, ids
+    for _ in range(count):
+        out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, logits = out.past_key_values, out.logits[:, -1].float()
+        fresh = (torch.multinomial((logits / temp).softmax(-1), 1) if temp > 0
+                 else logits.argmax(-1, keepdim=True))  # fmt: skip
+        ids = torch.cat([ids, fresh], dim=1)
+    return ids
+
+
+def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
+    folder = run.out / name
+    if not (folder / "model.safetensors").exists():
+        raise stop(f"there is no model in {folder}: train it first with the command `{name}`.")
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval().requires_grad_(False).to(run.device)
+    return model, Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def train_one(run: Run, name: str) -> None:
+    spec = SPECS[name]
+    tok, tokens = get_tokenizer(run, spec.tokenizer), training_tokens(run, spec.tokenizer)
+    torch.manual_seed(run.seed)
+    model, loss_fn, extra = build_model(spec, tok.token_to_id(EOT)), text_loss, None
+    if name == "drafter":
+        target, _ = load_model(run, "target")
+        model.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+        loss_fn, extra = distil_loss(target), sampled_tokens(run, target, tokens, 400_000)
+    stream = Stream(tokens, run.seed, spec.lengths[1], spec.rows, extra)
+    facts = train(run, name, model, stream, loss_fn)
+    export(run, name, model, tok)
+    nats, bits = held_out_loss(*load_model(run, name), run.device)
+    write_card(run, name, facts | {"nats": nats, "bits": bits})
+
+
+def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer) -> None:
+    """Write the Hugging Face folder beside its place, then move it there."""
+    folder, fresh = run.out / name, run.work / f"{name}-export"
+    shutil.rmtree(fresh, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(fresh)
+    tok.save(str(fresh / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT,
+        "pad_token": EOT, "add_bos_token": False, "add_eos_token": False,
+        "clean_up_tokenization_spaces": False, "model_max_length": SPECS[name].lengths[1],
+    }  # fmt: skip
+    (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.move(fresh, folder)
+
+
+CARD = """\
+---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# Foretoken {name}
+
+{summary}, for tests, demonstrations and benchmarks of speculative decoding. It writes
+text that looks like Python; it knows nothing and should not be used for anything else.
+
+| | |
+| --- | --- |
+| Architecture | Llama, {layers} layers, hidden {hidden}, {heads} heads ({kv} for keys and values), \
+SwiGLU {mlp}, tied embeddings |
+| Parameters | {params:,} (saved as bfloat16, trained in float32) |
+| Vocabulary | {vocab}, byte-level; `<|endoftext|>` starts, ends and pads |
+| Context | {context} tokens |
+| Data | the sources of Python {python}'s standard library, tests included |
+| Tokens seen | {tokens:,} in {steps:,} steps ({objective}) |
+| Held-out loss | {nats:.4f} nats a token, {bits:.4f} bits a byte |
+| Seed | {seed} |
+
+Held out: the files whose path has a SHA-256 that 50 divides (first four bytes), about 2%.
+The loss is that of the saved weights over windows of the full context.
+
+Retrain with `python scripts/train_models.py {name} --seed {seed}`.
+
+Licence: the weights are under the Apache License 2.0. They were trained on the Python standard
+library, which is under the Python Software Foundation License.
+"""
+
+
+def write_card(run: Run, name: str, facts: dict[str, float]) -> None:
+    spec, (model, _) = SPECS[name], load_model(run, name)
+    objective = "distilled from `models/target`, a quarter on text it wrote" if name == "drafter" \
+        else "next-token loss on text"  # fmt: skip
+    card = CARD.format(
+        name=name, summary=spec.summary, layers=spec.layers, hidden=spec.hidden, heads=spec.heads,
+        kv=spec.kv_heads, mlp=spec.mlp, params=model.num_parameters(), vocab=spec.vocab,
+        context=spec.lengths[1], python=".".join(map(str, sys.version_info[:3])), seed=run.seed,
+        objective=objective, **facts,
+    )  # fmt: skip
+    (run.out / name / "README.md").write_text(card)
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, tok: Tokenizer, device: str) -> tuple[float, float]:
+    """Nats a token and bits a byte over the held-out files, in windows of the full context."""
+    nats = count = size = 0.0
+    end, window = tok.token_to_id(EOT), model.config.max_position_embeddings
+    for _, text in corpus(held_out=True):
+        ids = [end, *tok.encode(text, add_special_tokens=False).ids]
+        size += len(text.encode())
+        for at in range(0, len(ids) - 1, window):
+            row = torch.tensor([ids[at : at + window + 1]], device=device)
+            nats += text_loss(model, row, 1.0).item() * (row.shape[1] - 1)
+            count += row.shape[1] - 1
+    return nats / count, nats / size / math.log(2)
+
+
+@torch.no_grad()
+def agreement(
+    target: LlamaForCausalLM, drafter: LlamaForCausalLM, rows: list[torch.Tensor], skip: int
+) -> dict[str, float]:
+    """Mean over positions of sum(min(p, q)) at two temperatures, and of equal likeliest tokens."""
+    sums, count = {"accept_t1.0": 0.0, "accept_t0.8": 0.0, "greedy": 0.0}, 0
+    for row in rows:
+        ours, theirs = (m(input_ids=row).logits[:, skip:].flatten(0, 1) for m in (drafter, target))
+        for temp in (1.0, 0.8):
+            shared = torch.minimum((ours / temp).softmax(-1), (theirs / temp).softmax(-1))
+            sums[f"accept_t{temp}"] += shared.sum().item()
+        sums["greedy"] += (ours.argmax(-1) == theirs.argmax(-1)).sum().item()
+        count += len(ours)
+    return {key: value / count for key, value in sums.items()}
+
+
+def evaluate(run: Run, as_json: bool) -> None:
+    report: dict[str, dict[str, object]] = {}
+    names = [name for name in SPECS if (run.out / name / "model.safetensors").exists()]
+    loaded = {name: load_model(run, name) for name in names}
+    target, tok = loaded["target"] if "target" in loaded else load_model(run, "target")
+    excerpts = [json.loads(line) for line in excerpts_path(run).read_text().splitlines()]
+    for name, (model, own_tok) in loaded.items():
+        nats, bits = held_out_loss(model, own_tok, run.device)
+        prompt = torch.tensor([own_tok.encode(excerpts[0]["prompt"]).ids], device=run.device)
+        text = own_tok.decode(sample(model, prompt, 60, 0.0)[0, prompt.shape[1] :].tolist())
+        report[name] = {"nats_per_token": nats, "bits_per_byte": bits, "continuation": text}
+    if "drafter" in loaded:
+        ids = [i for _, text in corpus(held_out=True) for i in tok.encode(text).ids]
+        held = torch.tensor(ids[: len(ids) // 512 * 512], device=run.device).view(-1, 512)
+        texts = {"held_out": (held, 0)}
+        torch.manual_seed(run.seed)
+        for temp in (1.0, 0.8):
+            prompts = held[:: max(1, len(held) // 64)][:64, :64]
+            texts[f"sampled_t{temp}"] = (sample(target, prompts, 256, temp), 64)
+        for key, (rows, skip) in texts.items():
+            scores = agreement(target, loaded["drafter"][0], rows.split(4), skip)
+            report["drafter"] |= {f"{key}/{score}": value for score, value in scores.items()}
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    for name, values in report.items():
+        print(f"\n{name}")
+        for key, value in values.items():
+            print(f"  {key:28} {value:.4f}" if isinstance(value, float) else f"  {key}\n{value}")
+
+
+def excerpts_path(run: Run) -> Path:
+    path = run.out / "heldout.jsonl"
+    if not path.exists():
+        write_excerpts(run, path)
+    return path
+
+
+def write_excerpts(run: Run, path: Path) -> None:
+    """Prompts of 40 to 300 tokens from held-out files, cut at natural places, with what follows."""
+    tok, rng, lines = get_tokenizer(run, "target"), np.random.default_rng(run.seed), []
+    for name, text in corpus(held_out=True):
+        ends, at = [], 0
+        for line in text.splitlines(keepends=True):
+            at += len(line)
+            opens = line.strip().startswith(("def ", "class ", "for ", "if ", "#"))
+            if (opens or line.rstrip().endswith('"""')) and 400 < at < len(text) - 800:
+                ends.append(at)
+        wanted = 1 if "test" in name else 4
+        for end in sorted(rng.permutation(ends)[:wanted].tolist()):
+            length = int(rng.integers(40, 301))
+            start = text.rfind("\n", 0, max(1, end - 3 * length)) + 1
+            prompt, rest = text[start:end], text[end : end + 2000]
+            ids, rest_ids = tok.encode(prompt).ids, tok.encode(rest).ids
+            reference = tok.decode(rest_ids[:256])
+            whole = tok.encode(prompt + reference).ids
+            if 40 <= len(ids) <= 300 and len(rest_ids) >= 256 and whole[: len(ids)] == ids:
+                lines.append({"id": f"{name}:{start}", "file": name, "prompt": prompt,
+                              "reference": reference})  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["all", *SPECS, "tokenizers", "excerpts", "evaluate"])
+    parser.add_argument("--tokens", type=float, help="tokens to train on (not with `all`)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("models"), help="where the models go")
+    parser.add_argument("--work", type=Path, default=Path("build/train"), help="checkpoints")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: PyTorch's choice)")
+    parser.add_argument("--json", action="store_true", help="evaluate: print JSON")
+    args = parser.parse_args()
+    if args.tokens is not None and (args.what not in SPECS or not args.tokens > 0):
+        raise stop("--tokens needs a positive number and the name of one model.")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise stop("--device cuda: PyTorch finds no CUDA device here.")
+    if args.seed < 0 or (args.threads is not None and args.threads < 1):
+        raise stop("--seed must not be negative, --threads must be at least 1.")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokens = {args.what: args.tokens} if args.tokens else {}
+    run = Run(args.out, args.work, args.seed, device, tokens)
+    try:
+        run.out.mkdir(parents=True, exist_ok=True)
+        run.work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise stop(f"cannot make the folder {error.filename}: {error.strerror}.") from None
+    if args.what == "evaluate":
+        return evaluate(run, args.json)
+    if args.what == "tokenizers":
+        for kind in {spec.tokenizer for spec in SPECS.values()}:
+            get_tokenizer(run, kind)
+        return None
+    if args.what == "excerpts":
+        return write_excerpts(run, run.out / "heldout.jsonl")
+    for name in SPECS if args.what == "all" else [args.what]:
+        train_one(run, name)
+    excerpts_path(run)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The audit: exact enumeration of every rule and of whole decodings, then tests on the given models."""
+
+from collections.abc import Callable
+
+from foretoken.audit import decoding, models
+from foretoken.audit import enumerate as exact
+from foretoken.audit.report import AuditReport, Check, Section, verdict
+from foretoken.audit.wrong import EachAlone
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID
+from foretoken.core.verifier import Verifier
+from foretoken.decode import DraftFailedWarning
+from foretoken.engine import Engine
+from foretoken.verify import VERIFIERS
+
+LEAST_SAMPLES = 200
+
+
+def run(
+    engine: Engine | None, *, temperature: float, samples: int, seed: int, progress: Callable[[str], None]
+) -> AuditReport:
+    """Audit every rule exactly, and `engine`, if given, on its own models. Everything follows from `seed`."""
+    if engine is not None and temperature <= 0:
+        raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
+    if engine is not None and samples < LEAST_SAMPLES:
+        raise ForetokenError(f"samples is {samples}: the goodness-of-fit test needs at least {LEAST_SAMPLES}.")
+    rules = list(VERIFIERS.values())
+    if engine is not None and engine.verifier not in rules:
+        rules.append(engine.verifier)
+    sections = [one_node(rules, seed, progress), whole_decodings(rules, seed, progress)]
+    if engine is None:
+        return AuditReport({}, tuple(sections))
+    try:
+        progress("tree scores")
+        sections.append(models.tree_scores(engine, seed))
+        progress("greedy text")
+        sections.append(models.greedy(engine, seed))
+        sections.append(models.sampled(engine, temperature, samples, seed, progress))
+    except DraftFailedWarning as error:
+        sections.append(models.failed_drafter(error))
+    subject = {
+        "target": engine.target.name,
+        "drafter": engine.drafter.name,
+        "verifier": engine.verifier.name,
+        "tree": engine.tree,
+        "dtype": str(engine.target.lm.dtype).removeprefix("torch."),
+        "device": str(engine.target.lm.device),
+        "seed": seed,
+    }
+    return AuditReport(subject, tuple(sections))
+
+
+def one_node(rules: list[Verifier], seed: int, progress: Callable[[str], None]) -> Section:
+    pairs = exact.all_pairs(seed)
+    checks = []
+    for rule in rules:
+        progress(f"enumerating {rule.name} at one node")
+        measured = [exact.measure(rule, law, pairs) for law in exact.laws_of(rule)]
+        worst = max(m.worst for m in measured)
+        laws = ", ".join(f"{m.law}({m.k})" for m in measured)
+        checks.append(
+            Check(rule.name, verdict(worst <= exact.TOLERANCE), f"worst {worst:.1e}; laws {laws}", {"worst": worst})
+        )
+    wrong = exact.measure(EachAlone(), IID(2), exact.all_pairs(seed, most=3))
+    checks.append(
+        Check("known-wrong rule", verdict(not wrong.exact), f"caught, off by {wrong.worst:.2f}", {"worst": wrong.worst})
+    )
+    method = (
+        f"Sum over all draws of P(draws) * row = p, for {len(pairs)} pairs p, q with up to 5 tokens (zeros, one-hots,\n"
+        f"p = q, disjoint supports): largest deviation of a probability, at most {exact.TOLERANCE:g}."
+    )
+    return Section("Rules, enumerated exactly", method, tuple(checks))
+
+
+def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], None]) -> Section:
+    checks = []
+    for rule in rules:
+        progress(f"enumerating whole decodings with {rule.name}")
+        measured = [
+            decoding.measure(rule, family, shape, seed)
+            for family in exact.FAMILIES
+            for shape in decoding.SHAPES
+            if rule.accepts(family(shape.policy.max_draws))
+        ]
+        worst = max(m.worst for m in measured)
+        trees = sorted({m.tree for m in measured})
+        checks.append(
+            Check(
+                rule.name,
+                verdict(worst <= decoding.TOLERANCE),
+                f"worst {worst:.1e}; {len(measured)} pairs of a law and a tree: {', '.join(trees)}",
+                {"worst": worst, "num_pairs": len(measured)},
+            )
+        )
+    wrong = decoding.measure(EachAlone(), IID, decoding.SHAPES[1], seed)
+    checks.append(
+        Check("known-wrong rule", verdict(not wrong.exact), f"caught, off by {wrong.worst:.2f}", {"worst": wrong.worst})
+    )
+    method = (
+        "Every outcome of every draw through the real drafter, trees, walk and decoder, on table models: the law\n"
+        f"of the next 3 tokens against the target's own, at most {decoding.TOLERANCE:g} apart."
+    )
+    return Section("Whole decodings, enumerated exactly", method, tuple(checks))

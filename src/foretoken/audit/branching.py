@@ -1,0 +1,64 @@
+"""A source of randomness that takes every way: run a random function once per outcome, with each one's probability.
+
+All randomness of decoding ends in `inverse_cdf(weights, uniforms)`. While `outcomes` runs a function, that one call
+is replaced by a choice that is tried in turn with every token of positive weight. A draw made in any other way would
+be counted with probability 1, and the probabilities would not add up.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TypeVar
+from unittest.mock import patch
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foretoken.core import laws, walk
+
+T = TypeVar("T")
+
+
+@dataclass
+class Choices:
+    """The choices of one run: the first ones are given, the rest take the first token of positive weight."""
+
+    taken: list[int]  # indices among the tokens of positive weight
+    options: list[int] = field(default_factory=list)  # how many there were
+    prob: float = 1.0
+
+    def inverse_cdf(self, weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+        """In place of laws.inverse_cdf."""
+        return torch.tensor([[self._choose(row) for _ in range(u.shape[1])] for row in weights])
+
+    def _choose(self, weights: Float[Tensor, " v"]) -> int:
+        tokens = torch.nonzero(weights > 0)[:, 0].tolist()
+        if not tokens:  # nothing left to draw: what the real one returns
+            return len(weights) - 1
+        here = len(self.options)
+        if here == len(self.taken):
+            self.taken.append(0)
+        self.options.append(len(tokens))
+        token = tokens[self.taken[here]]
+        self.prob *= float(weights[token] / weights.sum())
+        return token
+
+
+def outcomes(run: Callable[[], T]) -> Iterator[tuple[T, float]]:
+    """(result, probability) for every sequence of choices that `run` can make; it is called afresh for each."""
+    taken: list[int] = []
+    while True:
+        choices = Choices(taken)
+        with ExitStack() as stack:
+            for module in (laws, walk):
+                stack.enter_context(patch.object(module, "inverse_cdf", choices.inverse_cdf))
+            result = run()
+        yield result, choices.prob
+        options = choices.options
+        while taken and taken[-1] + 1 == options[-1]:
+            taken.pop()
+            options.pop()
+        if not taken:
+            return
+        taken[-1] += 1

@@ -1,0 +1,175 @@
+"""Exact enumeration of whole decodings: the law of the next tokens, through the real drafter, trees, walk and decoder.
+
+Every outcome of every draw is tried (branching.py), so what comes out is the exact law of the emitted ids, to be
+compared with the target's own
+
+    P(x_1 .. x_n) = product over i of p(x_i | prompt, x_1 .. x_{i-1}),    ended by the end-of-text token.
+
+A step at a time: after each, runs that reached the same state (the ids emitted and the ids in both caches) are one.
+"""
+
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+
+from foretoken.audit.branching import outcomes
+from foretoken.audit.table import TableLM, TableRows, random_table
+from foretoken.core.interfaces import Drafter, Target
+from foretoken.core.policy import TreePolicy
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.decode import Decoder, DraftFailedWarning
+from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.trees import static
+
+TOLERANCE = 1e-12
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree and a vocabulary small enough to enumerate together."""
+
+    name: str
+    policy: TreePolicy
+    v: int
+
+
+SHAPES = (
+    Shape("chain:2", static.chain(2), 3),
+    Shape("kary:2x1", static.kary(2, 1), 3),
+    Shape("kary:2x2", static.kary(2, 2), 2),
+    Shape("kary:3x1", static.kary(3, 1), 3),
+    Shape("uneven", static.StaticTree((-1, 0, 0, 1)), 3),
+)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What is enumerated: `num_tokens` tokens after `prompt`."""
+
+    target: Target
+    drafter: Drafter
+    verifier: Verifier
+    prompt: Ids = (0, 1)
+    num_tokens: int = 3
+    sampling: Sampling = field(default_factory=Sampling)
+    eos_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class WholeDeviation:
+    """worst: the largest |P(ids) - the target's own P(ids)|; accepted: drafted tokens emitted per decoding."""
+
+    verifier: str
+    law: str
+    tree: str
+    num_tokens: int
+    num_outcomes: int
+    worst: float
+    accepted: float
+
+    @property
+    def exact(self) -> bool:
+        return self.worst <= TOLERANCE
+
+
+def measure(verifier: Verifier, family: LawFamily, shape: Shape, seed: int, num_tokens: int = 3) -> WholeDeviation:
+    """Enumerate decoding with `shape` over random tables."""
+    target, drafter = table_pair(shape.policy, family, shape.v, seed)
+    decoding = Decoding(target, drafter, verifier, num_tokens=num_tokens)
+    law, accepted = enumerate_law(decoding)
+    worst = deviation(law, own_law(decoding))
+    return WholeDeviation(verifier.name, family.name, shape.name, num_tokens, len(law), worst, accepted)
+
+
+def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tuple[LMTarget, LMDrafter]:
+    target = TableLM("table target", random_table(v, seed))
+    return LMTarget(target), LMDrafter(TableLM("table drafter", random_table(v, seed + 1)), policy, family, v)
+
+
+def deviation(one: dict[Ids, float], other: dict[Ids, float]) -> float:
+    return max(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
+
+
+def own_law(decoding: Decoding) -> dict[Ids, float]:
+    """The target's own law of the next ids, one token at a time and without a tree."""
+    lm = _table(decoding.target)
+    laws: dict[Ids, float] = {}
+    open_ = [((), 1.0)]
+    while open_:
+        ids, prob = open_.pop()
+        if len(ids) == decoding.num_tokens or (ids and ids[-1] in decoding.eos_ids):
+            laws[ids] = prob
+            continue
+        prefix = [*decoding.prompt, *ids]
+        p = decoding.sampling(lm.table[prefix[-2], prefix[-1], None].log(), [prefix], len(decoding.prompt))[0]
+        open_ += [((*ids, x), prob * float(p[x])) for x in range(len(p)) if p[x] > 0]
+    return laws
+
+
+def enumerate_law(decoding: Decoding) -> tuple[dict[Ids, float], float]:
+    """({ids: probability}, drafted tokens accepted per decoding) of decoding as it really runs."""
+    law: dict[Ids, float] = defaultdict(float)
+    accepted = 0.0
+    running: dict[State, float] = {_start(decoding): 1.0}
+    while running:
+        after: dict[State, float] = defaultdict(float)
+        for state, prob in running.items():
+            for (next_state, num_accepted), p in outcomes(lambda state=state: _step(decoding, state)):
+                accepted += prob * p * num_accepted
+                if next_state.finished:
+                    law[next_state.ids[len(decoding.prompt) :]] += prob * p
+                else:
+                    after[next_state] += prob * p
+        running = after
+    return dict(law), accepted
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a step leaves behind: the sequence, and the ids in the target's and in the drafter's cache."""
+
+    ids: Ids
+    in_target: Ids
+    in_drafter: Ids
+    finished: bool = False
+
+
+def _start(decoding: Decoding) -> State:
+    return State(decoding.prompt, (), ())
+
+
+def _step(decoding: Decoding, state: State) -> tuple[State, int]:
+    """One step of the real decoder from `state`; (the state after, drafted tokens accepted)."""
+    decoder = Decoder(decoding.target, decoding.drafter, decoding.verifier, 1, 1)
+    sequence = Sequence(
+        list(decoding.prompt), decoding.sampling, torch.Generator(), decoding.num_tokens, decoding.eos_ids
+    )
+    sequence.ids = list(state.ids)
+    decoder.join(sequence)
+    target, drafter = _rows(decoder.target), _rows(decoder.drafter)
+    target.extend(0, state.in_target)
+    drafter.extend(0, state.in_drafter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DraftFailedWarning)  # else a broken drafter would pass as plain decoding
+        ((_, step),) = decoder.step()
+    if sequence.finished:
+        return State(tuple(sequence.ids), (), (), True), step.num_accepted
+    return State(tuple(sequence.ids), tuple(target.ids[0]), tuple(drafter.ids[0])), step.num_accepted
+
+
+def _rows(session: object) -> TableRows:
+    assert isinstance(session, LMTargetSession | LMDraftSession)
+    assert isinstance(session.rows, TableRows)
+    return session.rows
+
+
+def _table(target: Target) -> TableLM:
+    assert isinstance(target, LMTarget)
+    assert isinstance(target.lm, TableLM)
+    return target.lm

@@ -1,0 +1,108 @@
+"""Exact enumeration of a rule at one node: summed over every draw, its rows must give p back.
+
+    sum over draws of  law.prob(q, draws) * verify(p, draws, q)  ==  p
+
+No sampling and no tolerance but float64 rounding. Small vocabularies are enough, since a rule treats a token by its p
+and q alone; the pairs include everything that breaks formulas: zeros, one-hots, p == q, disjoint supports, V = 1.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement, outcomes
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import LawFamily, Verifier
+
+TOLERANCE = 1e-12
+FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Opaque)
+Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
+Pair = tuple[Tensor, Tensor]  # p, q
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """worst: the largest |sum - p| of any token (or the most negative entry of a row) over `num_pairs` pairs p, q."""
+
+    verifier: str
+    law: str
+    k: int
+    num_pairs: int
+    worst: float
+
+    @property
+    def exact(self) -> bool:
+        return self.worst <= TOLERANCE
+
+
+def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
+    """Every law with up to `most` draws that the rule declares itself lossless for."""
+    return [family(k) for family in FAMILIES for k in range(1, most + 1) if rule.accepts(family(k))]
+
+
+def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
+    """The rule's worst deviation from the identity; over at most (largest support) ** law.k draws a pair."""
+    worst = max(deviation(rule, law, p, q) for p, q in pairs)
+    return Deviation(rule.name, law.name, law.k, len(pairs), worst)
+
+
+def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
+    """0 up to rounding for a lossless rule. For an opaque law each single row must be p, since draws have no law."""
+    if isinstance(law, Opaque):
+        ordered = [draws for n in range(law.k + 1) for draws in itertools.permutations(range(len(p)), n)]
+        return max(float((rule(p, Siblings(draws, None, law)) - p).abs().max()) for draws in ordered)
+    total, lowest = torch.zeros_like(p), 0.0
+    for draws, prob in outcomes(law, q):
+        row = rule(p, Siblings(draws, q, law))
+        total += prob * row
+        lowest = min(lowest, float(row.min()))
+    error = (total - p).abs().max()
+    return max(float(error.nan_to_num(nan=float("inf"))), -lowest)
+
+
+def total_variation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
+    """Distance of the law that the rule really emits from p, in [0, 1]."""
+    emitted = sum((prob * rule(p, Siblings(draws, q, law)) for draws, prob in outcomes(law, q)), torch.zeros_like(p))
+    return float((emitted - p).abs().sum() / 2)
+
+
+def all_pairs(seed: int, most: int = 5, num_random: int = 1) -> list[Pair]:
+    """float64 pairs at every vocabulary size up to `most`: the adversarial ones and `num_random` random ones each."""
+    rng = torch.Generator().manual_seed(seed)
+    return [pair for v in range(1, most + 1) for pair in _pairs(v, num_random, rng)]
+
+
+def _pairs(v: int, num_random: int, rng: torch.Generator) -> Iterator[Pair]:
+    def random(sharpness: float) -> Tensor:
+        return torch.softmax(sharpness * torch.randn(v, generator=rng, dtype=torch.float64), 0)
+
+    def some_zero(p: Tensor) -> Tensor:
+        kept = torch.rand(v, generator=rng) < 0.6
+        kept[int(torch.randint(v, (), generator=rng))] = True
+        return p * kept / (p * kept).sum()
+
+    one_hots = torch.eye(v, dtype=torch.float64)
+    uniform = torch.full((v,), 1 / v, dtype=torch.float64)
+    p, q = random(1.0), random(2.0)
+    yield p, p.clone()
+    yield uniform, q
+    yield p, uniform
+    yield one_hots[0], one_hots[0]
+    yield one_hots[0], one_hots[-1]
+    yield one_hots[0], q
+    yield p, one_hots[-1]
+    yield p, q * (1 + 1e-15 * torch.arange(v))  # equal up to rounding in no place, and not quite normalised
+    yield p, p * (1 + 1e-15 * torch.randn(v, generator=rng, dtype=torch.float64))
+    if v > 1:
+        low = torch.arange(v) < v // 2
+        yield p * low / (p * low).sum(), q * ~low / (q * ~low).sum()  # disjoint supports
+        nearly = torch.where(torch.arange(v) == 0, 1.0, 1e-18).double()
+        yield p, nearly / nearly.sum()
+        yield nearly / nearly.sum(), q
+    for i in range(num_random):
+        yield random(3.0), random(3.0)
+        yield some_zero(random(1.0)), some_zero(random(float(i)))

@@ -1,0 +1,239 @@
+"""Losslessness on the given models: tree scores, greedy text, and the law of sampled tokens.
+
+Every reference comes from plain forwards of the model itself, without a cache and without foretoken's masks.
+"""
+
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.audit import fit
+from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, verdict
+from foretoken.audit.wrong import EachAlone
+from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import IID
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence as Running
+from foretoken.core.verifier import Verifier
+from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.engine import Engine
+from foretoken.models.target import LMTarget
+from foretoken.models.text import encode
+from foretoken.trees import static
+
+PROMPTS = (
+    "The cat sat on",
+    "def add(a, b):\n    return",
+    "Once upon a time there was a",
+    "import numpy as np\n\nx = np.",
+)
+MOST_PROMPT = 12  # ids of a prompt: each of thousands of generations reads it anew
+GREEDY_TOKENS = 48
+NUM_TOKENS = 3  # of the sampled joint law
+BATCH = 16
+FALSE_ALARM = 1e-4  # of all sampling tests together
+# Two ways to the same logits differ by rounding; relative to the largest logit.
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def prompts(engine: Engine, seed: int) -> list[list[int]]:
+    """Short prompts in the model's tokens; random ids where there is no tokenizer."""
+    rng = random.Random(seed)
+    v = engine.target.vocab_size
+    if engine.tokenizer is None:
+        return [[rng.randrange(v) for _ in range(4 + 2 * i)] for i in range(len(PROMPTS))]
+    texts = [encode(engine.tokenizer, text)[:MOST_PROMPT] for text in PROMPTS]
+    return [[x for x in ids if x < v] or [rng.randrange(v)] for ids in texts]
+
+
+@torch.inference_mode()
+def plain_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor, "b t v"]:
+    """Logits after every position of b texts of one length, by the model alone."""
+    lm = target.lm
+    logits = lm.model(input_ids=torch.tensor([list(row) for row in ids], device=lm.device), use_cache=False)[0]
+    return logits.double() if logits.dtype == torch.float64 else logits.float()
+
+
+def tolerance(target: LMTarget, logits: Tensor) -> float:
+    return ROUNDING[target.lm.dtype] * max(1.0, float(logits[logits.isfinite()].abs().max()))
+
+
+def tree_scores(engine: Engine, seed: int) -> Section:
+    """Random trees on a batch of texts of different lengths, scored in one forward, against one forward per path."""
+    rng = random.Random(seed)
+    target = engine.target
+    texts = prompts(engine, seed)
+    rows = target.lm.open(len(texts), max(map(len, texts)) + 40)
+    for ids in texts:
+        rows.extend(rows.join(), ids)
+    worst, allowed, num_nodes = 0.0, 0.0, 0
+    for _ in range(2):
+        sizes = [rng.randint(4, 10) for _ in texts]
+        tokens = [[rng.randrange(target.vocab_size) for _ in range(n)] for n in sizes]
+        parents = [[rng.choice([i - 1, rng.randrange(-1, i)]) if i else -1 for i in range(n)] for n in sizes]
+        scores = rows.score(tokens, parents)
+        for r, ids in enumerate(texts):
+            for node in range(sizes[r]):
+                path = _path(parents[r], node)
+                want = plain_logits(target, [ids + [tokens[r][i] for i in path]])[0, -1]
+                worst = max(worst, float((scores[r][node].to(want.dtype) - want).abs().max()))
+                allowed = max(allowed, tolerance(target, want))
+                num_nodes += 1
+        kept = [_path(parents[r], rng.randrange(sizes[r])) for r in range(len(texts))]
+        rows.keep(kept)
+        texts = [ids + [tokens[r][i] for i in kept[r]] for r, ids in enumerate(texts)]
+    check = Check(
+        f"{num_nodes} nodes, {len(texts)} texts",
+        verdict(worst <= allowed),
+        f"largest difference of a logit {worst:.1e}, allowed {allowed:.1e} ({target.lm.dtype})",
+        {"worst": worst, "allowed": allowed, "num_nodes": num_nodes},
+    )
+    return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
+
+
+def _path(parents: Sequence[int], node: int) -> list[int]:
+    return [] if node < 0 else [*_path(parents, parents[node]), node]
+
+
+def greedy(engine: Engine, seed: int) -> Section:
+    """Temperature 0 with speculation gives the text of plain decoding, alone and in a batch."""
+    texts = prompts(engine, seed)
+
+    def run(drafter: Drafter, batch: int) -> list[list[int]]:
+        part = replace(engine, drafter=drafter, max_batch=batch)
+        results = part.generate(texts, max_new_tokens=GREEDY_TOKENS, temperature=0.0, seed=seed)
+        assert isinstance(results, list)
+        return [result.token_ids for result in results]
+
+    want = run(NoDrafter(), 1)
+    checks = []
+    for batch in (1, len(texts)):
+        ties, wrong = [], []
+        for prompt, one, other in zip(texts, want, run(engine.drafter, batch), strict=True):
+            if one != other:
+                tie, what = _parting(engine.target, prompt, one, other)
+                (ties if tie else wrong).append(what)
+        same = len(texts) - len(ties) - len(wrong)
+        detail = f"{same} of {len(texts)} texts of {GREEDY_TOKENS} tokens equal"
+        detail += "".join(f"; float tie: {what}" for what in ties) + "".join(f"; {what}" for what in wrong)
+        numbers = {"num_equal": same, "num_ties": len(ties), "num_wrong": len(wrong)}
+        checks.append(Check(f"batch {batch}", verdict(not wrong), detail, numbers))
+    method = "At temperature 0 the text with speculation is that of plain decoding."
+    return Section("Greedy text", method, tuple(checks))
+
+
+def _parting(target: LMTarget, prompt: list[int], one: list[int], other: list[int]) -> tuple[bool, str]:
+    """(whether the two texts part where the best two logits are equal up to rounding, in words)."""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if at == min(len(one), len(other)):
+        return False, f"one text ends at token {at}, the other goes on"
+    logits = plain_logits(target, [prompt + one[:at]])[0, -1]
+    gap = float(logits.max() - logits[[one[at], other[at]]].min())
+    allowed = 2 * tolerance(target, logits)
+    return gap <= allowed, f"texts part at token {at}, where the logits are {gap:.1e} apart (rounding: {allowed:.1e})"
+
+
+def sampled(engine: Engine, temperature: float, samples: int, seed: int, progress: Callable[[str], None]) -> Section:
+    """The joint law of NUM_TOKENS sampled tokens is the target's own; and the same test sees wrong ones."""
+    sampling = Sampling(temperature=temperature)
+    chosen = prompts(engine, seed)[:2]
+    alpha = FALSE_ALARM / len(chosen)
+    checks = []
+    for number, prompt in enumerate(chosen, start=1):
+        test, cells, off = _prepare(engine.target, prompt, sampling, samples // len(chosen), alpha, seed)
+        progress(f"sampling {test.num_samples} generations after prompt {number}")
+        ids, accepted = sample(
+            engine.target, engine.drafter, engine.verifier, prompt, sampling, test.num_samples, seed + number
+        )
+        counts = cells.count(ids)
+        p_value, power = test.p_value(counts), test.power(off, seed)
+        detail = (
+            f"p-value {p_value:.2g} over {len(cells)} cells, {test.num_samples} samples; {accepted:.2f} drafts "
+            f"accepted each; a temperature 15% too low would be seen with probability {power:.2f}"
+        )
+        numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
+        checks.append(Check(f"prompt {number}", verdict(p_value > alpha), detail, {**numbers, "accepted": accepted}))
+    checks.append(_wrong_rule(engine, chosen[0], sampling, samples // 4, alpha, seed, progress))
+    method = (
+        f"Law of {NUM_TOKENS} tokens after a prompt at temperature {temperature:g}, against plain forwards; the cells\n"
+        f"were fixed before sampling. False alarms: at most {FALSE_ALARM:g} for all prompts together ({alpha:g} each)."
+    )
+    return Section("Sampled text", method, tuple(checks))
+
+
+def _prepare(
+    target: LMTarget, prompt: list[int], sampling: Sampling, samples: int, alpha: float, seed: int
+) -> tuple[fit.FitTest, fit.Cells, np.ndarray]:
+    """The test, its cells, and the cells' probabilities at a temperature 15% lower."""
+
+    def law(setting: Sampling) -> fit.Next:
+        return lambda ids: setting(plain_logits(target, [prompt + list(x) for x in ids])[:, -1])
+
+    cells = fit.choose_cells(law(sampling), NUM_TOKENS, samples)
+    test = fit.FitTest.prepare(cells.probabilities(law(sampling)), samples, alpha, seed)
+    return test, cells, cells.probabilities(law(replace(sampling, temperature=0.85 * sampling.temperature)))
+
+
+def _wrong_rule(
+    engine: Engine,
+    prompt: list[int],
+    sampling: Sampling,
+    samples: int,
+    alpha: float,
+    seed: int,
+    progress: Callable[[str], None],
+) -> Check:
+    """The same test on a rule that is known to be lossy must reject; a drafter without a density cannot run one."""
+    name = "known-wrong rule"
+    if not isinstance(engine.drafter, LMDrafter):
+        return Check(
+            name, OK, f"does not apply: drafter {engine.drafter.name} has no density, so p itself is drawn from"
+        )
+    drafter = replace(engine.drafter, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
+    test, cells, _ = _prepare(engine.target, prompt, sampling, samples, alpha, seed)
+    progress(f"sampling {samples} generations with a rule known to be wrong")
+    ids, _ = sample(engine.target, drafter, EachAlone(), prompt, sampling, samples, seed + 1000)
+    p_value = test.p_value(cells.count(ids))
+    seen = p_value <= alpha
+    detail = f"rejected as it must be, p-value {p_value:.2g}, {samples} samples"
+    if not seen:
+        detail = f"NOT seen, p-value {p_value:.2g}: drafter and target are too alike, or take more --samples"
+    return Check(name, OK if seen else WEAK, detail, {"p_value": p_value, "num_samples": samples})
+
+
+def sample(
+    target: LMTarget,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: list[int],
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+) -> tuple[list[tuple[int, ...]], float]:
+    """(the first NUM_TOKENS ids of `samples` generations with seeds of their own, drafts accepted in each)."""
+    decoder = Decoder(target, drafter, verifier, BATCH, len(prompt) + NUM_TOKENS + drafter.max_nodes)
+    done: list[tuple[int, ...]] = []
+    started, accepted = 0, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DraftFailedWarning)  # else a broken drafter would pass as plain decoding
+        while len(done) < samples:
+            while started < samples and len(decoder.sequences) < BATCH:
+                rng = torch.Generator().manual_seed(1_000_003 * seed + started)
+                decoder.join(Running(list(prompt), sampling, rng, NUM_TOKENS))
+                started += 1
+            for sequence, step in decoder.step():
+                accepted += step.num_accepted
+                if sequence.finished:
+                    done.append(tuple(sequence.ids[len(prompt) :]))
+    return done, accepted / samples
+
+
+def failed_drafter(error: DraftFailedWarning) -> Section:
+    return Section("Drafter", "It must not fail.", (Check("drafter", FAILED, str(error)),))

@@ -1,0 +1,95 @@
+"""A language model that is a table, p(next | last two tokens): small enough to enumerate whole decodings of it.
+
+It stands in for `models.CausalLM` behind the real LMTarget, LMDrafter, trees, walk and decoder. Its rows keep the very
+ids that were kept in them, so a path kept wrongly changes what it scores.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.models.causal_lm import CausalLM, Rows
+
+START = 0  # the token before the first
+
+
+class TableLM(CausalLM):
+    """table[a, b] is the distribution of the token after a, b; float64."""
+
+    def __init__(self, name: str, table: Float[Tensor, "v v v"]) -> None:
+        self.name = name
+        self.table = table
+        self.vocab_size = table.shape[2]
+        self.context = None
+
+    def open(self, batch: int, slots: int) -> "TableRows":
+        return TableRows(self)
+
+
+@dataclass
+class TableTree:
+    """Tokens and parents of one row since its last keep."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+    def before(self, node: int) -> list[int]:
+        """Tokens from the tree's top down to `node`; none for -1."""
+        return [] if node < 0 else [*self.before(self.parents[node]), self.tokens[node]]
+
+
+class TableRows(Rows):
+    """The rows of a TableLM: `join`, `leave`, `extend`, `score`, `keep` and `lengths`, as those of a CausalLM."""
+
+    def __init__(self, lm: TableLM) -> None:
+        self.table = lm.table
+        self.ids: list[list[int]] = []
+        self.trees: list[TableTree] = []
+        self.lengths = []
+
+    def join(self) -> int:
+        self.ids.append([])
+        self.lengths.append(0)
+        self.trees.append(TableTree())
+        return len(self.ids) - 1
+
+    def leave(self, row: int) -> None:
+        for rows in (self.ids, self.trees, self.lengths):
+            rows[row] = rows[-1]
+            rows.pop()
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        self.ids[row] += tokens
+        self.lengths[row] += len(tokens)
+
+    def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
+        """Log probabilities as logits, exactly."""
+        scores = []
+        for ids, tree, new, above in zip(self.ids, self.trees, tokens, parents, strict=True):
+            first = len(tree.tokens)
+            tree.tokens += new
+            tree.parents += above
+            seen = [[START, START, *ids, *tree.before(node)][-2:] for node in range(first, len(tree.tokens))]
+            scores.append(
+                torch.stack([self.table[a, b] for a, b in seen]).log() if seen else self.table[0, 0, None][:0]
+            )
+        return scores
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, path in enumerate(paths):
+            tree = self.trees[row]
+            self.ids[row] += [tree.tokens[node] for node in path]
+            self.lengths[row] += len(path)
+            self.trees[row] = TableTree()
+
+
+def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:
+    """Random distributions, one of which in four has a zero."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = sharpness * torch.randn(v, v, v, generator=rng, dtype=torch.float64)
+    zero = torch.rand(v, v, generator=rng) < 0.25
+    logits[..., 0] = logits[..., 0].masked_fill(zero, float("-inf"))
+    return logits.softmax(-1)

@@ -1,0 +1,54 @@
+"""Where a figure was taken: without it no figure can be compared."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from foretoken.version import __version__
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, threads, load, versions and commit, as plain values."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "foretoken": __version__,
+        "commit": commit(),
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """Of the checkout that this package runs from, with + if files differ from it; None for an installed one."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short", "HEAD")
+    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")

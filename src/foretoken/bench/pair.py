@@ -1,0 +1,114 @@
+"""The models of one benchmark, and the methods that run on them."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from foretoken.bench.methods import Foretoken, Method, Transformers, plain
+from foretoken.build import check_pair, load, tree_policy
+from foretoken.core.errors import ForetokenError
+from foretoken.decode import NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.ngram import NgramDrafter
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.expand import expand, size_named
+from foretoken.models.packed import pack
+from foretoken.models.target import LMTarget
+
+NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
+
+
+@dataclass(frozen=True)
+class Pair:
+    """engine: ours. target, drafter: transformers' own copies, drafter None without a model. label: what to call the
+    rows, so that nobody takes a synthetic cost for a real one. num_params: the target's."""
+
+    engine: Engine
+    target: PreTrainedModel
+    drafter: PreTrainedModel | None
+    label: str
+    num_params: int
+
+
+def load_pair(
+    target: str,
+    drafter: str | None,
+    *,
+    verifier: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    expansion: str | None = None,
+    seed: int = 0,
+) -> Pair:
+    """The models in two folders; drafter may be "ngram" or None. expansion: "100m", "300m" or "1b"."""
+    size = None if expansion is None else size_named(expansion)
+    engine = load(target, drafter=drafter, verifier=verifier, device=device, dtype=dtype)
+    engine = replace(engine, eos_ids=frozenset())  # every run has the same length
+    lm = engine.target.lm
+    theirs = _as_loaded(target, lm)
+    label = "as loaded"
+    if size is not None:
+        theirs = expand(theirs, size, seed)
+        label = f"expanded {expansion}: real acceptance, synthetic cost"
+        ours = CausalLM(pack(copy.deepcopy(theirs)), f"{lm.name} ({label})")
+        engine = replace(engine, target=LMTarget(ours))
+    assistant = None
+    if isinstance(engine.drafter, LMDrafter):
+        assistant = _as_loaded(str(drafter), engine.drafter.lm)
+    for model in (theirs, assistant):
+        if model is not None:
+            model.generation_config = GenerationConfig(pad_token_id=0)  # no EOS, no sampling defaults
+    return Pair(engine, theirs, assistant, label, sum(p.numel() for p in theirs.parameters()))
+
+
+def _as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
+    """The model as transformers loads it, where `like` may have packed weights. `like` was loaded from the same
+    place, so that what can go wrong has been told."""
+    return AutoModelForCausalLM.from_pretrained(source, dtype=like.dtype).to(like.device).eval()
+
+
+def methods(pair: Pair, trees: Sequence[str], batches: Sequence[int]) -> list[Method]:
+    """Ours: plain and every tree. Theirs: plain; at batch 1 also assisted by the same drafter, once with the depth of
+    the first chain as a constant number of drafts and once as it comes."""
+    for batch in batches:
+        if batch < 1:
+            raise ForetokenError(f"Batch {batch} is not possible: give a number >= 1.")
+    engines = [plain(pair.engine), *(with_tree(pair.engine, tree) for tree in trees)]
+    if isinstance(pair.engine.drafter, NoDrafter):
+        engines = engines[:1]
+    found: list[Method] = []
+    for batch in batches:
+        found += [Foretoken(replace(engine, max_batch=batch, tokenizer=None), batch) for engine in engines]
+        found.append(Transformers("plain", pair.target, batch))
+        if batch == 1:
+            found += _assisted(pair, trees)
+    return found
+
+
+def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
+    depth = next((int(tree.partition(":")[2]) for tree in trees if tree.startswith("chain:")), NO_DEPTH)
+    if isinstance(pair.engine.drafter, NgramDrafter):
+        return [Transformers(f"lookup {depth}", pair.target, arguments={"prompt_lookup_num_tokens": depth})]
+    if pair.drafter is None:
+        return []
+    constant = {
+        "num_assistant_tokens": depth,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,  # never stops drafting early
+    }
+    return [
+        Transformers(f"assisted {depth}", pair.target, assistant=pair.drafter, assistant_settings=constant),
+        Transformers("assisted default", pair.target, assistant=pair.drafter),
+    ]
+
+
+def with_tree(engine: Engine, tree: str) -> Engine:
+    """The same engine with another tree policy."""
+    policy = tree_policy(tree)
+    if isinstance(engine.drafter, LMDrafter | NgramDrafter):
+        engine = replace(engine, drafter=replace(engine.drafter, policy=policy), tree=tree)
+        check_pair(engine.drafter, engine.verifier)
+    return engine

@@ -1,0 +1,114 @@
+"""A benchmark on paper: a table to read, one JSON object to compute with, lines of JSONL to keep."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from foretoken.bench.rounds import Measurement
+from foretoken.bench.summary import Row, Spread
+from foretoken.core.errors import ForetokenError
+
+NOTES = """\
+tokens/s, x plain, x transformers: medians (lowest to highest) of the runs, and of ratios taken inside a round.
+x plain: over our plain decoding. x transformers: over transformers' plain generate. Same batch size in both.
+tokens/forward: emitted tokens per target forward, bonus included. accepted: share of drafted tokens that were emitted.
+outside: share of the wall clock spent outside calls of the models; in brackets, outside our scoring, which adds masks \
+and cache to those calls. memory: growth of the peak per token after the first."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """header: machine, models and settings, as plain values. interrupted: the last rounds are missing."""
+
+    header: dict[str, Any]
+    rows: Sequence[Row]
+    interrupted: bool = False
+
+    def json(self) -> dict[str, Any]:
+        return {**self.header, "interrupted": self.interrupted, "rows": [asdict(row) for row in self.rows]}
+
+    def print(self, file: TextIO) -> None:
+        console = Console(file=file, width=None if file.isatty() else 150, soft_wrap=False, highlight=False)
+        h = self.header
+        console.print(
+            f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, device {h['device']}, {h['dtype']}; torch "
+            f"{h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit {h['commit']}",
+            f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; drafter {h['drafter']}; "
+            f"verifier {h['verifier']}; {h['max_new_tokens']} new tokens, {h['num_prompts']} prompts, {h['rounds']} "
+            f"rounds, seed {h['seed']}",
+            sep="\n",
+        )
+        for temperature, batch in dict.fromkeys((row.temperature, row.batch) for row in self.rows):
+            rows = [row for row in self.rows if (row.temperature, row.batch) == (temperature, batch)]
+            console.print(_table(f"temperature {temperature:g}, batch {batch}, {h['label']}", rows))
+        console.print(NOTES)
+        if self.interrupted:
+            console.print("Interrupted: the figures are of the runs that were done.")
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("method", no_wrap=True)
+    batched = any(row.vs_batch_1 for row in rows)
+    columns = ["tokens/s", "x plain", "x transformers", *(["x batch 1"] if batched else []), "tokens/forward",
+               "accepted", "first token", "outside", "memory"]  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [
+            _spread(row.tokens_per_s, 1),
+            _spread(row.vs_plain, 2),
+            _spread(row.vs_transformers, 2),
+            *([_spread(row.vs_batch_1, 2)] if batched else []),
+            f"{row.block_efficiency:.2f}",
+            "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}",
+            f"{row.ttft_s * 1000:.0f} ms",
+            _outside(row),
+            "-" if row.memory_bytes_per_token is None else f"{row.memory_bytes_per_token / 1024:.1f} KiB",
+        ]
+        table.add_row(f"{row.system} {row.method}", *cells)
+    return table
+
+
+def _spread(spread: Spread | None, digits: int) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
+
+
+def _outside(row: Row) -> str:
+    text = "-" if row.outside_forwards is None else f"{row.outside_forwards:.0%}"
+    return text if row.outside_scoring is None else f"{text} ({row.outside_scoring:.0%})"
+
+
+class Lines:
+    """JSONL that appears under its name when it is complete: lines go to FILE.tmp, which is moved on leaving."""
+
+    def __init__(self, path: str, header: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self._temporary = self.path.with_name(self.path.name + ".tmp")
+        self._header = header
+        try:
+            self._file = self._temporary.open("w")  # now, not after minutes of measuring
+        except OSError as error:
+            raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, measurement: Measurement) -> None:
+        self._file.write(json.dumps({**measurement.record(), **self._header}) + "\n")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._file.close()
+        if kind is None:
+            os.replace(self._temporary, self.path)
+        else:
+            self._temporary.unlink()

@@ -1,0 +1,150 @@
+"""Names -> objects, and the refusal of pairs that would not be lossless. The only registries are these dicts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.policy import TreePolicy
+from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.decode import NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.ngram import NgramDrafter
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.load import HFModel, choose_device, choose_dtype, eos_ids, load_model, load_tokenizer, wrap_model
+from foretoken.models.target import LMTarget
+from foretoken.models.text import Tokenizer, same_vocabulary
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+
+LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Opaque)}
+
+
+def _chain(spec: str) -> TreePolicy:
+    return static.chain(_positive(spec, "chain:D"))
+
+
+def _kary(spec: str) -> TreePolicy:
+    k, cross, depth = spec.partition("x")
+    if not cross:
+        raise ForetokenError(f"Tree kary:{spec} is incomplete: write kary:KxD, e.g. kary:2x4.")
+    return static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD"))
+
+
+TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
+    "chain": ("chain:D, a path of D drafts", _chain),
+    "kary": ("kary:KxD, K children at every node down to depth D", _kary),
+    "list": ("list:FILE, the parent list in a JSON file", static.from_file),
+}
+
+
+def load(
+    target: str | HFModel,
+    *,
+    drafter: str | HFModel | None = None,
+    tree: str = "chain:4",
+    verifier: str | None = None,
+    law: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    tokenizer: str | Tokenizer | None = None,
+    max_batch: int = 8,
+    trust_remote_code: bool = False,
+) -> Engine:
+    """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
+
+    drafter: a model with the target's vocabulary; "ngram" (prompt lookup, needs no model); None or "none" for plain
+    decoding. tree: see `foretoken.tree`. verifier: see `foretoken.verifier`; by default rrsw, or exact-match where
+    the drafter has no density. law: how children are drawn; by default the one the verifier is made for.
+    device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
+    tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
+    Raises ForetokenError, one sentence, for anything that does not fit together.
+    """
+    if max_batch < 1:
+        raise ForetokenError(f"max_batch is {max_batch}: it must be at least 1.")
+    policy = tree_policy(tree)
+    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" else "rrsw"))
+    family = law_family(law) if law else rule.laws[0]
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
+
+    def causal_lm(source: str | HFModel) -> CausalLM:
+        if isinstance(source, str):
+            return load_model(source, chosen_device, chosen_dtype, trust_remote_code)
+        return wrap_model(source)
+
+    if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
+        tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
+    proposing: Drafter
+    if drafter is None or drafter == "none":
+        proposing = NoDrafter()
+    elif drafter == "ngram":
+        proposing = NgramDrafter(policy)
+    else:
+        if isinstance(drafter, str):
+            _check_vocabulary(tokenizer, load_tokenizer(drafter, trust_remote_code), str(target), drafter)
+        proposing = LMDrafter(causal_lm(drafter), policy, family, 0)
+    check_pair(proposing, rule)
+    model = causal_lm(target)
+    if isinstance(proposing, LMDrafter):
+        proposing = replace(proposing, vocab_size=model.vocab_size)
+    return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
+
+
+def _check_vocabulary(target: Tokenizer | None, drafter: Tokenizer, target_name: str, drafter_name: str) -> None:
+    if target is not None and not same_vocabulary(target, drafter):
+        raise ForetokenError(
+            f"Drafter {drafter_name} has another vocabulary than target {target_name}: choose a drafter with the same "
+            f"tokenizer, or --drafter ngram, which needs none."
+        )
+
+
+def tree_policy(spec: str) -> TreePolicy:
+    """The tree policy that `spec` describes, e.g. "chain:4", "kary:2x4", "list:shape.json"."""
+    kind, colon, rest = spec.partition(":")
+    if kind not in TREES or not colon:
+        grammar = "; ".join(text for text, _ in TREES.values())
+        raise ForetokenError(f"Unknown tree {spec}: choose {grammar}.")
+    return TREES[kind][1](rest)
+
+
+def law(name: str, k: int = 1) -> Law:
+    """The draft law `name` with k draws."""
+    if k < 0:
+        raise ForetokenError(f"A law cannot make {k} draws: give a number >= 0.")
+    return law_family(name)(k)
+
+
+def law_family(name: str) -> LawFamily:
+    name = name.replace("-", "_")
+    if name not in LAWS:
+        raise ForetokenError(f"Unknown law {name}: choose one of {', '.join(LAWS)}.")
+    return LAWS[name]
+
+
+def verifier_named(name: str) -> Verifier:
+    """The verification rule `name`: a pure function (p, siblings) -> row."""
+    if name not in VERIFIERS:
+        raise ForetokenError(f"Unknown verifier {name}: choose one of {', '.join(VERIFIERS)}.")
+    return VERIFIERS[name]
+
+
+def check_pair(drafter: Drafter, rule: Verifier) -> None:
+    """Refuse a drafter whose laws the rule is not lossless for."""
+    for drafted in drafter.laws:
+        if not rule.accepts(drafted):
+            able = [name for name, other in VERIFIERS.items() if other.accepts(drafted)]
+            raise ForetokenError(
+                f"Verifier {rule.name} is not lossless for law {drafted.name} with {drafted.k} draws at a node, which "
+                f"drafter {drafter.name} makes: choose verifier {' or '.join(able)}, or another tree or law."
+            )
+
+
+def _positive(text: str, form: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ForetokenError(f"In tree {form} the numbers must be positive integers, not {text!r}.")
+    return int(text)

@@ -1,0 +1,146 @@
+"""`foretoken bench`: how fast, against plain decoding and against transformers' own generate."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.bench.pair import Pair
+    from foretoken.bench.rounds import Measurement, Prompt
+
+app = typer.Typer(invoke_without_command=True)
+DEFAULT_TREES = ["chain:4", "kary:2x3"]
+DEFAULT_OUT = "foretoken-bench.jsonl"
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Token tree; may be repeated. Default: {' and '.join(DEFAULT_TREES)}."),
+    ] = None,
+    verifier: options.Verifier = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 96,
+    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 3,
+    expand: Annotated[
+        str | None,
+        typer.Option(help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(help="Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first round; round i uses seed + i.")] = 0,
+    out: Annotated[str, typer.Option(help="File for the single runs, JSONL; replaced if it exists.")] = DEFAULT_OUT,
+    plot: Annotated[str | None, typer.Option(help="Draw the table to this file (needs matplotlib).")] = None,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Compare our decoding with transformers' generate, interleaved in one process.
+
+    Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import transformers
+
+    from foretoken.bench.machine import machine
+    from foretoken.bench.pair import load_pair, methods
+    from foretoken.bench.plot import check_plot
+    from foretoken.bench.plot import plot as draw
+    from foretoken.bench.report import Lines, Report
+    from foretoken.bench.rounds import Settings, measure
+    from foretoken.bench.summary import summarise
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
+    if plot is not None:
+        check_plot(plot)
+    target, drafter = options.resolve_models(target, drafter)
+    pair = load_pair(
+        target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed
+    )
+    compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
+    chosen = _prompts(pair, prompts, max_new_tokens)
+    lm = pair.engine.target.lm
+    header = {
+        **machine(lm.device),
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "label": pair.label,
+        "num_params": pair.num_params,
+        "target": target,
+        "drafter": drafter,
+        "verifier": pair.engine.verifier.name,
+    }
+    done: list[Measurement] = []
+    interrupted = False
+    with Lines(out, header) as lines:
+        try:
+            _collect(measure(compared, chosen, settings, _progress), done, lines.add)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            interrupted = True
+    _progress("")
+    print(f"{len(done)} runs written to {out}", file=sys.stderr)
+    counts = {"max_new_tokens": max_new_tokens, "num_prompts": len(chosen), "rounds": rounds, "seed": seed}
+    report = Report(header | counts, summarise(done), interrupted)
+    if json_:
+        print(json.dumps(report.json()))
+    else:
+        report.print(sys.stdout)
+    if plot is not None:
+        draw(report.rows, f"{target}, {pair.label}", plot)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _collect(measurements: "Iterable[Measurement]", done: "list[Measurement]", write: Any) -> None:
+    for measurement in measurements:
+        done.append(measurement)
+        write(measurement)
+
+
+def _prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":
+    from foretoken.bench.rounds import Prompt
+    from foretoken.models.text import encode
+
+    try:
+        heldout = options.heldout_prompts()
+    except OSError as error:
+        raise ForetokenError(f"Cannot read the held-out prompts: {error.strerror} ({error.filename}).") from error
+    if not 1 <= count <= len(heldout):
+        raise ForetokenError(f"Cannot take {count} held-out prompts: there are {len(heldout)}, take 1 or more.")
+    tokenizer, context = pair.engine.tokenizer, pair.engine.target.lm.context
+    assert tokenizer is not None, "a target named by folder has a tokenizer"
+    chosen = [Prompt(str(p["id"]), encode(tokenizer, p["prompt"])) for p in heldout[:count]]
+    for prompt in chosen:
+        if context is not None and len(prompt.ids) + max_new_tokens > context:
+            raise ForetokenError(
+                f"Prompt {prompt.id} has {len(prompt.ids)} tokens and {max_new_tokens} new ones do not fit the "
+                f"context of {context}: lower --max-new-tokens."
+            )
+    return chosen
+
+
+def _progress(line: str) -> None:
+    """One line that is overwritten on a terminal; one line a call elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif line:
+        print(line, file=sys.stderr, flush=True)

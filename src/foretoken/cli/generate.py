@@ -1,0 +1,206 @@
+"""`foretoken generate`: the main job."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.engine import Chunk, Engine
+    from foretoken.stats import Stats
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; - reads it from stdin. Default: a demo prompt.")
+    ] = None,
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    tree: options.Tree = options.DEFAULT_TREE,
+    verifier: options.Verifier = None,
+    law: options.Law = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; 1 is the model's own distribution.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens with this mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Divide scores of tokens seen before.")] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Subtract this for every earlier occurrence.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Subtract this once from tokens generated before.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; may be repeated.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    seed: options.Seed = None,
+    batch_file: Annotated[
+        str | None, typer.Option(help='JSONL of prompts, {"prompt": "..."} a line; line i uses seed + i.')
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Prompts of a batch file decoded side by side.")] = 8,
+    compare: Annotated[bool, typer.Option("--compare", help="Also run plain decoding and print the speed-up.")] = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Continue a text, faster than plain decoding and with the same output distribution.
+
+    The text streams to stdout, statistics follow on stderr.
+    """
+    prompts = _prompts(prompt, batch_file, target)
+    engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch)
+    arguments: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+    }
+    if seed is None:
+        import random
+
+        arguments["seed"] = random.randrange(2**31)
+    if batch_file is None:
+        _one(engine, prompts[0], arguments, compare, json_)
+    else:
+        _batch(engine, prompts, arguments, json_)
+
+
+def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> list[str]:
+    if batch_file is not None:
+        if prompt is not None:
+            raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
+        return _read_batch(batch_file)
+    if prompt == "-":
+        return [sys.stdin.read()]
+    if prompt is not None:
+        return [prompt]
+    if target is not None:
+        raise ForetokenError("No prompt was given: write one, or - to read it from stdin.")
+    return [options.heldout_prompts()[0]["prompt"]]
+
+
+def _read_batch(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise ForetokenError(f"Cannot read batch file {path}: {error.strerror}.") from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            prompts.append(record if isinstance(record, str) else record["prompt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ForetokenError(
+                f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} on each line.'
+            ) from error
+    if not prompts:
+        raise ForetokenError(f"Batch file {path} has no prompts.")
+    return prompts
+
+
+def _one(engine: "Engine", prompt: str, arguments: dict[str, Any], compare: bool, as_json: bool) -> None:
+    if compare:  # both ways are measured warm
+        for warm in (engine, _plain(engine)):
+            warm.generate(prompt, **{**arguments, "max_new_tokens": min(16, arguments["max_new_tokens"])})
+    text, ids, last = "", [], None
+    if not as_json:
+        _write(prompt)
+    try:
+        for last in engine.stream(prompt, **arguments):
+            text += last.text
+            ids += last.token_ids
+            if not as_json:
+                _write(last.text)
+    except KeyboardInterrupt:
+        print("\nforetoken: interrupted; this is what was generated.", file=sys.stderr)
+        compare = False
+    if last is None:
+        raise KeyboardInterrupt
+    record = _record(engine, text, ids, last.stats, arguments["seed"])
+    if compare:
+        plain = _plain(engine).generate(prompt, **{**arguments, "max_new_tokens": len(ids)})
+        record["plain_tokens_per_s"] = plain.stats.tokens_per_s
+        record["speedup"] = last.stats.tokens_per_s / plain.stats.tokens_per_s
+    if as_json:
+        print(json.dumps(record))
+    else:
+        _write("\n")
+        print(_summary(record, last.stats), file=sys.stderr)
+
+
+def _plain(engine: "Engine") -> "Engine":
+    from foretoken.decode import NoDrafter
+
+    return replace(engine, drafter=NoDrafter())
+
+
+def _batch(engine: "Engine", prompts: list[str], arguments: dict[str, Any], as_json: bool) -> None:
+    """Each result is printed when its prompt is done, so that an interrupt loses only what is under way."""
+    texts: dict[int, str] = {}
+    ids: dict[int, list[int]] = {}
+    for chunk in engine.stream(prompts, **arguments):
+        texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
+        ids.setdefault(chunk.index, []).extend(chunk.token_ids)
+        if chunk.finished:
+            _print_finished(engine, chunk, prompts[chunk.index], texts.pop(chunk.index), ids.pop(chunk.index),
+                            arguments["seed"] + chunk.index, as_json)
+
+
+def _print_finished(
+    engine: "Engine", chunk: "Chunk", prompt: str, text: str, ids: list[int], seed: int, as_json: bool
+) -> None:
+    if as_json:
+        print(json.dumps({"index": chunk.index, **_record(engine, text, ids, chunk.stats, seed)}), flush=True)
+    else:
+        print(f"--- {chunk.index + 1}", file=sys.stderr)
+        _write(prompt + text + "\n")
+
+
+def _record(engine: "Engine", text: str, ids: list[int], stats: "Stats", seed: int) -> dict[str, Any]:
+    return {
+        "text": text,
+        "token_ids": ids,
+        "tokens_per_s": stats.tokens_per_s,
+        "block_efficiency": stats.block_efficiency,
+        "acceptance_rate": stats.acceptance_rate,
+        "num_target_forwards": stats.num_target_forwards,
+        "num_drafted": stats.num_drafted,
+        "num_accepted": stats.num_accepted,
+        "ttft_s": stats.ttft_s,
+        "seed": seed,
+        "target": engine.target.name,
+        "drafter": engine.drafter.name,
+        "tree": engine.tree,
+        "verifier": engine.verifier.name,
+    }
+
+
+def _summary(record: dict[str, Any], stats: "Stats") -> str:
+    lines = [
+        f"\n{stats.num_tokens} tokens in {stats.wall_s:.2f} s: {record['tokens_per_s']:.1f} tokens/s",
+        f"block efficiency   {record['block_efficiency']:.2f} tokens per target forward, bonus included",
+        f"acceptance rate    {record['acceptance_rate']:.2f} of {record['num_drafted']} drafted tokens",
+        f"first token after  {record['ttft_s'] * 1000:.0f} ms",
+        f"seed {record['seed']}, {record['tree']}, {record['verifier']}, drafter {record['drafter']}",
+    ]
+    if "speedup" in record:
+        lines.insert(
+            1,
+            f"plain decoding     {record['plain_tokens_per_s']:.1f} tokens/s in the same run: "
+            f"speed-up {record['speedup']:.2f} x, same output distribution",
+        )
+    return "\n".join(lines)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,54 @@
+"""The command `foretoken`. Results go to stdout, progress and statistics to stderr; bad input exits with 2."""
+
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from foretoken.cli import audit, bench, generate
+from foretoken.core.errors import ForetokenError
+from foretoken.version import __version__
+
+app = typer.Typer(
+    help="Generate faster from a causal language model, with exactly the same output distribution.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(generate.generate)
+app.command("audit")(audit.audit)
+app.command("bench")(bench.bench)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"foretoken {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Generate faster from a causal language model, with exactly the same output distribution."""
+
+
+def main() -> None:
+    warnings.showwarning = _one_line_warning
+    try:
+        app()
+    except ForetokenError as error:
+        print(f"foretoken: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"foretoken: warning: {message}", file=sys.stderr)

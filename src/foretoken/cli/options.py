@@ -1,0 +1,86 @@
+"""Options that several commands share, and the models they default to."""
+
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
+    from foretoken.engine import Engine
+
+Target = Annotated[str | None, typer.Option(help="Model folder (Hugging Face). Default: the demo target.")]
+Drafter = Annotated[
+    str | None,
+    typer.Option(help='Model folder with the same vocabulary, "ngram" (prompt lookup), or "none". Default: the demo '
+                 'drafter for the demo target, else ngram.'),
+]
+Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:FILE (JSON parent list).")]
+Verifier = Annotated[
+    str | None,
+    typer.Option(help="Rule: exact-match, standard, rrs, rrsw. Default: rrsw, or exact-match for ngram."),
+]
+Law = Annotated[
+    str | None, typer.Option(help="How children are drawn: iid, without_replacement, opaque. Default: the verifier's.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
+DEFAULT_TREE = "chain:4"
+
+
+def demo_folder() -> Path:
+    """The folder of the demo models: inside an installed package, or at the root of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "demo", package.parents[1] / "models"):
+        if (folder / "target" / "config.json").exists():
+            return folder
+    raise ForetokenError("The demo models are not installed: name a model folder with --target.")
+
+
+def heldout_prompts() -> list[dict[str, str]]:
+    """The held-out excerpts beside the demo models: id, file, prompt, reference."""
+    import json
+
+    return [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
+
+
+def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
+    """Defaults: the demo pair; for another target prompt lookup, which fits every model."""
+    if target is None:
+        return str(demo_folder() / "target"), drafter or str(demo_folder() / "drafter")
+    return target, drafter or "ngram"
+
+
+def load_engine(
+    target: str | None,
+    drafter: str | None,
+    tree: str,
+    verifier: str | None,
+    law: str | None,
+    device: str | None,
+    dtype: str | None,
+    max_batch: int = 8,
+) -> "Engine":
+    import transformers
+
+    from foretoken.build import load
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    target, drafter = resolve_models(target, drafter)
+    return load(
+        target,
+        drafter=drafter,
+        tree=tree,
+        verifier=verifier,
+        law=law,
+        device=device,
+        dtype=dtype,
+        max_batch=max_batch,
+    )
+
+

@@ -1,0 +1,9 @@
+"""Errors that a user can mend; the command line prints their one sentence and exits with code 2."""
+
+
+class ForetokenError(ValueError):
+    """Bad input. The message is one sentence: it names the input and says what to do."""
+
+
+class NotFiniteError(ForetokenError):
+    """A model gave logits (or a processor made scores) from which no distribution follows."""

@@ -1,0 +1,80 @@
+"""What the decoding loop needs of a target and of a drafter; it sees nothing else of either.
+
+Both hand out *sessions*: the state of one batch, row i of which belongs to sequence i of the lists they are called
+with. Rows are joined at the end; when row i leaves, the last row takes its place.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.laws import Law
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
+
+Path = tuple[int, ...]  # tree nodes from the root down
+
+
+@runtime_checkable
+class TargetSession(Protocol):
+    def join(self) -> None: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
+        """Logits after every node of every tree, in one forward; catches up with the committed ids by itself."""
+        ...
+
+    def keep(self, paths: Seq[Path]) -> None:
+        """Make each row's accepted path permanent and forget the rest of its tree."""
+        ...
+
+
+@runtime_checkable
+class DraftSession(Protocol):
+    def join(self) -> None: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        """One tree per sequence, rooted at its last committed id."""
+        ...
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        """Told after every step, once the sequences hold the new tokens, which nodes of its trees were accepted."""
+        ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def open(self, batch: int, slots: int) -> TargetSession:
+        """A session for up to `batch` sequences of up to `slots` tokens, tree nodes included."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Shared and immutable; what belongs to one batch lives in its session."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """The laws of the siblings it proposes, each with its largest number of draws."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of tree nodes it proposes, root included."""
+        ...
+
+    def open(self, batch: int, slots: int) -> DraftSession: ...

@@ -1,0 +1,135 @@
+"""Draft laws: how the children of one tree node were drawn from the drafter's distribution q.
+
+A law is a value with one number, `k`, the draws it makes. `draw` is a deterministic function of uniforms, so the
+caller owns all randomness; `prob` is the exact probability of a draw tuple, for enumeration at small vocabularies.
+
+| law                | draws                                                      |
+|--------------------|------------------------------------------------------------|
+| IID                | k independent draws from q, duplicates possible            |
+| WithoutReplacement | successive sampling; min(k, support of q) distinct tokens  |
+| Opaque             | deterministic, or of unknown density; verified without q   |
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+
+NONE = -1  # stands in a row of draws where the law had nothing left to draw
+
+
+@runtime_checkable
+class Law(Protocol):
+    name: ClassVar[str]
+
+    @property
+    def k(self) -> int:
+        """Number of draws asked for."""
+        ...
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+        """Draw for m nodes at once, from float64 uniforms in [0, 1). NONE where nothing is left to draw."""
+        ...
+
+    def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
+        """P(draws | q), draws in draw order."""
+        ...
+
+
+def inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    """Token j of row i, where u[i] falls in j's share of weights[i]; weights need not sum to one.
+
+    The running sum is float64: with a float32 one the tail of a 150k vocabulary would lose its probability.
+    """
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(cdf, u.to(cdf.device) * cdf[:, -1:], right=True)
+    return tokens.clamp_(max=weights.shape[-1] - 1)  # u * total can round up to total
+
+
+@dataclass(frozen=True)
+class IID:
+    """k independent draws from q."""
+
+    k: int = 1
+    name: ClassVar[str] = "iid"
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+        return inverse_cdf(q, u)
+
+    def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
+        if len(draws) != self.k:
+            return 0.0
+        total = float(q.double().sum())
+        prob = 1.0
+        for x in draws:
+            prob *= float(q[x]) / total
+        return prob
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Successive sampling: each draw from q restricted to the tokens not drawn yet."""
+
+    k: int = 1
+    name: ClassVar[str] = "without_replacement"
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+        if u.shape[1] == 1:
+            return inverse_cdf(q, u)
+        left = q.clone()
+        columns = []
+        for j in range(u.shape[1]):
+            x = inverse_cdf(left, u[:, j : j + 1])
+            exhausted = left.gather(1, x) <= 0
+            columns.append(x.masked_fill(exhausted, NONE))
+            left.scatter_(1, x, 0.0)
+        return torch.cat(columns, 1)
+
+    def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
+        if len(draws) != min(self.k, int((q > 0).sum())) or len(set(draws)) != len(draws):
+            return 0.0
+        left = q.double().clone()
+        prob = 1.0
+        for x in draws:
+            prob *= float(left[x] / left.sum())
+            left[x] = 0.0
+        return prob
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Children that no verifier may weigh by q: the k likeliest tokens of q, or tokens from elsewhere (n-grams)."""
+
+    k: int = 1
+    name: ClassVar[str] = "opaque"
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+        k = min(u.shape[1], q.shape[1])
+        return q.topk(k, dim=1).indices if k > 1 else q.argmax(1, keepdim=True)
+
+    def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
+        raise ForetokenError("The opaque law has no density: verify its draws with exact-match.")
+
+
+def outcomes(law: Law, q: Float[Tensor, " v"], limit: int = 1_000_000) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every (draws, probability) of `law` at q with probability > 0; for small vocabularies only.
+
+    Raises ForetokenError where more than `limit` tuples would have to be visited.
+    """
+    support = [int(x) for x in torch.nonzero(q > 0)]
+    if len(support) ** law.k > limit:
+        raise ForetokenError(
+            f"Law {law.name} with {law.k} draws over {len(support)} tokens is too large to enumerate: "
+            f"keep support ** draws below {limit}."
+        )
+    for length in range(law.k + 1):
+        for draws in itertools.product(support, repeat=length):
+            prob = law.prob(q, draws)
+            if prob > 0:
+                yield draws, prob

@@ -1,0 +1,125 @@
+"""The one map from logits to probabilities: for the target and for drafters, at the root and at every tree node."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError, NotFiniteError
+
+Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
+NEGATIVE_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of the next-token distribution p, and the map itself.
+
+    temperature: >= 0; at 0 p is one-hot at the largest score.
+    top_k: keep the k best scores (0: all; ties with the k-th stay). top_p: keep the smallest set of best tokens with
+    mass >= top_p. min_p: drop tokens below min_p times the best probability. In this order, after temperature,
+    each as in transformers.
+    repetition_penalty: > 0, over prompt and output (transformers). frequency_penalty, presence_penalty: over the
+    output alone (OpenAI). logit_bias: token id -> added score.
+    processors: any Hugging Face LogitsProcessor; called once per visited node with that node's own prefix, so it must
+    be a function of its arguments (one that counts its calls has no meaning on a tree).
+    Order: logit_bias, penalties, processors, temperature, top_k, top_p, min_p.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    processors: tuple[Processor, ...] = ()
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, name: str, want: str) -> None:
+            if not ok:
+                raise ForetokenError(f"{name} is {getattr(self, name)}: it must be {want}.")
+
+        require(self.temperature >= 0 and math.isfinite(self.temperature), "temperature", "a finite number >= 0")
+        require(self.top_k >= 0, "top_k", "0 (off) or a positive integer")
+        require(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        require(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
+        require(self.repetition_penalty > 0, "repetition_penalty", "> 0")
+        require(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
+        require(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
+
+    @property
+    def reads_prefix(self) -> bool:
+        return bool(
+            self.processors or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        )
+
+    def __call__(
+        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
+    ) -> Float[Tensor, "m v"]:
+        """Probabilities, float32 or better, of the token after each of m prefixes of ids.
+
+        `prefixes` is read only if `reads_prefix`, so a generator costs nothing otherwise; the first `num_prompt` ids
+        of each are the prompt. Raises NotFiniteError where a row has NaN, +inf, or no finite score.
+        """
+        scores = self.scores(logits, prefixes, num_prompt)
+        if self.temperature == 0:
+            best, token = scores.max(-1, keepdim=True)
+            if not bool(torch.isfinite(best).all()):
+                raise NotFiniteError("NaN or infinite logits")
+            return torch.zeros_like(scores).scatter_(-1, token, 1.0)
+        if self.temperature != 1:
+            # The largest score becomes 0 first: at a tiny temperature the quotient would overflow.
+            scores = (scores - scores.amax(-1, keepdim=True)).div_(self.temperature)
+        if self.top_k or self.top_p < 1 or self.min_p:
+            scores = self._truncate(scores)
+        p = torch.softmax(scores, -1)
+        if not bool(torch.isfinite(p.sum())):
+            raise NotFiniteError("NaN or infinite logits")
+        return p
+
+    def scores(
+        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
+    ) -> Float[Tensor, "m v"]:
+        """Logits after bias, penalties and processors, before temperature; float32 or better."""
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        if not (self.logit_bias or self.reads_prefix):
+            return scores
+        scores = scores.clone()
+        if self.logit_bias:
+            ids = torch.tensor(list(self.logit_bias), device=scores.device)
+            bias = torch.tensor(list(self.logit_bias.values()), dtype=scores.dtype, device=scores.device)
+            scores[:, ids] += bias
+        if not self.reads_prefix:
+            return scores
+        for row, prefix in zip(scores, prefixes, strict=True):
+            ids = torch.tensor(prefix, dtype=torch.long, device=scores.device)
+            known = ids[ids < row.shape[0]]
+            if self.repetition_penalty != 1:
+                seen = row[known]
+                row[known] = torch.where(seen < 0, seen * self.repetition_penalty, seen / self.repetition_penalty)
+            if self.frequency_penalty or self.presence_penalty:
+                output = ids[num_prompt:]
+                counts = torch.bincount(output[output < row.shape[0]], minlength=row.shape[0])
+                row -= self.frequency_penalty * counts + self.presence_penalty * (counts > 0)
+            for processor in self.processors:
+                row.copy_(processor(ids[None], row[None].clone())[0])
+        return scores
+
+    def _truncate(self, scores: Tensor) -> Tensor:
+        if 0 < self.top_k < scores.shape[-1]:
+            kth = scores.topk(self.top_k, dim=-1).values[:, -1:]
+            scores = scores.masked_fill(scores < kth, NEGATIVE_INFINITY)
+        if self.top_p < 1:
+            ascending, order = scores.sort(dim=-1)
+            drop = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            drop[:, -1] = False
+            scores = scores.masked_fill(drop.scatter(-1, order, drop), NEGATIVE_INFINITY)
+        if self.min_p:
+            p = scores.softmax(-1)
+            scores = scores.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), NEGATIVE_INFINITY)
+        return scores

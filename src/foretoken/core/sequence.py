@@ -1,0 +1,80 @@
+"""One sequence in the making, and the record of one step."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.sampling import Sampling
+from foretoken.core.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one target forward brought to one sequence.
+
+    tokens: the ids emitted, bonus included. num_drafted: tree nodes besides the root. num_accepted: drafted tokens
+    that were emitted (where the sequence ended inside the path, those before the end).
+    """
+
+    tokens: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Committed ids, and what decides the next ones. The last id is always the next tree's root.
+
+    rng: a CPU generator of this sequence alone, so its text does not depend on the batch around it.
+    """
+
+    ids: list[int]
+    sampling: Sampling
+    rng: torch.Generator
+    max_new_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    num_prompt: int = field(init=False)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.ids)
+
+    @property
+    def num_new(self) -> int:
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens it may still emit."""
+        return self.max_new_tokens - self.num_new
+
+    def uniforms(self, rows: int, columns: int) -> Float[Tensor, "rows columns"]:
+        """float64 uniforms in [0, 1) from this sequence's own generator."""
+        return torch.rand(rows, columns, generator=self.rng, dtype=torch.float64)
+
+    def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
+        """p after the committed ids and each of m suffixes."""
+        return self.sampling(logits, self._prefixes(suffixes), self.num_prompt)
+
+    def scores(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
+        """What p is made of: logits after bias, penalties and processors."""
+        return self.sampling.scores(logits, self._prefixes(suffixes), self.num_prompt)
+
+    def _prefixes(self, suffixes: Iterable[Iterable[int]]) -> Iterator[list[int]]:
+        return (self.ids + list(suffix) for suffix in suffixes)
+
+    def commit(self, tree: TokenTree, path: tuple[int, ...], token: int) -> Step:
+        """Append the accepted tokens and the one after them; stop at the end of text or at the length limit."""
+        tokens = [tree.tokens[node] for node in path[1:]] + [token]
+        tokens = tokens[: self.num_left]
+        for i, t in enumerate(tokens):
+            if t in self.eos_ids:
+                tokens = tokens[: i + 1]
+                self.finished = True
+                break
+        self.ids.extend(tokens)
+        self.finished |= self.num_left <= 0
+        return Step(tuple(tokens), tree.num_drafted, min(len(tokens), len(path) - 1))

@@ -1,0 +1,117 @@
+"""A token tree, and the record of how each node's children were drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Law
+
+
+@dataclass(frozen=True, eq=False)
+class Siblings:
+    """The children of one node: never split, so that a verifier always sees the q a token was really drawn from.
+
+    draws: token ids (the target's) in draw order; a token drawn twice stands twice.
+    q: [v] the very vector that was drawn from, over the target's vocabulary; None where the law is opaque.
+    law: how they were drawn.
+    """
+
+    draws: tuple[int, ...]
+    q: Float[Tensor, " v"] | None
+    law: Law
+
+    def __post_init__(self) -> None:
+        if (self.q is None) != (self.law.name == "opaque"):
+            raise ForetokenError(
+                f"Siblings with law {self.law.name} "
+                + ("need the q they were drawn from." if self.q is None else "have no q: pass None.")
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """Tokens that the target scores in one forward. Node 0 is the root: the last committed token.
+
+    tokens[i]: token id (the target's); parents[i] < i, parents[0] = -1.
+    siblings[i]: the record of node i's children, None at a leaf. Repeated draws share one node.
+
+        tokens   A B C D      parents -1 0 0 1        A -> B -> D
+                                                      A -> C
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    siblings: tuple[Siblings | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes besides the root."""
+        return len(self.tokens) - 1
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Edges from the root, per node."""
+        depths = [0] * len(self.tokens)
+        for i in range(1, len(depths)):
+            depths[i] = depths[self.parents[i]] + 1
+        return tuple(depths)
+
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        return {(self.parents[i], self.tokens[i]): i for i in range(1, len(self.tokens))}
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`, if any."""
+        return self._children.get((node, token))
+
+    def path_to(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root to `node`, both included."""
+        path = [node]
+        while path[-1] > 0:
+            path.append(self.parents[path[-1]])
+        return tuple(reversed(path))
+
+
+@dataclass
+class TreeBuilder:
+    """Grows a TokenTree from its root; duplicates among one node's draws become one node."""
+
+    root: int
+    tokens: list[int] = field(init=False)
+    parents: list[int] = field(init=False)
+    siblings: list[Siblings | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens, self.parents, self.siblings = [self.root], [-1], [None]
+
+    def add(self, node: int, siblings: Siblings) -> dict[int, int]:
+        """Record the children of `node`; {index of a token's first draw: its new node}, in draw order."""
+        self.siblings[node] = siblings
+        first = {}
+        for j, token in enumerate(siblings.draws):
+            if token not in siblings.draws[:j]:
+                first[j] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.siblings.append(None)
+        return first
+
+    def build(self) -> TokenTree:
+        return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings))
+
+
+def root_only(token: int) -> TokenTree:
+    """The tree of plain decoding."""
+    return TokenTree((token,), (-1,), (None,))
+
+
+def chain(tokens: Sequence[int], siblings: Sequence[Siblings | None]) -> TokenTree:
+    """A path: siblings[i] is the record of the draw of tokens[i + 1], None for the last."""
+    return TokenTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(siblings))

@@ -1,0 +1,46 @@
+"""The walk: from the target's probabilities on a token tree to the tokens that are emitted."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.laws import inverse_cdf
+from foretoken.core.tree import Siblings, TokenTree
+
+Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
+
+
+def draw(row: Float[Tensor, " v"], rng: torch.Generator) -> int:
+    """One token from a distribution, with one uniform of `rng` (a CPU generator, on any device)."""
+    u = torch.rand(1, 1, generator=rng, dtype=torch.float64)
+    return int(inverse_cdf(row[None], u))
+
+
+def walk(
+    tree: TokenTree,
+    probabilities: Callable[[int], Float[Tensor, " v"]],
+    verify: Rule,
+    rng: torch.Generator,
+) -> tuple[tuple[int, ...], int]:
+    """The accepted path (node indices, root first) and the one token that follows it.
+
+    At each node the row verify(p, siblings) is drawn from once; if a child carries the token the walk descends, else
+    it stops. Accepted, recovered and bonus tokens are this one case. `probabilities(node)` gives p [v] and is asked
+    for visited nodes only. Children of opaque law, that is without a q, are matched exactly: row = p, which is the
+    optimum for them (and at temperature 0 every rule's row).
+    """
+    path = [0]
+    while True:
+        node = path[-1]
+        siblings = tree.siblings[node]
+        p = probabilities(node)
+        row = p if siblings is None or siblings.q is None else verify(p, siblings)
+        token = draw(row, rng)
+        child = tree.child(node, token)
+        if child is None:
+            return tuple(path), token
+        path.append(child)
+
+

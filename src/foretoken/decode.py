@@ -1,0 +1,107 @@
+"""The decoding loop. It sees interfaces only; plain decoding is the same loop with trees of one node."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.errors import NotFiniteError
+from foretoken.core.interfaces import Drafter, DraftSession, Path, Target
+from foretoken.core.sequence import Sequence, Step
+from foretoken.core.tree import TokenTree, root_only
+from foretoken.core.verifier import Verifier
+from foretoken.core.walk import walk
+
+T = TypeVar("T")
+
+
+class DraftFailedWarning(RuntimeWarning):
+    """A drafter raised in mid-generation; decoding went on without it."""
+
+
+@dataclass(frozen=True)
+class NoDrafter:
+    """Plain decoding: every tree is its root. It has no state, so it is its own session."""
+
+    name: str = "none"
+    laws: tuple[()] = ()
+    max_nodes: int = 1
+
+    def open(self, batch: int, slots: int) -> DraftSession:
+        return self
+
+    def join(self) -> None: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def propose(self, sequences: list[Sequence]) -> list[TokenTree]:
+        return [root_only(seq.ids[-1]) for seq in sequences]
+
+    def observe(self, sequences: list[Sequence], trees: list[TokenTree], paths: list[Path]) -> None: ...
+
+
+class Decoder:
+    """One batch of sequences that join and leave between steps; row i of every cache is `sequences[i]`."""
+
+    def __init__(self, target: Target, drafter: Drafter, verifier: Verifier, batch: int, slots: int) -> None:
+        """Room for `batch` sequences of `slots` ids each, prompt, output and one tree's nodes together."""
+        self.name = target.name
+        self.verifier = verifier
+        self.sequences: list[Sequence] = []
+        self.target = target.open(batch, slots)
+        self.drafter: DraftSession = drafter.open(batch, slots)
+
+    def join(self, sequence: Sequence) -> None:
+        self.sequences.append(sequence)
+        self.target.join()
+        self.drafter.join()
+
+    def leave(self, sequence: Sequence) -> None:
+        row = self.sequences.index(sequence)
+        self.sequences[row] = self.sequences[-1]
+        self.sequences.pop()
+        self.target.leave(row)
+        self.drafter.leave(row)
+
+    def step(self) -> list[tuple[Sequence, Step]]:
+        """One target forward for every sequence; those that finished have left when it returns."""
+        sequences = list(self.sequences)
+        trees = self._drafting(lambda: self.drafter.propose(sequences))
+        scores = self.target.score(sequences, trees)
+        steps, paths = [], []
+        for seq, tree, logits in zip(sequences, trees, scores, strict=True):
+            path, token = walk(tree, self._probabilities(seq, tree, logits), self.verifier, seq.rng)
+            steps.append((seq, seq.commit(tree, path, token)))
+            paths.append(path)
+        self.target.keep(paths)
+        self._drafting(lambda: self.drafter.observe(sequences, trees, paths))
+        for seq in sequences:
+            if seq.finished:
+                self.leave(seq)
+        return steps
+
+    def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[int], Tensor]:
+        def p(node: int) -> Float[Tensor, " v"]:
+            suffix = (tree.tokens[i] for i in tree.path_to(node)[1:])
+            try:
+                return seq.probabilities(logits[node : node + 1], [suffix])[0]
+            except NotFiniteError as error:
+                raise NotFiniteError(f"Model {self.name} gave NaN or infinite logits: check its weights and dtype.") from error
+
+        return p
+
+    def _drafting(self, call: Callable[[], T]) -> T:
+        """A drafter that fails costs speed, never text: warn once and go on with plain decoding."""
+        try:
+            return call()
+        except Exception as error:
+            warnings.warn(
+                f"The drafter failed ({type(error).__name__}: {error}); going on with plain decoding.",
+                DraftFailedWarning,
+                stacklevel=3,
+            )
+            self.drafter = NoDrafter()
+            return call()

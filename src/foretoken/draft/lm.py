@@ -1,0 +1,164 @@
+"""A language model with the target's vocabulary as drafter: the tree grows level by level, one forward a level."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.interfaces import Path
+from foretoken.core.laws import NONE, Law, Opaque
+from foretoken.core.policy import TreePolicy
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
+from foretoken.core.verifier import LawFamily
+from foretoken.models.causal_lm import CausalLM, Rows
+
+
+CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
+
+
+@dataclass(frozen=True)
+class LMDrafter:
+    """Draws each node's children from the model's own next-token distribution.
+
+    vocab_size: the target's; missing columns get probability 0, columns beyond it are dropped before normalising.
+    law: how children are drawn at temperature > 0. At temperature 0 they are the likeliest tokens (opaque), since
+    every rule then is exact match and likeliest is best.
+    """
+
+    lm: CausalLM
+    policy: TreePolicy
+    law: LawFamily
+    vocab_size: int
+
+    @property
+    def name(self) -> str:
+        return self.lm.name
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return (self.law(self.policy.max_draws),)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.max_nodes
+
+    def open(self, batch: int, slots: int) -> "LMDraftSession":
+        return LMDraftSession(self, self.lm.open(batch, slots))
+
+
+@dataclass
+class Growth:
+    """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache."""
+
+    builder: TreeBuilder
+    states: list
+    scored: dict[int, int]
+    num_pending: int  # scored nodes before the root's children: committed ids the cache had not seen, root last
+    frontier: list[int] = field(default_factory=list)
+
+    def suffix(self, node: int) -> list[int]:
+        """Drafted tokens from below the root down to `node`."""
+        tokens = []
+        while node > 0:
+            tokens.append(self.builder.tokens[node])
+            node = self.builder.parents[node]
+        return tokens[::-1]
+
+
+class LMDraftSession:
+    """The cache of one batch, and the trees of the step under way."""
+
+    def __init__(self, drafter: LMDrafter, rows: Rows) -> None:
+        self.drafter = drafter
+        self.rows = rows
+        self.growths: list[Growth] = []
+
+    def join(self) -> None:
+        self.rows.join()
+
+    def leave(self, row: int) -> None:
+        self.rows.leave(row)
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        self.growths = []
+        tokens, parents = [], []
+        for row, seq in enumerate(sequences):
+            if len(seq.ids) - self.rows.lengths[row] > CHAIN:
+                self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
+            pending = self._known(seq.ids[self.rows.lengths[row] :])
+            root = self.drafter.policy.root
+            grow = not self.drafter.policy.is_leaf(root) and seq.num_left > 1
+            self.growths.append(
+                Growth(TreeBuilder(seq.ids[-1]), [root], {0: len(pending) - 1}, len(pending), [0] if grow else [])
+            )
+            tokens.append(pending)
+            parents.append(range(-1, len(pending) - 1))
+        logits = [row[-1:] for row in self.rows.score(tokens, parents)]
+        depth = 0
+        while True:
+            depth += 1
+            self._draw(sequences, logits, depth)
+            if not any(g.frontier for g in self.growths):
+                return [g.builder.build() for g in self.growths]
+            logits = self._score_frontier()
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Ids of the target's padding columns, which the drafter cannot embed, become its last id: a poor context."""
+        last = self.drafter.lm.vocab_size - 1
+        return [min(token, last) for token in ids] if self.drafter.vocab_size > last + 1 else ids
+
+    def _score_frontier(self) -> list[Float[Tensor, "_ v"]]:
+        tokens, parents = [], []
+        for g in self.growths:
+            first = g.num_pending + len(g.scored) - 1
+            tokens.append([g.builder.tokens[node] for node in g.frontier])
+            parents.append([g.scored[g.builder.parents[node]] for node in g.frontier])
+            g.scored.update((node, first + i) for i, node in enumerate(g.frontier))
+        return self.rows.score(tokens, parents)
+
+    def _draw(self, sequences: Seq[Sequence], logits: list[Float[Tensor, "_ v"]], depth: int) -> None:
+        """Draw the children of every frontier node; the new frontier is those that will have children themselves."""
+        policy = self.drafter.policy
+        for seq, g, rows in zip(sequences, self.growths, logits, strict=True):
+            nodes, g.frontier = g.frontier, []
+            if not nodes:
+                continue
+            law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
+            q = self._weights(seq, law, rows, [g.suffix(node) for node in nodes])
+            children = policy.children([g.states[node] for node in nodes], q)
+            widest = max(map(len, children))
+            if widest == 0:
+                continue
+            u = seq.uniforms(len(nodes), widest)
+            draws = law(widest).draw(q, u).tolist()
+            for node, q_row, row, states in zip(nodes, q, draws, children, strict=True):
+                kept = tuple(x for x in row[: len(states)] if x != NONE)
+                record = Siblings(kept, None if law is Opaque else q_row, law(len(states)))
+                for j, child in g.builder.add(node, record).items():
+                    g.states.append(states[j])
+                    if not policy.is_leaf(states[j]) and depth < seq.num_left - 1:
+                        g.frontier.append(child)
+
+    def _weights(
+        self, seq: Sequence, law: LawFamily, logits: Float[Tensor, "m d"], suffixes: list[list[int]]
+    ) -> Float[Tensor, "m v"]:
+        """q over the target's vocabulary; for opaque children scores, which rank the same and cost less."""
+        missing = self.drafter.vocab_size - logits.shape[1]
+        if missing > 0:
+            logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        elif missing < 0:
+            logits = logits[:, : self.drafter.vocab_size]
+        if law is Opaque:
+            return seq.scores(logits, suffixes)
+        return seq.probabilities(logits, suffixes)
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        """Keep what the cache holds of the accepted path; the rest is pending at the next step."""
+        kept = []
+        for g, path in zip(self.growths, paths, strict=True):
+            accepted = [g.scored[node] for node in path[1:] if node in g.scored]
+            kept.append([*range(g.num_pending), *accepted])
+        self.rows.keep(kept)

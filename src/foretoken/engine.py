@@ -1,0 +1,211 @@
+"""The public engine: text in, text out, a batch at a time."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
+
+import torch
+
+from foretoken.core import sequence as core
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Drafter
+from foretoken.core.sampling import Processor, Sampling
+from foretoken.core.verifier import Verifier
+from foretoken.decode import Decoder
+from foretoken.models.target import LMTarget
+from foretoken.models.text import TextStream, Tokenizer, encode
+from foretoken.stats import Stats
+
+Prompt = str | Sequence[int]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `stream` that shape p; see core.sampling.Sampling."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[int, float]
+    processors: tuple[Processor, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """text: the continuation, without the prompt and without the stop string that ended it. token_ids: its ids."""
+
+    text: str
+    token_ids: list[int]
+    stats: Stats
+    seed: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step added to one sequence: `text` as soon as it is certain, `token_ids` at once."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finished: bool
+    stats: Stats
+
+
+@dataclass
+class Request:
+    """One prompt in work."""
+
+    index: int
+    ids: list[int]
+    seed: int
+    stream: TextStream | None
+    stats: Stats = field(default_factory=Stats)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A target, a drafter and a verifier that belong together; made by `foretoken.load`.
+
+    max_batch: sequences decoded side by side; longer lists of prompts join as others finish.
+    """
+
+    target: LMTarget
+    drafter: Drafter
+    verifier: Verifier
+    tokenizer: Tokenizer | None
+    eos_ids: frozenset[int]
+    tree: str
+    max_batch: int = 8
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 128,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
+    ) -> "Result | list[Result]":
+        """Continue one prompt (text or ids), or a list of them, in which sequence i uses seed + i.
+
+        max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, told in the result.
+        The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
+        """
+        single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+        prompts = [prompt] if single else list(prompt)
+        requests = self._requests(prompts, seed, stop, streaming=False)
+        tokens: list[list[int]] = [[] for _ in requests]
+        texts = [""] * len(requests)
+        for chunk in self._run(requests, max_new_tokens, Sampling(**sampling)):
+            tokens[chunk.index] += chunk.token_ids
+            texts[chunk.index] += chunk.text
+        results = []
+        for request, ids, text in zip(requests, tokens, texts, strict=True):
+            if request.stream is None and self.tokenizer is not None:
+                text = _decode_all(self.tokenizer, request.ids, ids)
+            results.append(Result(text, ids, request.stats, request.seed))
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 128,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
+    ) -> Iterator[Chunk]:
+        """As `generate`, but yields what each step adds; `chunk.index` tells the prompt of a list."""
+        single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+        requests = self._requests([prompt] if single else list(prompt), seed, stop, streaming=True)
+        return self._run(requests, max_new_tokens, Sampling(**sampling))
+
+    def _requests(
+        self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str], streaming: bool
+    ) -> list[Request]:
+        seed = random.randrange(2**31) if seed is None else seed
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and self.tokenizer is None:
+            raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")
+        requests = []
+        for i, prompt in enumerate(prompts):
+            ids = self._encode(prompt, f"Prompt {i + 1}" if len(prompts) > 1 else "The prompt")
+            text = TextStream(self.tokenizer, stops, ids) if self.tokenizer and (streaming or stops) else None
+            requests.append(Request(i, ids, seed + i, text))
+        return requests
+
+    def _encode(self, prompt: Prompt, which: str) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ForetokenError("A text prompt needs a tokenizer: pass token ids, or tokenizer= to foretoken.load.")
+            ids = encode(self.tokenizer, prompt)
+        else:
+            ids = list(prompt)
+            bad = [x for x in ids if not 0 <= x < self.target.vocab_size]
+            if bad:
+                raise ForetokenError(f"{which} has token id {bad[0]}: ids must be in 0..{self.target.vocab_size - 1}.")
+        if not ids:
+            raise ForetokenError(f"{which} is empty: give at least one token.")
+        context = self.target.lm.context
+        if context is not None and len(ids) >= context:
+            raise ForetokenError(
+                f"{which} has {len(ids)} tokens, and the context of {self.target.name} is {context}: shorten it."
+            )
+        return ids
+
+    def _run(self, requests: list[Request], max_new_tokens: int, sampling: Sampling) -> Iterator[Chunk]:
+        """Join, step, retire, until every request is done. The one place where sequences, steps and text meet."""
+        if max_new_tokens < 1:
+            raise ForetokenError(f"max_new_tokens is {max_new_tokens}: it must be at least 1.")
+        if not requests:
+            return
+        limit = self.target.lm.context or 2**62
+        slots = max(min(len(r.ids) + max_new_tokens, limit) for r in requests) + self.drafter.max_nodes
+        decoder = Decoder(self.target, self.drafter, self.verifier, min(self.max_batch, len(requests)), slots)
+        waiting, active = deque(requests), {}
+        while waiting or active:
+            while waiting and len(active) < self.max_batch:
+                request = waiting.popleft()
+                rng = torch.Generator().manual_seed(request.seed)
+                new = min(max_new_tokens, limit - len(request.ids))
+                sequence = core.Sequence(list(request.ids), sampling, rng, new, self.eos_ids)
+                request.stats = Stats()
+                active[sequence] = request
+                decoder.join(sequence)
+            for sequence, step in decoder.step():
+                request = active[sequence]
+                tokens, text, stopped = _read(request.stream, step, sequence.finished)
+                request.stats.record(step, len(tokens))
+                if stopped and not sequence.finished:
+                    decoder.leave(sequence)
+                if finished := stopped or sequence.finished:
+                    del active[sequence]
+                yield Chunk(request.index, text, tokens, finished, request.stats)
+
+
+def _read(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:
+    """(ids, text, stopped): the step's ids up to the one that completes a stop string, and the text they settle."""
+    tokens = list(step.tokens)
+    if stream is None:
+        return tokens, "", False
+    text = ""
+    if not stream.stops:
+        text = stream.push(tokens)
+    else:
+        for i, token in enumerate(tokens):
+            text += stream.push([token])
+            if stream.stopped:
+                return tokens[: i + 1], text, True
+    if last:
+        text += stream.finish()
+    return tokens, text, stream.stopped
+
+
+def _decode_all(tokenizer: Tokenizer, prompt_ids: list[int], ids: list[int]) -> str:
+    stream = TextStream(tokenizer, (), prompt_ids)
+    return stream.push(ids) + stream.finish()

@@ -1,0 +1,258 @@
+"""A causal language model that scores token trees: open rows, score nodes, keep a path.
+
+It knows token ids and slots; nothing of text, of sampling or of how a tree came to be.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.cache import SlotCache
+from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
+from foretoken.models.layout import PROBE, decoder, layout
+from foretoken.models.llama import llama_forward
+
+CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
+
+
+class CausalLM:
+    """Any transformers decoder-only causal LM, used read-only.
+
+    name: defaults to where the model was loaded from, or its class. vocab_size: columns of its logits, which may be
+    padded beyond the tokenizer's. context: positions it can hold, None if unknown.
+    Raises ForetokenError for models whose state is not per-token keys and values, naming the type found.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "") -> None:
+        self._layout = layout(model)
+        self.model = model
+        self._decoder = decoder(model)
+        self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
+        self.vocab_size = self._layout.probe.shape[-1]
+        self.context = self._layout.context
+        self._check_tree()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def open(self, batch: int, slots: int) -> "Rows":
+        """Room for up to `batch` sequences of `slots` committed tokens and tree nodes each."""
+        if batch < 1 or slots < 1:
+            raise ForetokenError(f"Cannot open {batch} rows of {slots} slots: both must be at least 1.")
+        return Rows(self, batch, slots)
+
+    @torch.inference_mode()
+    def _check_tree(self) -> None:
+        """Score a small tree once: a model that ignores the mask or the positions is found here, not in its output.
+
+        The bound is loose, a share of the spread of the logits: rounding stays far below, a visible sibling far above.
+        """
+        a, b, c, d = PROBE
+        rows = self.open(1, 8)
+        rows.extend(rows.join(), [a, b])
+        (logits,) = rows.score([[a, c, d]], [[-1, -1, 1]])
+        want = self._layout.probe.float()
+        if not bool(torch.isfinite(want).all()):
+            raise ForetokenError(f"Model {self.name} gives NaN or infinite logits: check its weights and dtype.")
+        difference = float((logits[2].float() - want).abs().max())
+        bound = (0.01 if self.dtype in (torch.float32, torch.float64) else 0.25) * float(want.std())
+        if not difference <= bound:
+            raise ForetokenError(
+                f"{type(self.model).__name__} scores a token tree otherwise than its paths (by {difference:.2g}): "
+                "it does not follow the tree mask or the position ids, so it cannot be used."
+            )
+
+    def check_position(self, position: int) -> None:
+        if self._layout.hard and self.context is not None and position >= self.context:
+            raise ForetokenError(f"Position {position} is past the context of {self.name}, {self.context} positions.")
+
+
+class Rows:
+    """The slot cache of up to `batch` sequences of one model; rows 0..len-1 are in use.
+
+    Logits are inference tensors: work on them out of place (or inside torch.inference_mode).
+    """
+
+    lengths: list[int]  # committed slots of each row in use
+
+    @torch.inference_mode()
+    def __init__(self, lm: CausalLM, batch: int, slots: int) -> None:
+        self._lm = lm
+        self._batch, self._slots = batch, slots
+        self._cache = SlotCache(lm._layout.planes, batch, slots)
+        # finfo.min rather than -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
+        self._low = max(torch.finfo(lm.dtype).min, torch.finfo(torch.float32).min)
+        self._windows = lm._layout.windows
+        self._fast = llama_forward(lm.model, slots)  # positions are below slots
+        self._trees: list[GrowingTree] = []
+        self.lengths = []
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def join(self) -> int:
+        """A new empty row at the end; returns its index."""
+        if len(self.lengths) == self._batch:
+            raise ForetokenError(f"All {self._batch} rows are in use: let one leave first or open more.")
+        self.lengths.append(0)
+        self._trees.append(GrowingTree(self._low))
+        return len(self.lengths) - 1
+
+    @torch.inference_mode()
+    def leave(self, row: int) -> None:
+        """Forget a row; the last row moves into its place."""
+        self._check_row(row)
+        last = len(self.lengths) - 1
+        if row != last:
+            self._cache.copy_row(last, row, self.lengths[last] + len(self._trees[last]))
+            self.lengths[row], self._trees[row] = self.lengths[last], self._trees[last]
+        self.lengths.pop()
+        self._trees.pop()
+
+    @torch.inference_mode()
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """Prefill: commit `tokens` to a row whose tree is empty, without computing logits."""
+        self._check_row(row)
+        if len(self._trees[row]):
+            raise ForetokenError(f"Row {row} has {len(self._trees[row])} scored nodes: keep a path before extending.")
+        self._check_room(row, len(tokens))
+        if tokens:
+            self._lm.check_position(self.lengths[row] + len(tokens) - 1)
+        for i in range(0, len(tokens), CHUNK):
+            chunk = tokens[i : i + CHUNK]
+            start, n = self.lengths[row], len(chunk)
+            self._cache.aim(slice(row, row + 1), start, n, start + n)
+            masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
+            self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
+            self.lengths[row] += n
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
+        """Append nodes to the tree of every row and return their logits, in one forward.
+
+        tokens[r], parents[r]: row r's new nodes; a parent is an index into row r's tree (the nodes scored since its
+        last keep, those of this call included) or -1: the node follows the committed text. A node sees its row's
+        committed slots, its ancestors and itself; its position is length + depth. Rows may bring none.
+        Raises ForetokenError when a row's slots do not suffice or a parent is not an earlier node.
+        """
+        counts = self._counts(tokens, parents)
+        active = [r for r, count in enumerate(counts) if count]
+        if not active:
+            return [torch.empty(0, self._lm.vocab_size, dtype=self._lm.dtype, device=self._lm.device) for _ in counts]
+        low, high = active[0], active[-1] + 1
+        firsts = [len(tree) for tree in self._trees]
+        try:
+            for r in active:
+                self._check_room(r, counts[r])
+                self._trees[r].grow(parents[r])
+                self._lm.check_position(self.lengths[r] + max(self._trees[r].depths[firsts[r] :]))
+            logits = self._score(slice(low, high), tokens, counts, firsts)
+        except BaseException:  # the nodes were not scored, so they are not in the tree
+            for r in active:
+                self._trees[r].drop(firsts[r])
+            raise
+        none = logits[0, :0]
+        return [logits[r - low, : counts[r]] if counts[r] else none for r in range(len(counts))]
+
+    def _score(
+        self, rows: slice, tokens: Sequence[Sequence[int]], counts: list[int], firsts: list[int]
+    ) -> Float[Tensor, "b n v"]:
+        trees, lengths, firsts, counts = self._trees[rows], self.lengths[rows], firsts[rows], counts[rows]
+        n = max(counts)
+        used = max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
+        starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
+        ids = [[*t, *[0] * (n - len(t))] for t in tokens[rows]]
+        positions = [
+            [*(length + depth for depth in tree.depths[first:]), *[0] * (n - count)]
+            for tree, length, first, count in zip(trees, lengths, firsts, counts, strict=True)
+        ]
+        if min(starts) == max(starts) and starts[0] + n <= self._slots + 1:
+            self._cache.aim(rows, starts[0], n, used)
+        else:
+            slots = [
+                [*range(start, start + count), *[self._slots] * (n - count)]
+                for start, count in zip(starts, counts, strict=True)
+            ]
+            self._cache.aim(rows, slots, n, used)
+        masks = {kind: additive_mask(trees, lengths, firsts, n, used, window) for kind, window in self._windows.items()}
+        return self._forward(ids, positions, masks, head=True)
+
+    def _forward(
+        self,
+        ids: list[list[int]],
+        positions: list[list[int]],
+        masks: Mapping[str, np.ndarray | None],
+        head: bool,
+    ) -> Tensor:
+        """Logits [b, n, v]; of no meaning where head is False."""
+        lm = self._lm
+        if self._fast is not None:
+            return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head)
+        device, dtype = lm.device, lm.dtype
+        tensors = {
+            kind: None if mask is None else torch.from_numpy(mask).to(device=device, dtype=dtype)
+            for kind, mask in masks.items()
+        }
+        # A model whose layers are all of one type takes (and some only take) the mask itself.
+        mask = tensors if len(tensors) > 1 else next(iter(tensors.values()))
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor(ids, device=device),
+            "position_ids": torch.tensor(positions, device=device),
+            "attention_mask": mask,
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        if head:
+            return lm.model(**inputs)[0]
+        return (lm._decoder or lm.model)(**inputs)[0]
+
+    @torch.inference_mode()
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Commit one root-first chain of tree nodes per row (maybe empty) and forget the rest of every tree."""
+        if len(paths) != len(self.lengths):
+            raise ForetokenError(f"Got {len(paths)} paths for {len(self.lengths)} rows: give one per row.")
+        for tree, path in zip(self._trees, paths, strict=True):
+            tree.check_path(path)
+        for row, path in enumerate(paths):
+            start = self.lengths[row]
+            placed = 0  # nodes that stand in their place already
+            while placed < len(path) and path[placed] == placed:
+                placed += 1
+            if placed < len(path):
+                # node i stands in slot start + i and goes to slot start + (its place in the path)
+                self._cache.move(row, start + placed, [node - placed for node in path[placed:]])
+            self.lengths[row] += len(path)
+            self._trees[row].clear()
+
+    def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
+        if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):
+            raise ForetokenError(
+                f"Got nodes of {len(tokens)} and parents of {len(parents)} rows where {len(self.lengths)} are in use."
+            )
+        counts = [len(t) for t in tokens]
+        if counts != [len(p) for p in parents]:
+            raise ForetokenError("Every scored node needs one parent: tokens and parents differ in length.")
+        return counts
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < len(self.lengths):
+            raise ForetokenError(f"There is no row {row}: {len(self.lengths)} rows are in use.")
+
+    def _check_room(self, row: int, n: int) -> None:
+        taken = self.lengths[row] + len(self._trees[row])
+        if taken + n > self._slots:
+            raise ForetokenError(
+                f"Row {row} has {self._slots} slots, {taken} of them taken, so that {n} more tokens do not fit: "
+                "open with more slots."
+            )

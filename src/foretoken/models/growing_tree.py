@@ -1,0 +1,110 @@
+"""What the nodes of one row's tree may see: ancestor rows kept ready as additive mask rows, and the mask of a forward.
+
+Slots of a row: [0, length) committed text, [length, length + len(tree)) tree nodes in the order they were scored.
+
+    tree  A(-1) B(0) C(0) D(1), all scored at once after 2 committed slots:
+
+            0 1 A B C D
+        A   T T T . . .
+        B   T T T T . .
+        C   T T T . T .
+        D   T T T T . T
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foretoken.core.errors import ForetokenError
+
+
+class GrowingTree:
+    """The nodes of one row since its last keep. `low` is the additive value of a hidden slot."""
+
+    def __init__(self, low: float) -> None:
+        self.low = np.float32(low)
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self._rows = np.full((32, 32), self.low, np.float32)  # row i: node i sees node j. Right of i always low.
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def clear(self) -> None:
+        self.parents, self.depths = [], []
+
+    def grow(self, parents: Sequence[int]) -> None:
+        """Append nodes; a parent is a node of this tree (earlier ones of the same call included) or -1."""
+        first = len(self.parents)
+        total = first + len(parents)
+        for j, parent in enumerate(parents, start=first):
+            if not -1 <= parent < j:
+                raise ForetokenError(f"Node {j} of a tree has parent {parent}: parents are earlier nodes or -1.")
+        if total > len(self._rows):
+            size = max(total, 2 * len(self._rows))
+            rows = np.full((size, size), self.low, np.float32)
+            rows[:first, :first] = self._rows[:first, :first]
+            self._rows = rows
+        for j, parent in enumerate(parents, start=first):
+            self._rows[j, :j] = self.low if parent < 0 else self._rows[parent, :j]
+            self._rows[j, j] = 0.0
+            self.parents.append(parent)
+            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+
+    def drop(self, size: int) -> None:
+        """Forget all nodes from `size` on."""
+        del self.parents[size:], self.depths[size:]
+
+    def rows(self, first: int) -> np.ndarray:
+        """[len - first, len] float32, 0 or low: what the nodes from `first` on see of the tree."""
+        total = len(self.parents)
+        return self._rows[first:total, :total]
+
+    def check_path(self, path: Sequence[int]) -> None:
+        before = -1
+        for node in path:
+            if not 0 <= node < len(self.parents) or self.parents[node] != before:
+                raise ForetokenError(f"Path {list(path)} is not a root-first chain of the {len(self)} scored nodes.")
+            before = node
+
+
+def additive_mask(
+    trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int], n: int, used: int, window: int | None
+) -> np.ndarray | None:
+    """[b, 1, n, used] float32 of 0 and low for the nodes from firsts[r] on of every row; None if all is visible.
+
+    window: a node sees only positions less than `window` before its own (None: all). Rows with fewer than n nodes are
+    padded with nodes that see slot 0, since a softmax over nothing is NaN in some kernels.
+    """
+    if window is not None and used <= window:
+        window = None
+    if (
+        n == 1
+        and window is None
+        and all(
+            len(t) > f and length + t.depths[-1] + 1 == used
+            for t, length, f in zip(trees, lengths, firsts, strict=True)
+        )
+    ):
+        return None
+    mask = np.full((len(trees), 1, n, used), trees[0].low, np.float32)
+    for r, (tree, length, first) in enumerate(zip(trees, lengths, firsts, strict=True)):
+        total = len(tree)
+        rows = mask[r, 0]
+        count = total - first
+        rows[:count, :length] = 0.0
+        rows[:count, length : length + total] = tree.rows(first)
+        rows[count:, 0] = 0.0
+        if window is not None and count:
+            depths = np.asarray(tree.depths)
+            positions = np.concatenate([np.arange(length), length + depths])
+            far = (length + depths[first:])[:, None] - positions[None, :] >= window
+            rows[:count, : length + total][far] = tree.low
+    return mask
+
+
+def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarray:
+    """[1, 1, n, start + n] float32: the mask of a chain of n tokens after `start` committed ones."""
+    behind = (start + np.arange(n))[:, None] - np.arange(start + n)[None, :]
+    seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    return np.where(seen, np.float32(0.0), np.float32(low))[None, None]

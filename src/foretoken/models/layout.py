@@ -1,0 +1,110 @@
+"""What must be known of a model before its rows can be kept in slots; models that cannot be kept are refused here."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.cache import Plane
+
+PROBE = (1, 2, 3, 4)  # four tokens that every vocabulary has
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """planes: (keys, values) of every layer, None where a layer keeps nothing.
+
+    windows: {layer type: how far back its layers see, in positions, None for all}.
+    context: positions the model can hold, None if unknown; hard: no position may lie past it.
+    probe: plain logits [v] after the tokens PROBE.
+    """
+
+    planes: tuple[tuple[Plane, Plane] | None, ...]
+    windows: Mapping[str, int | None]
+    context: int | None
+    hard: bool
+    probe: Float[Tensor, " v"]
+
+
+def layout(model: PreTrainedModel) -> Layout:
+    """Read the configuration and run a few tokens. Raises ForetokenError, naming what is in the way."""
+    kind = type(model).__name__
+    config: Any = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        raise ForetokenError(f"{kind} is an encoder-decoder model: only decoder-only models can be used.")
+    if model.training:
+        raise ForetokenError(f"{kind} is in training mode, where dropout changes its scores: call model.eval() first.")
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        raise ForetokenError(f"{kind} uses attention {attention!r}, which takes no tree mask: load it with 'sdpa'.")
+    windows = _windows(model, config)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ForetokenError(f"{kind} takes no position_ids, so that the nodes of a tree cannot be placed in it.")
+    if getattr(config, "alibi", False):
+        raise ForetokenError(f"{kind} uses ALiBi, whose bias cannot follow a tree: use a model with position ids.")
+    with torch.inference_mode():
+        out: Any = model(input_ids=torch.tensor([PROBE], device=model.device), use_cache=True)
+    cache = getattr(out, "past_key_values", None)
+    if not isinstance(cache, Cache):
+        raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")
+    planes = tuple(_planes(layer, kind) for layer in cache.layers)
+    context, hard = _context(model, config)
+    return Layout(planes, windows, context, hard, out.logits[0, -1].clone())
+
+
+def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
+    kind = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        raise ForetokenError(f"{kind} keeps a recurrent state that cannot be rolled back: use a pure attention model.")
+    window = getattr(config, "sliding_window", None)
+    types = set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]) - {"moe", "mlp"}
+    for other in sorted(types - {FULL, SLIDING}):
+        raise ForetokenError(f"{kind} has {other} layers, whose state cannot be rolled back: use full attention.")
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo counts slots, not positions
+        raise ForetokenError(f"{kind} has local attention layers, whose window cannot follow a tree.")
+    return {name: window if name == SLIDING else None for name in sorted(types)}
+
+
+def _planes(layer: object, kind: str) -> tuple[Plane, Plane] | None:
+    name = type(layer).__name__
+    if type(layer) is DummyLayer:
+        return None
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        raise ForetokenError(f"{kind} keeps its state in {name}, which is not one key and value per token.")
+    assert isinstance(layer, DynamicLayer)
+    keys, values = layer.keys, layer.values
+    if keys is None or values is None or keys.numel() == 0:
+        return None
+    if keys.ndim != 4 or values.ndim != 4 or keys.shape[2] > len(PROBE) or values.shape[2] != keys.shape[2]:
+        raise ForetokenError(f"{kind} keeps keys of shape {tuple(keys.shape)} instead of [b, heads, tokens, dim].")
+    return _plane(keys), _plane(values)
+
+
+def _plane(states: Tensor) -> Plane:
+    return Plane(states.shape[1], states.shape[3], states.dtype, states.device)
+
+
+def _context(model: PreTrainedModel, config: Any) -> tuple[int | None, bool]:
+    context = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(v for v in rope.values() if isinstance(v, dict))):
+        kind = parameters.get("rope_type")
+        if kind in ("longrope", "dynamic"):
+            # Past this length such models rotate by other frequencies, which the keys already kept do not have.
+            return (parameters.get("original_max_position_embeddings") if kind == "longrope" else context), True
+    on_the_fly = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
+    return context, context is not None and not on_the_fly
+
+
+def decoder(model: PreTrainedModel) -> nn.Module | None:
+    """The model without its head, None where transformers does not say which part that is."""
+    inner = model.base_model
+    return None if inner is model else inner

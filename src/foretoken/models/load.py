@@ -1,0 +1,104 @@
+"""Hugging Face folders and ids -> models and tokenizers; what is wrong with them is said in one sentence."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel as HFModel
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.packed import pack
+from foretoken.models.text import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, else the first accelerator, else the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ForetokenError(f"Device {device} cannot be used here: choose cpu, cuda or cuda:N.") from error
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The dtype asked for; else bfloat16 on an accelerator and float32 on a CPU, where it is the fastest for trees."""
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ForetokenError(f"Unknown dtype {dtype}: choose one of {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def load_model(source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False) -> CausalLM:
+    """The causal LM in folder (or hub id) `source`, ready for inference, its weights packed where that is faster."""
+    _check_folder(source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, local_files_only=_is_folder(source), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
+    model = model.to(device).eval()
+    pack(model)
+    return CausalLM(model, name=source)
+
+
+def wrap_model(model: HFModel) -> CausalLM:
+    """A caller's own model, used as it is and never modified."""
+    return CausalLM(model)
+
+
+def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
+    _check_folder(source)
+    if _is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
+        raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
+    try:
+        return AutoTokenizer.from_pretrained(
+            source, local_files_only=_is_folder(source), trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # tokenizer files fail in as many ways as there are formats
+        raise ForetokenError(f"Cannot load a tokenizer from {source}: {_first_line(error)}") from error
+
+
+def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ids that end a text: those of the model's generation config, else of its tokenizer."""
+    config = getattr(lm.model, "generation_config", None)
+    ids = getattr(config, "eos_token_id", None)
+    if ids is None and tokenizer is not None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnlyOutput:
+    """What `generate` returns: ids [b, t], or its output object around them."""
+    return GenerateDecoderOnlyOutput(sequences=ids) if as_dict else ids
+
+
+def _is_folder(source: str) -> bool:
+    return os.path.isdir(source)
+
+
+def _check_folder(source: str) -> None:
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1
+    if looks_local and not _is_folder(source):
+        raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
+    if _is_folder(source) and not (Path(source) / "config.json").exists():
+        raise ForetokenError(f"Folder {source} has no config.json: it is not a Hugging Face model folder.")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,51 @@
+"""A causal LM in the role of the target: it catches up with the committed ids, then scores trees."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.interfaces import Path
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
+from foretoken.models.causal_lm import CausalLM, Rows
+
+
+@dataclass(frozen=True)
+class LMTarget:
+    lm: CausalLM
+
+    @property
+    def name(self) -> str:
+        return self.lm.name
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of its logits; may exceed the tokenizer's vocabulary."""
+        return self.lm.vocab_size
+
+    def open(self, batch: int, slots: int) -> "LMTargetSession":
+        return LMTargetSession(self.lm.open(batch, slots))
+
+
+class LMTargetSession:
+    """Invariant between steps: a row's cache holds all its committed ids but the last, which is the next root."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def join(self) -> None:
+        self.rows.join()
+
+    def leave(self, row: int) -> None:
+        self.rows.leave(row)
+
+    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
+        for row, seq in enumerate(sequences):
+            if self.rows.lengths[row] < len(seq.ids) - 1:
+                self.rows.extend(row, seq.ids[self.rows.lengths[row] : -1])
+        return self.rows.score([tree.tokens for tree in trees], [tree.parents for tree in trees])
+
+    def keep(self, paths: Seq[Path]) -> None:
+        self.rows.keep(paths)

@@ -1,0 +1,83 @@
+"""Trees whose shape is fixed before anything is drawn: chain, k-ary, any parent list."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+
+MAX_NODES = 4096
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node."""
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parents or self.parents[0] != -1:
+            raise ForetokenError("A tree's parent list must start with -1, the root.")
+        for i, parent in enumerate(self.parents[1:], start=1):
+            if not 0 <= parent < i:
+                raise ForetokenError(f"Tree node {i} has parent {parent}: a parent must come before its child.")
+
+    @cached_property
+    def _children(self) -> tuple[tuple[int, ...], ...]:
+        children: list[list[int]] = [[] for _ in self.parents]
+        for i, parent in enumerate(self.parents[1:], start=1):
+            children[parent].append(i)
+        return tuple(tuple(c) for c in children)
+
+    @property
+    def root(self) -> int:
+        return 0
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def max_draws(self) -> int:
+        return max(len(c) for c in self._children)
+
+    def is_leaf(self, state: int) -> bool:
+        return not self._children[state]
+
+    def children(self, states: Sequence[int], q: Float[Tensor, "m v"] | None) -> list[tuple[int, ...]]:
+        return [self._children[state] for state in states]
+
+
+def chain(depth: int) -> StaticTree:
+    """One path of `depth` drafted tokens."""
+    return StaticTree(tuple(range(-1, depth)))
+
+
+def kary(k: int, depth: int) -> StaticTree:
+    """k children at every node down to `depth`."""
+    parents, level = [-1], [0]
+    for _ in range(depth):
+        first = len(parents)
+        parents += [node for node in level for _ in range(k)]
+        if len(parents) > MAX_NODES:
+            raise ForetokenError(f"Tree kary:{k}x{depth} has more than {MAX_NODES} nodes: make it smaller.")
+        level = list(range(first, len(parents)))
+    return StaticTree(tuple(parents))
+
+
+def from_file(path: str) -> StaticTree:
+    """The parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
+    try:
+        parents = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ForetokenError(f"Cannot read tree file {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ForetokenError(f"Tree file {path} is not JSON: it must hold a parent list such as [-1, 0, 0, 1].") from error
+    if not isinstance(parents, list) or not all(type(x) is int for x in parents):
+        raise ForetokenError(f"Tree file {path} must hold a list of integers such as [-1, 0, 0, 1].")
+    return StaticTree(tuple(parents))

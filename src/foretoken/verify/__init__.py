@@ -1,0 +1,8 @@
+"""The verification rules by name. A new rule is one file and one line here; the enumeration test picks it up."""
+
+from foretoken.core.verifier import Verifier
+from foretoken.verify.match import ExactMatch
+from foretoken.verify.rejection import RRS, RRSw, Standard
+
+_RULES: tuple[Verifier, ...] = (ExactMatch(), Standard(), RRS(), RRSw())
+VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in _RULES}

@@ -1,0 +1,357 @@
+"""The engine on tiny random models: the same text as plain decoding, alone or in a batch, streamed or not."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from transformers import StoppingCriteriaList
+
+import foretoken
+from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
+from foretoken.models.text import TextStream
+
+PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    target = tiny.llama(0)
+    return {
+        "target": tiny.save(target, root / "target"),
+        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
+        "padded": tiny.save(tiny.llama(2, vocab=272), root / "padded"),
+        "other": tiny.save(tiny.llama(3, vocab=259), root / "other", extra=("self", "def")),
+    }
+
+
+def load(folders, drafter="drafter", **options):
+    return foretoken.load(folders["target"], drafter=folders.get(drafter, drafter), device="cpu", **options)
+
+
+COMBINATIONS = [
+    ("drafter", "chain:4", "rrsw"),
+    ("drafter", "chain:4", "standard"),
+    ("drafter", "chain:3", "exact-match"),
+    ("drafter", "kary:2x3", "rrsw"),
+    ("drafter", "kary:3x2", "rrs"),
+    ("drafter", "kary:2x3", "exact-match"),
+    ("padded", "kary:2x2", "rrsw"),
+    ("ngram", "chain:4", "exact-match"),
+    ("ngram", "kary:2x3", "exact-match"),
+]
+
+
+@pytest.mark.parametrize(("drafter", "tree", "verifier"), COMBINATIONS)
+def test_greedy_text_is_the_plain_text(folders, drafter, tree, verifier):
+    engine = load(folders, drafter, tree=tree, verifier=verifier)
+    fast = engine.generate(PROMPTS, max_new_tokens=40, temperature=0.0, seed=0)
+    plain = replace(engine, drafter=NoDrafter()).generate(PROMPTS, max_new_tokens=40, temperature=0.0, seed=0)
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+    assert all(r.stats.block_efficiency == 1 for r in plain)
+    if drafter == "drafter":
+        assert sum(r.stats.num_accepted for r in fast) > 0
+
+
+def test_greedy_text_is_that_of_transformers(folders):
+    engine = load(folders, tree="kary:2x3")
+    model = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
+    for prompt in PROMPTS:
+        ids = engine.tokenizer(prompt, return_tensors="pt")
+        expected = model.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids["input_ids"].shape[1] :]
+        assert engine.generate(prompt, max_new_tokens=40, temperature=0.0).token_ids == expected.tolist()
+
+
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x3"])
+def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, tree):
+    engine = load(folders, tree=tree)
+    together = engine.generate(PROMPTS * 3, max_new_tokens=24, temperature=0.7, seed=5)
+    narrow = replace(engine, max_batch=2).generate(PROMPTS * 3, max_new_tokens=24, temperature=0.7, seed=5)
+    alone = [engine.generate(p, max_new_tokens=24, temperature=0.7, seed=5 + i) for i, p in enumerate(PROMPTS * 3)]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone] == [r.token_ids for r in narrow]
+    assert [r.seed for r in together] == [5 + i for i in range(12)]
+    assert together[0].token_ids != together[4].token_ids  # the same prompt, another seed
+
+
+def test_sampled_text_differs_from_seed_to_seed_and_repeats_with_the_seed(folders):
+    engine = load(folders)
+    texts = [engine.generate("x", max_new_tokens=16, seed=seed).token_ids for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_streamed_text_is_the_generated_text(folders):
+    engine = load(folders, tree="kary:2x2")
+    for seed in range(5):  # random bytes: many broken characters
+        result = engine.generate("é", max_new_tokens=48, temperature=1.0, seed=seed)
+        chunks = list(engine.stream("é", max_new_tokens=48, temperature=1.0, seed=seed))
+        assert "".join(c.text for c in chunks) == result.text
+        assert [t for c in chunks for t in c.token_ids] == result.token_ids
+        assert [c.finished for c in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert chunks[-1].stats.num_tokens == len(result.token_ids)
+
+
+def test_stop_string_ends_the_text_before_it(folders):
+    engine = load(folders, tree="chain:4")
+    full = engine.generate("def", max_new_tokens=60, temperature=0.9, seed=3)
+    stop = full.text[20:23]
+    cut = full.text.index(stop)
+    result = engine.generate("def", max_new_tokens=60, temperature=0.9, seed=3, stop=stop)
+    assert result.text == full.text[:cut]
+    assert result.token_ids == full.token_ids[: len(result.token_ids)]
+    assert stop in engine.tokenizer.decode(result.token_ids)
+    assert stop not in engine.tokenizer.decode(result.token_ids[:-1])
+    streamed = "".join(c.text for c in engine.stream("def", max_new_tokens=60, temperature=0.9, seed=3, stop=stop))
+    assert streamed == result.text
+
+
+def test_end_of_text_ends_the_sequence_and_others_go_on(folders):
+    engine = load(folders, tree="kary:2x3")
+    endless = engine.generate(PROMPTS, max_new_tokens=40, temperature=1.0, seed=1)
+    ends = frozenset({endless[0].token_ids[10]})
+    results = replace(engine, eos_ids=ends).generate(PROMPTS, max_new_tokens=40, temperature=1.0, seed=1)
+    for full, result in zip(endless, results, strict=True):
+        first = next((i for i, t in enumerate(full.token_ids) if t in ends), len(full.token_ids) - 1)
+        assert result.token_ids == full.token_ids[: first + 1]
+    assert len(results[0].token_ids) <= 11
+
+
+def test_max_new_tokens_is_exact_and_clipped_to_the_context(folders):
+    engine = load(folders, tree="kary:2x3")
+    for n in (1, 2, 3, 7):
+        assert len(engine.generate("abc", max_new_tokens=n, seed=0).token_ids) == n
+    long = list(range(1, 251))
+    assert len(replace(engine, eos_ids=frozenset()).generate(long, max_new_tokens=500, seed=0).token_ids) == 6
+
+
+def test_sampling_options_reach_every_node(folders):
+    """With a bias of -inf on every token but three, only those three can come out, drafted or not."""
+    engine = replace(load(folders, tree="kary:2x3"), eos_ids=frozenset())
+    bias = {t: -math.inf for t in range(257) if t not in (70, 71, 72)}
+    result = engine.generate("x", max_new_tokens=40, logit_bias=bias, seed=0)
+    assert set(result.token_ids) == {70, 71, 72}
+    once = engine.generate("x", max_new_tokens=40, temperature=0.0, presence_penalty=1e6, seed=0)
+    assert len(set(once.token_ids)) == 40  # every token is new
+
+
+def test_processors_see_each_nodes_own_prefix(folders):
+    seen = []
+
+    def processor(ids, scores):
+        seen.append(ids[0].tolist())
+        return scores
+
+    engine = replace(load(folders, tree="chain:3"), eos_ids=frozenset())
+    result = engine.generate("ab", max_new_tokens=20, seed=0, processors=(processor,))
+    prompt = engine.tokenizer("ab")["input_ids"]
+    text = prompt + result.token_ids
+    for n in range(len(prompt), len(text)):  # the target asked for p after every prefix of what came out
+        assert text[:n] in seen
+
+
+class Failing(NoDrafter):
+    def __init__(self, inner, after):
+        object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "after", after)
+
+    def open(self, batch, slots):
+        session, calls = self.inner.open(batch, slots), []
+        propose = session.propose
+
+        def failing(sequences):
+            calls.append(1)
+            if len(calls) > self.after:
+                raise RuntimeError("out of luck")
+            return propose(sequences)
+
+        session.propose = failing
+        return session
+
+
+def test_a_drafter_that_raises_costs_speed_and_one_warning_never_text(folders):
+    engine = load(folders, tree="kary:2x2")
+    expected = engine.generate(PROMPTS, max_new_tokens=30, temperature=0.0)
+    with pytest.warns(DraftFailedWarning, match="out of luck") as caught:
+        results = replace(engine, drafter=Failing(engine.drafter, 3)).generate(
+            PROMPTS, max_new_tokens=30, temperature=0.0
+        )
+    assert [r.token_ids for r in results] == [r.token_ids for r in expected]
+    assert len(caught) == 1
+
+
+def test_a_drafter_with_nan_logits_fails_like_any_other(folders):
+    drafter = tiny.llama(9)
+    engine = foretoken.load(folders["target"], drafter=drafter, device="cpu")
+    with torch.no_grad():
+        drafter.lm_head.weight.fill_(math.nan)
+    with pytest.warns(DraftFailedWarning, match="NaN"):
+        result = engine.generate("ab", max_new_tokens=10, temperature=1.0, seed=0)
+    assert len(result.token_ids) == 10
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_of_the_target_name_the_model(folders, temperature):
+    target = tiny.llama(9)
+    target.config._name_or_path = "broken-model"
+    engine = foretoken.load(target, drafter=folders["drafter"], device="cpu")
+    with torch.no_grad():
+        target.lm_head.weight.fill_(math.nan)
+    with pytest.raises(foretoken.ForetokenError, match="broken-model"):
+        foretoken.load(target, device="cpu")
+    with pytest.raises(foretoken.ForetokenError, match="broken-model"):
+        engine.generate([1, 2, 3], max_new_tokens=4, temperature=temperature)
+
+
+def test_memory_of_the_caches_does_not_grow(folders):
+    engine = load(folders, tree="kary:2x3")
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, 250)
+    sampling = foretoken.Sampling()
+    sequence = foretoken.engine.core.Sequence([5, 6], sampling, torch.Generator().manual_seed(0), 200)
+    decoder.join(sequence)
+    stores = [*decoder.target.rows._cache.stores, *decoder.drafter.rows._cache.stores]
+    before = [(s.data_ptr(), s.shape) for s in stores]
+    while decoder.sequences:
+        decoder.step()
+    after = [*decoder.target.rows._cache.stores, *decoder.drafter.rows._cache.stores]
+    assert [(s.data_ptr(), s.shape) for s in after] == before
+
+
+BAD = [
+    ({"max_new_tokens": 0}, "max_new_tokens"),
+    ({"temperature": -1.0}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"min_p": 2.0}, "min_p"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty"),
+]
+
+
+@pytest.mark.parametrize(("options", "name"), BAD)
+def test_bad_settings_are_named(folders, options, name):
+    with pytest.raises(foretoken.ForetokenError, match=name):
+        load(folders).generate("x", **options)
+
+
+def test_bad_prompts_are_explained(folders):
+    engine = load(folders)
+    for prompt, words in [("", "empty"), ([[1], []], "Prompt 2 is empty"), ([1] * 256, "context"), ([1, 999], "999")]:
+        with pytest.raises(foretoken.ForetokenError, match=words):
+            engine.generate(prompt)
+    assert engine.generate([]) == []
+    assert engine.generate([[1, 2], [3]], max_new_tokens=2)[1].token_ids
+
+
+def test_wrong_pairs_are_refused_when_built(folders, tmp_path):
+    refused = [
+        ({"tree": "kary:2x2", "verifier": "standard"}, "standard.*iid.*2 draws"),
+        ({"verifier": "rrs", "law": "without-replacement", "tree": "kary:2x2"}, "rrs.*without_replacement"),
+        ({"drafter": "ngram", "verifier": "rrsw"}, "opaque.*exact-match"),
+        ({"drafter": "other"}, "another vocabulary.*ngram"),
+        ({"tree": "bush:3"}, "bush.*chain.*kary.*list"),
+        ({"tree": "kary:2"}, "KxD"),
+        ({"tree": "chain:-1"}, "positive"),
+        ({"tree": "kary:9x9"}, "nodes"),
+        ({"tree": f"list:{tmp_path}/none.json"}, "none.json"),
+        ({"verifier": "typical"}, "typical.*exact-match.*rrsw"),
+        ({"law": "gumbel"}, "gumbel.*iid"),
+        ({"drafter": str(tmp_path / "nowhere")}, "nowhere"),
+        ({"max_batch": 0}, "max_batch"),
+        ({"dtype": "float3"}, "float3"),
+    ]
+    for options, words in refused:
+        with pytest.raises(foretoken.ForetokenError, match=words):
+            load(folders, **options)
+
+
+def test_any_parent_list_is_a_tree(folders, tmp_path):
+    (tmp_path / "shape.json").write_text("[-1, 0, 0, 1, 1, 3, 2]")
+    engine = load(folders, tree=f"list:{tmp_path}/shape.json")
+    plain = replace(engine, drafter=NoDrafter()).generate("abc", max_new_tokens=30, temperature=0.0)
+    assert engine.generate("abc", max_new_tokens=30, temperature=0.0).token_ids == plain.token_ids
+    for text in ("[0, 0]", "[-1, 2, 0]", "{}", "[-1, 0.5]", "nonsense"):
+        (tmp_path / "shape.json").write_text(text)
+        with pytest.raises(foretoken.ForetokenError):
+            load(folders, tree=f"list:{tmp_path}/shape.json")
+
+
+def test_padded_heads_of_one_tokenizer_draft_for_each_other(folders):
+    """Target with more columns than the drafter, and the other way round."""
+    for target, drafter in (("padded", "target"), ("target", "padded")):
+        engine = foretoken.load(folders[target], drafter=folders[drafter], tree="kary:2x3", device="cpu")
+        plain = replace(engine, drafter=NoDrafter()).generate("abc", max_new_tokens=30, temperature=0.0)
+        assert engine.generate("abc", max_new_tokens=30, temperature=0.0).token_ids == plain.token_ids
+        assert engine.generate("abc", max_new_tokens=30, temperature=1.0, seed=0).token_ids
+
+
+def test_public_verifier_call():
+    p, q = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([0.5, 0.3, 0.2])
+    row = foretoken.verifier("rrsw")(p, foretoken.Siblings((0, 1), q, foretoken.law("without_replacement", 2)))
+    assert row.sum().item() == pytest.approx(1)
+
+
+def test_ngrams_propose_what_followed_before(folders):
+    """A text that repeats itself is drafted in full: after the prompt 'abcdabcdab' comes 'cdab...'."""
+    engine = replace(load(folders, "ngram", tree="chain:4"), eos_ids=frozenset())
+    ids = engine.tokenizer("abcdabcdab")["input_ids"]
+    sequence = foretoken.engine.core.Sequence(ids, foretoken.Sampling(), torch.Generator(), 50)
+    session = engine.drafter.open(1, 100)
+    session.join()
+    tree = session.propose([sequence])[0]
+    assert engine.tokenizer.decode(tree.tokens[1:]) == "cdab"
+
+
+def test_text_stream_holds_back_half_characters_and_half_stops():
+    tok = tiny.tokenizer()
+    stream = TextStream(tok, ("END",))
+    ids = tok("aé EN END b")["input_ids"]
+    pieces = [stream.push([i]) for i in ids]
+    assert "".join(pieces) == "aé EN "
+    assert pieces[:3] == ["a", "", "é"]  # the first byte of é waits for the second
+    assert stream.stopped
+    other = TextStream(tok, ("END",))
+    assert other.push(tok("x EN")["input_ids"]) + other.finish() == "x EN"
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_custom_generate_is_transformers_entry_point(folders, do_sample):
+    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
+    drafter = tiny.LlamaForCausalLM.from_pretrained(folders["drafter"])
+    tok = tiny.tokenizer()
+    inputs = tok("def f(x):", return_tensors="pt")
+    options = {"max_new_tokens": 24, "do_sample": do_sample, "temperature": 0.6 if do_sample else None}
+    torch.manual_seed(0)
+    out = target.generate(
+        **inputs, custom_generate=foretoken.custom_generate, draft_model=drafter, tree="kary:2x2", **options
+    )
+    assert out.shape == (1, inputs["input_ids"].shape[1] + 24)
+    torch.manual_seed(0)
+    again = target.generate(
+        **inputs, custom_generate=foretoken.custom_generate, draft_model=drafter, tree="kary:2x2", **options
+    )
+    assert torch.equal(out, again)
+    if not do_sample:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(out, target.generate(**inputs, **options))
+
+
+def test_custom_generate_batches_left_padded_prompts_and_obeys_stops(folders):
+    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
+    tok = tiny.tokenizer()
+    tok.pad_token, tok.padding_side = tok.eos_token, "left"
+    inputs = tok(["def f(x):", "a"], return_tensors="pt", padding=True)
+    expected = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+    out = target.generate(
+        **inputs, max_new_tokens=20, do_sample=False, custom_generate=foretoken.custom_generate, draft_model="ngram"
+    )
+    assert torch.equal(out, expected)
+    stop = StoppingCriteriaList([lambda ids, scores: (ids[:, -1] == expected[0, -4]) | (ids[:, -1] == expected[1, -6])])
+    reference = target.generate(**inputs, max_new_tokens=20, do_sample=False, stopping_criteria=stop)
+    stopped = target.generate(
+        **inputs, max_new_tokens=20, do_sample=False, custom_generate=foretoken.custom_generate, draft_model="ngram",
+        stopping_criteria=stop,
+    )  # fmt: skip
+    assert torch.equal(stopped, reference)

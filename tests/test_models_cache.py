@@ -1,0 +1,312 @@
+"""The slot cache and tree attention equal plain forwards, for every model family, on tiny random models.
+
+Tolerances: in float32 two orders of summation differ by a few units in the last place per layer, here < 1e-5 with
+logits of size ~1; the nearest wrong mask (one sibling visible) moves logits by > 1e-3 (`test_wrong_mask_is_seen`).
+bfloat16 has 8 bits, so 2**-8 per rounding and a few roundings per layer: 0.05 for logits of size ~1.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.growing_tree import GrowingTree
+from models_zoo import FAMILIES, VOCAB, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Waking a second thread costs more than these models' work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def text(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(VOCAB) for _ in range(n)]
+
+
+def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    """Logits after `tokens`, by one forward without a cache."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+
+
+def random_parents(rng: random.Random, first: int, n: int) -> list[int]:
+    """Chains and branches: half of the nodes follow the newest node, the rest any earlier one or the text."""
+    return [j - 1 if rng.random() < 0.5 else rng.randrange(-1, j) for j in range(first, first + n)]
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=TOLERANCE[dtype])
+
+
+def check_random_steps(model: PreTrainedModel, seed: int, steps: int, dtype: torch.dtype = torch.float32) -> Rows:
+    """Random trees grown in several calls, random paths kept, on a batch of one; every logit is compared."""
+    rng = random.Random(seed)
+    rows = CausalLM(model).open(1, 80)
+    committed = text(rng, 13)
+    row = rows.join()
+    rows.extend(row, committed)
+    for _ in range(steps):
+        tokens: list[int] = []
+        parents: list[int] = []
+        for _ in range(rng.randint(1, 3)):
+            new = rng.randint(1, 4)
+            more, above = text(rng, new), random_parents(rng, len(tokens), new)
+            (logits,) = rows.score([more], [above])
+            assert logits.shape == (new, VOCAB)
+            first = len(tokens)
+            tokens += more
+            parents += above
+            for j in range(new):
+                chain = [tokens[i] for i in path_to(parents, first + j)]
+                assert_close(logits[j], plain(model, committed + chain), dtype)
+        path = path_to(parents, rng.randrange(-1, len(tokens)))
+        rows.keep([path])
+        committed += [tokens[i] for i in path]
+        assert rows.lengths == [len(committed)]
+    return rows
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_equal_plain_forwards(family: str, attention: str) -> None:
+    check_random_steps(tiny(family, attention), seed=1, steps=6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt"])
+def test_trees_equal_plain_forwards_in_bfloat16(family: str, attention: str) -> None:
+    model = tiny(family, attention)
+    torch.nn.Module.to(model, torch.bfloat16)
+    check_random_steps(model, seed=2, steps=4, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_batch_equals_each_row_alone(family: str) -> None:
+    """Rows of different lengths bring different numbers of nodes (also none), join and leave between steps."""
+    model = tiny(family)
+    rng = random.Random(3)
+    rows = CausalLM(model).open(4, 60)
+    committed: list[list[int]] = []
+    for step in range(8):
+        if len(committed) < 4 and (step < 2 or rng.random() < 0.5):
+            committed.append(text(rng, rng.randint(0, 15)))
+            rows.extend(rows.join(), committed[-1])
+        elif len(committed) > 1 and rng.random() < 0.4:
+            gone = rng.randrange(len(committed))
+            rows.leave(gone)
+            committed[gone] = committed[-1]
+            committed.pop()
+        assert rows.lengths == [len(c) for c in committed]
+        tokens: list[list[int]] = [[] for _ in committed]
+        parents: list[list[int]] = [[] for _ in committed]
+        for _ in range(2):
+            firsts = [len(t) for t in tokens]
+            more = [text(rng, rng.choice([0, 1, 1, 3])) for _ in committed]
+            above = [random_parents(rng, f, len(m)) for f, m in zip(firsts, more, strict=True)]
+            logits = rows.score(more, above)
+            for r in range(len(committed)):
+                tokens[r] += more[r]
+                parents[r] += above[r]
+                assert logits[r].shape == (len(more[r]), VOCAB)
+                for j in range(len(more[r])):
+                    chain = [tokens[r][i] for i in path_to(parents[r], firsts[r] + j)]
+                    assert_close(logits[r][j], plain(model, committed[r] + chain), torch.float32)
+        paths = [path_to(p, rng.randrange(-1, len(p))) for p in parents]
+        rows.keep(paths)
+        for r, path in enumerate(paths):
+            committed[r] += [tokens[r][i] for i in path]
+
+
+def test_batch_of_equal_rows_equals_each_row_alone() -> None:
+    """Equal lengths take the slice copy rather than index_put, and single nodes no mask at all."""
+    model = tiny("llama")
+    rows = CausalLM(model).open(3, 40)
+    texts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    for t in texts:
+        rows.extend(rows.join(), t)
+    for token in range(20, 25):
+        logits = rows.score([[token]] * 3, [[-1]] * 3)
+        rows.keep([[0]] * 3)
+        for r, t in enumerate(texts):
+            t.append(token)
+            assert_close(logits[r][0], plain(model, t), torch.float32)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_prefill_in_chunks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.models.causal_lm.CHUNK", 7)
+    model = tiny(family)
+    tokens = text(random.Random(4), 24)
+    rows = CausalLM(model).open(1, 40)
+    row = rows.join()
+    rows.extend(row, tokens[:20])
+    rows.extend(row, [])
+    rows.extend(row, tokens[20:23])
+    (logits,) = rows.score([tokens[23:]], [[-1]])
+    assert_close(logits[0], plain(model, tokens), torch.float32)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_wrong_mask_is_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of these tests fails when a node sees one sibling too many."""
+    grow = GrowingTree.grow
+
+    def leaky(self: GrowingTree, parents: Sequence[int]) -> None:
+        grow(self, parents)
+        if len(self) > 2:
+            self._rows[2, 1] = 0.0
+
+    model = tiny(family)
+    rows = CausalLM(model).open(1, 20)
+    rows.extend(rows.join(), [1, 2, 3])
+    (good,) = rows.score([[4, 5, 6]], [[-1, 0, 0]])
+    rows.keep([[]])
+    monkeypatch.setattr(GrowingTree, "grow", leaky)
+    (bad,) = rows.score([[4, 5, 6]], [[-1, 0, 0]])
+    want = plain(model, [1, 2, 3, 4, 6])
+    assert_close(good[2], want, torch.float32)
+    assert float((bad[2] - want).abs().max()) > 50 * TOLERANCE[torch.float32]
+
+
+def test_wrong_window_is_seen() -> None:
+    """The sliding-window models of the zoo really lose sight of early tokens within these texts."""
+    for family in ("mistral", "gemma3", "qwen2_sliding"):
+        model = tiny(family)
+        rng = random.Random(5)
+        a = text(rng, 24)
+        b = [(a[0] + 1) % VOCAB, *a[1:]]
+        full = tiny(family, sliding_window=64)
+        difference = float((plain(model, a) - plain(full, a)).abs().max())
+        assert difference > 50 * TOLERANCE[torch.float32], family
+        assert float((plain(full, a) - plain(full, b)).abs().max()) > 50 * TOLERANCE[torch.float32]
+
+
+def test_mask_of_a_hand_drawn_tree() -> None:
+    tree = GrowingTree(-1.0)
+    tree.grow([-1, 0, 0])
+    tree.grow([1])
+    seen = ["".join("T" if x == 0 else "." for x in row) for row in tree.rows(0)]
+    assert seen == ["T...", "TT..", "T.T.", "TT.T"]
+    assert tree.depths == [0, 1, 1, 2]
+    tree.clear()
+    tree.grow([-1, -1, 1])  # two roots, and nothing left of the tree before
+    assert ["".join("T" if x == 0 else "." for x in row) for row in tree.rows(1)] == [".T.", ".TT"]
+
+
+def test_a_large_tree_grows_its_mask() -> None:
+    tree = GrowingTree(-1.0)
+    for size in (1, 30, 40, 100):
+        tree.grow(list(range(len(tree) - 1, len(tree) + size - 1)))
+    assert len(tree) == 171
+    assert (tree.rows(0) == 0).sum() == 171 * 172 // 2
+
+
+def test_memory_stands_still() -> None:
+    """No step allocates: the stores keep their place, and the views that a forward reads point into them."""
+    rows = CausalLM(tiny("llama")).open(2, 400)
+    rows.extend(rows.join(), [1, 2, 3])
+    rows.extend(rows.join(), [1, 2])
+    before = [(s.data_ptr(), s.shape) for s in rows._cache.stores]
+    rng = random.Random(6)
+    for _ in range(60):
+        rows.score([[1, 2, 3], [4, 5]], [[-1, 0, 0], [-1, 0]])
+        start = rows._cache.stores[0]
+        end = start.data_ptr() + start.numel() * start.element_size()
+        assert all(start.data_ptr() <= v.data_ptr() < end for v in rows._cache._reads)
+        rows.keep([rng.choice([[0], [0, 2]]), [0]])
+    assert before == [(s.data_ptr(), s.shape) for s in rows._cache.stores]
+
+
+def test_keep_in_place_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = CausalLM(tiny("llama")).open(1, 40)
+    rows.extend(rows.join(), [1, 2, 3])
+    rows.score([[4, 5, 6, 7]], [[-1, 0, 0, 2]])
+    moved = []
+    monkeypatch.setattr(rows._cache, "move", lambda row, start, nodes: moved.append((row, start, nodes)))
+    rows.keep([[0, 1]])
+    assert not moved
+    assert rows.lengths == [5]
+    rows.score([[4, 5, 6, 7]], [[-1, 0, 0, 2]])
+    rows.keep([[0, 2, 3]])  # node 0 stands in its place; nodes 2, 3 go to where 1, 2 stood
+    assert moved == [(0, 6, [1, 2])]
+    assert rows.lengths == [8]
+
+
+def test_full_rows_are_refused_and_stay_usable() -> None:
+    model = tiny("llama")
+    rows = CausalLM(model).open(1, 8)
+    rows.extend(rows.join(), [1, 2, 3, 4, 5])
+    with pytest.raises(ForetokenError, match="8 slots, 5 of them taken"):
+        rows.score([[1, 2, 3, 4]], [[-1, 0, 1, 2]])
+    with pytest.raises(ForetokenError, match="slots"):
+        rows.extend(0, [1, 2, 3, 4])
+    (logits,) = rows.score([[6, 7, 8]], [[-1, 0, 1]])
+    assert_close(logits[2], plain(model, [1, 2, 3, 4, 5, 6, 7, 8]), torch.float32)
+    with pytest.raises(ForetokenError, match="slots"):
+        rows.score([[1]], [[-1]])
+    with pytest.raises(ForetokenError, match="All 1 rows"):
+        rows.join()
+
+
+def test_wrong_calls_are_refused() -> None:
+    rows = CausalLM(tiny("llama")).open(2, 20)
+    rows.extend(rows.join(), [1, 2])
+    with pytest.raises(ForetokenError, match="parent"):
+        rows.score([[1, 2]], [[-1, 1]])
+    with pytest.raises(ForetokenError, match="parents"):
+        rows.score([[1, 2]], [[-1]])
+    with pytest.raises(ForetokenError, match="rows"):
+        rows.score([[1], [2]], [[-1], [-1]])
+    rows.score([[1, 2, 3]], [[-1, 0, 0]])
+    with pytest.raises(ForetokenError, match="chain"):
+        rows.keep([[0, 1, 2]])
+    with pytest.raises(ForetokenError, match="keep a path"):
+        rows.extend(0, [1])
+    with pytest.raises(ForetokenError, match="no row 1"):
+        rows.leave(1)
+    with pytest.raises(ForetokenError, match="at least 1"):
+        CausalLM(tiny("llama")).open(0, 20)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_learned_positions_end(family: str) -> None:
+    """A model with a table of positions has nothing to say past it; rotary models may go on."""
+    model = tiny(family)
+    lm = CausalLM(model)
+    assert lm.context == 64
+    rows = lm.open(1, 100)
+    rows.extend(rows.join(), [1] * 63)
+    (logits,) = rows.score([[2, 3]], [[-1, -1]])
+    assert_close(logits[1], plain(model, [1] * 63 + [3]), torch.float32)
+    with pytest.raises(ForetokenError, match="context"):
+        rows.score([[4]], [[0]])
+
+
+def test_attributes() -> None:
+    model = tiny("llama")
+    lm = CausalLM(model, "little")
+    assert (lm.name, lm.vocab_size, lm.context) == ("little", VOCAB, 64)
+    assert lm.device == torch.device("cpu")
+    assert lm.dtype == torch.float32
+    assert CausalLM(model).name == "LlamaForCausalLM"
