@@ -29,6 +29,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import LlamaConfig, LlamaForCausalLM
 
 EOT = "<|endoftext|>"
+SAMPLED = 131_072  # tokens written by the target for the drafter's training
 SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
 SPLITS = {
     # Words take one sign before them; runs of punctuation take the line breaks after them.
@@ -56,20 +57,24 @@ class Spec:
     heads: int = 6
     kv_heads: int = 2
     muon_lr: float = 0.02
-    adam_lr: float = 0.004
+    embed_lr: float = 0.03
 
 
 SPECS = {
-    "target": Spec("target", 4096, 12, 592, (512, 1024), 6, 6.4e6, "the target"),
+    "target": Spec("target", 4096, 12, 592, (512, 1024), 2, 4.1e6, "the target"),
     "drafter": Spec(
-        "target", 4096, 2, 512, (512, 1024), 6, 3e6, "a drafter with the target's vocabulary"
+        "target",
+        4096,
+        2,
+        512,
+        (512, 1024),
+        2,
+        1.4e6,
+        "a drafter with the target's vocabulary",
+        embed_lr=0.01,
     ),
-    "drafter-1k": Spec(
-        "drafter-1k", 1024, 2, 512, (512, 2048), 4, 4e6, "a drafter with another vocabulary"
-    ),
-    "drafter-bytes": Spec(
-        "drafter-bytes", 257, 2, 512, (1024, 4096), 3, 7e6, "a drafter that reads bytes"
-    ),
+    "drafter-1k": Spec("drafter-1k", 1024, 2, 512, (512, 2048), 1, 1.5e6, "a drafter with another vocabulary"),
+    "drafter-bytes": Spec("drafter-bytes", 257, 2, 512, (1024, 4096), 1, 3e6, "a drafter that reads bytes"),
 }
 
 
@@ -122,9 +127,12 @@ def make_tokenizer(kind: str) -> Tokenizer:
         split = pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated")
         tok.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
         trainer = trainers.BpeTrainer(
-            vocab_size=SPECS[kind].vocab, special_tokens=[EOT], show_progress=False,
-            initial_alphabet=byte_alphabet(), max_token_length=24,
-        )  # fmt: skip
+            vocab_size=SPECS[kind].vocab,
+            special_tokens=[EOT],
+            show_progress=False,
+            initial_alphabet=byte_alphabet(),
+            max_token_length=24,
+        )
         tok.train_from_iterator((text for _, text in corpus(held_out=False)), trainer)
     else:
         vocab = {char: byte for byte, char in enumerate(byte_alphabet())}
@@ -170,9 +178,7 @@ class Stream:
     `extra`, if given, fills every fourth row.
     """
 
-    def __init__(
-        self, tokens: np.ndarray, seed: int, chunk: int, rows: int, extra: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, tokens: np.ndarray, seed: int, chunk: int, rows: int, extra: np.ndarray | None = None) -> None:
         self.sources = [tokens] if extra is None else [tokens, tokens, tokens, extra]
         self.seed, self.chunk, self.rows = seed, chunk, rows
 
@@ -197,8 +203,8 @@ class Stream:
 class Muon(torch.optim.Optimizer):
     """Momentum with each matrix's update made orthogonal (Newton-Schulz, in float32)."""
 
-    def __init__(self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params: list[torch.nn.Parameter], momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": 0.0, "momentum": momentum, "weight_decay": 0.2})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -219,24 +225,36 @@ class Muon(torch.optim.Optimizer):
                 x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
             x = x.mT if rows > cols else x
             for param, update in zip(params, x, strict=True):
+                param.mul_(1 - group["lr"] * group["weight_decay"])
                 param.add_(update, alpha=-group["lr"] * max(1, rows / cols) ** 0.5)
 
 
 def build_model(spec: Spec, end: int) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.mlp,
-        num_hidden_layers=spec.layers, num_attention_heads=spec.heads,
-        num_key_value_heads=spec.kv_heads, head_dim=spec.hidden // spec.heads,
-        max_position_embeddings=spec.lengths[1], tie_word_embeddings=True, rms_norm_eps=1e-5,
-        bos_token_id=end, eos_token_id=end, pad_token_id=end, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=spec.vocab,
+        hidden_size=spec.hidden,
+        intermediate_size=spec.mlp,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.kv_heads,
+        head_dim=spec.hidden // spec.heads,
+        max_position_embeddings=spec.lengths[1],
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        attn_implementation="sdpa",
+    )
     model = LlamaForCausalLM(config)
     for name, param in model.named_parameters():
         if param.ndim == 2 and "embed" not in name:
             zero = name.endswith(("o_proj.weight", "down_proj.weight"))
             std = 0.0 if zero else 0.7 * param.shape[1] ** -0.5
             torch.nn.init.normal_(param, std=std)
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.02)  # the padding row too
+    # Embeddings as large as what the layers add to them; the last norm keeps the logits small.
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
+    torch.nn.init.constant_(model.model.norm.weight, 0.03)
     return model
 
 
@@ -261,23 +279,24 @@ def distil_loss(target: LlamaForCausalLM) -> Loss:
     return loss
 
 
-def train(
-    run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss
-) -> dict[str, float]:
+def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss) -> dict[str, float]:
     """Train to the end of the plan, from the last checkpoint if there is one."""
     spec, checkpoint = SPECS[name], run.work / f"{name}.pt"
     named = list(model.to(run.device).train().named_parameters())
-    muon = Muon([p for n, p in named if p.ndim == 2 and "embed" not in n], spec.muon_lr)
-    rest = [p for n, p in named if p.ndim != 2 or "embed" in n]
-    adam = torch.optim.AdamW(rest, lr=spec.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
+    muon = Muon([p for n, p in named if p.ndim == 2 and "embed" not in n])
+    groups = [{"params": [p for n, p in named if "embed" in n]}, {"params": [p for _, p in named if p.ndim == 1]}]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+    rates = [(muon.param_groups[0], spec.muon_lr), (adam.param_groups[0], spec.embed_lr), (adam.param_groups[1], 0.004)]
     plan = {"seed": run.seed, "tokens": run.tokens.get(name, spec.tokens)}
     per_step = spec.rows * spec.lengths[1]
     steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=run.device, weights_only=True)
         if state["plan"] != plan:
-            raise stop(f"{checkpoint} was made with {state['plan']}, not {plan}: "
-                       "use the same options, or another --work folder.")  # fmt: skip
+            raise stop(
+                f"{checkpoint} was made with {state['plan']}, not {plan}: "
+                "use the same options, or another --work folder."
+            )
         model.load_state_dict(state["model"])
         muon.load_state_dict(state["muon"])
         adam.load_state_dict(state["adam"])
@@ -295,8 +314,9 @@ def train(
                 loss.backward()
                 total += loss.item()
             scale = min((step + 1) / 30, 1.0) * min(1.0, (1 - progress) / 0.65)
-            for optimizer, lr in ((muon, spec.muon_lr), (adam, spec.adam_lr)):
-                optimizer.param_groups[0]["lr"] = lr * scale
+            for group, rate in rates:
+                group["lr"] = rate * scale
+            for optimizer in (muon, adam):
                 optimizer.step()
                 optimizer.zero_grad()
             smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
@@ -304,30 +324,40 @@ def train(
             speed = (done - first) * per_step / (time.monotonic() - began)
             if done % 10 == 0 or done == steps:
                 left = (steps - done) * per_step / speed / 60
-                print(f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s"
-                      f"  ETA {left:.1f} min", flush=True)  # fmt: skip
+                print(
+                    f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s  ETA {left:.1f} min",
+                    flush=True,
+                )
             if time.monotonic() - last_save > 120 or done == steps:
-                state = {"model": model.state_dict(), "muon": muon.state_dict(), "plan": plan,
-                         "adam": adam.state_dict(), "step": done, "smooth": smooth}  # fmt: skip
+                state = {
+                    "model": model.state_dict(),
+                    "muon": muon.state_dict(),
+                    "plan": plan,
+                    "adam": adam.state_dict(),
+                    "step": done,
+                    "smooth": smooth,
+                }
                 save(checkpoint, lambda file, state=state: torch.save(state, file))
                 saved, last_save = done, time.monotonic()
     except KeyboardInterrupt:
-        print(f"\nStopped. Step {saved} is kept in {checkpoint}; run the same command again to go"
-              " on from there.", file=sys.stderr)  # fmt: skip
+        print(
+            f"\nStopped. Step {saved} is kept in {checkpoint}; run the same command again to go on from there.",
+            file=sys.stderr,
+        )
         raise SystemExit(130) from None
     return {"tokens": steps * per_step, "steps": steps, "train_loss": smooth}
 
 
-def sampled_tokens(run: Run, target: LlamaForCausalLM, tokens: np.ndarray, count: int) -> np.ndarray:
-    """Text sampled from the target at temperature 1, each piece behind 64 tokens of the corpus."""
+def sampled_tokens(run: Run, target: LlamaForCausalLM, tokens: np.ndarray) -> np.ndarray:
+    """Text sampled from the target at temperature 1, each piece behind 32 tokens of the corpus."""
     path = run.work / "sampled.npy"
     if not path.exists():
-        stream, rows = Stream(tokens, run.seed + 1, 64, 64), []
+        stream, rows = Stream(tokens, run.seed + 1, 32, 64), []
         torch.manual_seed(run.seed)
-        for step in range(math.ceil(count / (64 * 512))):
-            prompts = stream.batch(step, 64)[:, :64].to(run.device)
-            rows.append(sample(target, prompts, 448, 1.0).cpu().numpy().astype(np.uint16))
-            print(f"sampled {(step + 1) * 64 * 512:,} tokens from the target", flush=True)
+        for step in range(SAMPLED // (64 * 256)):
+            prompts = stream.batch(step, 32)[:, :32].to(run.device)
+            rows.append(sample(target, prompts, 224, 1.0).cpu().numpy().astype(np.uint16))
+            print(f"sampled {(step + 1) * 64 * 256:,} tokens from the target", flush=True)
         save(path, lambda file: np.save(file, np.concatenate(rows).ravel()))
     return np.load(path)
 
@@ -339,8 +369,7 @@ def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) 
     for _ in range(count):
         out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache, logits = out.past_key_values, out.logits[:, -1].float()
-        fresh = (torch.multinomial((logits / temp).softmax(-1), 1) if temp > 0
-                 else logits.argmax(-1, keepdim=True))  # fmt: skip
+        fresh = torch.multinomial((logits / temp).softmax(-1), 1) if temp > 0 else logits.argmax(-1, keepdim=True)
         ids = torch.cat([ids, fresh], dim=1)
     return ids
 
@@ -361,8 +390,9 @@ def train_one(run: Run, name: str) -> None:
     model, loss_fn, extra = build_model(spec, tok.token_to_id(EOT)), text_loss, None
     if name == "drafter":
         target, _ = load_model(run, "target")
-        model.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
-        loss_fn, extra = distil_loss(target), sampled_tokens(run, target, tokens, 400_000)
+        for ours, its in ((model.model.embed_tokens, target.model.embed_tokens), (model.model.norm, target.model.norm)):
+            ours.load_state_dict(its.state_dict())
+        loss_fn, extra = distil_loss(target), sampled_tokens(run, target, tokens)
     stream = Stream(tokens, run.seed, spec.lengths[1], spec.rows, extra)
     facts = train(run, name, model, stream, loss_fn)
     export(run, name, model, tok)
@@ -377,10 +407,15 @@ def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer) -> None
     model.to(torch.bfloat16).save_pretrained(fresh)
     tok.save(str(fresh / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT,
-        "pad_token": EOT, "add_bos_token": False, "add_eos_token": False,
-        "clean_up_tokenization_spaces": False, "model_max_length": SPECS[name].lengths[1],
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": EOT,
+        "eos_token": EOT,
+        "pad_token": EOT,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": SPECS[name].lengths[1],
+    }
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.move(fresh, folder)
@@ -422,14 +457,25 @@ library, which is under the Python Software Foundation License.
 
 def write_card(run: Run, name: str, facts: dict[str, float]) -> None:
     spec, (model, _) = SPECS[name], load_model(run, name)
-    objective = "distilled from `models/target`, a quarter on text it wrote" if name == "drafter" \
-        else "next-token loss on text"  # fmt: skip
+    objective = (
+        "distilled from `models/target`, a quarter on text it wrote" if name == "drafter" else "next-token loss on text"
+    )
     card = CARD.format(
-        name=name, summary=spec.summary, layers=spec.layers, hidden=spec.hidden, heads=spec.heads,
-        kv=spec.kv_heads, mlp=spec.mlp, params=model.num_parameters(), vocab=spec.vocab,
-        context=spec.lengths[1], python=".".join(map(str, sys.version_info[:3])), seed=run.seed,
-        objective=objective, **facts,
-    )  # fmt: skip
+        name=name,
+        summary=spec.summary,
+        layers=spec.layers,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv=spec.kv_heads,
+        mlp=spec.mlp,
+        params=model.num_parameters(),
+        vocab=spec.vocab,
+        context=spec.lengths[1],
+        python=".".join(map(str, sys.version_info[:3])),
+        seed=run.seed,
+        objective=objective,
+        **facts,
+    )
     (run.out / name / "README.md").write_text(card)
 
 
@@ -521,8 +567,7 @@ def write_excerpts(run: Run, path: Path) -> None:
             reference = tok.decode(rest_ids[:256])
             whole = tok.encode(prompt + reference).ids
             if 40 <= len(ids) <= 300 and len(rest_ids) >= 256 and whole[: len(ids)] == ids:
-                lines.append({"id": f"{name}:{start}", "file": name, "prompt": prompt,
-                              "reference": reference})  # fmt: skip
+                lines.append({"id": f"{name}:{start}", "file": name, "prompt": prompt, "reference": reference})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

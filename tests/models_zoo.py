@@ -1,13 +1,26 @@
-"""Tiny random models of many families: 2 to 3 layers, 101 tokens, 64 positions; weights large enough that a wrong mask
-or a wrong position shows in the logits."""
+"""Tiny random models of many families, and the comparison of their trees with plain forwards.
 
+3 layers, 101 tokens, 64 positions; weights large enough that a wrong mask or position shows in the logits.
+
+Tolerances: in float32 two orders of summation differ by a few units in the last place per layer, here < 1e-5 with
+logits of size ~1; the nearest wrong mask (one sibling visible) moves logits by > 1e-3 (`test_wrong_mask_is_seen`).
+bfloat16 has 8 bits, so 2**-8 per rounding and a few roundings per layer: 0.05 for logits of size ~1.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from foretoken.models.causal_lm import CausalLM, Rows
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 VOCAB = 101
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -63,8 +76,73 @@ def _build(family: str, attention: str, **changes: Any) -> PreTrainedModel:
     return model
 
 
-def tiny(family: str, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
-    """A fresh model in eval mode, float32, with the same weights on every call."""
+def tiny(family: str, attention: str = "sdpa", random_weights: bool = False, **changes: Any) -> PreTrainedModel:
+    """A fresh model in eval mode, float32, with the same weights on every call (random_weights: of its own)."""
     model = _build(family, attention, **changes)
-    model.load_state_dict(_weights(family))
+    if not random_weights:
+        model.load_state_dict(_weights(family))
     return model
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Waking a second thread costs more than these models' work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def text(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(VOCAB) for _ in range(n)]
+
+
+def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    """Logits after `tokens`, by one forward without a cache."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+
+
+def random_parents(rng: random.Random, first: int, n: int) -> list[int]:
+    """Chains and branches: half of the nodes follow the newest node, the rest any earlier one or the text."""
+    return [j - 1 if rng.random() < 0.5 else rng.randrange(-1, j) for j in range(first, first + n)]
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=TOLERANCE[dtype])
+
+
+def check_random_steps(model: PreTrainedModel, seed: int, steps: int, dtype: torch.dtype = torch.float32) -> Rows:
+    """Random trees grown in several calls, random paths kept, on a batch of one; every logit is compared."""
+    rng = random.Random(seed)
+    rows = CausalLM(model).open(1, 80)
+    committed = text(rng, 13)
+    row = rows.join()
+    rows.extend(row, committed)
+    for _ in range(steps):
+        tokens: list[int] = []
+        parents: list[int] = []
+        for _ in range(rng.randint(1, 3)):
+            new = rng.randint(1, 4)
+            more, above = text(rng, new), random_parents(rng, len(tokens), new)
+            (logits,) = rows.score([more], [above])
+            assert logits.shape == (new, VOCAB)
+            first = len(tokens)
+            tokens += more
+            parents += above
+            for j in range(new):
+                chain = [tokens[i] for i in path_to(parents, first + j)]
+                assert_close(logits[j], plain(model, committed + chain), dtype)
+        path = path_to(parents, rng.randrange(-1, len(tokens)))
+        rows.keep([path])
+        committed += [tokens[i] for i in path]
+        assert rows.lengths == [len(committed)]
+    return rows

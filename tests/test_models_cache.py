@@ -1,90 +1,30 @@
-"""The slot cache and tree attention equal plain forwards, for every model family, on tiny random models.
-
-Tolerances: in float32 two orders of summation differ by a few units in the last place per layer, here < 1e-5 with
-logits of size ~1; the nearest wrong mask (one sibling visible) moves logits by > 1e-3 (`test_wrong_mask_is_seen`).
-bfloat16 has 8 bits, so 2**-8 per rounding and a few roundings per layer: 0.05 for logits of size ~1.
-"""
+"""The slot cache and tree attention equal plain forwards, for every model family, on tiny random models."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.growing_tree import GrowingTree
-from models_zoo import FAMILIES, VOCAB, tiny
+from models_zoo import (
+    FAMILIES,
+    TOLERANCE,
+    VOCAB,
+    assert_close,
+    check_random_steps,
+    one_thread,
+    path_to,
+    plain,
+    random_parents,
+    text,
+    tiny,
+)
 
+__all__ = ["one_thread"]
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Waking a second thread costs more than these models' work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def text(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(VOCAB) for _ in range(n)]
-
-
-def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
-    """Logits after `tokens`, by one forward without a cache."""
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
-
-
-def random_parents(rng: random.Random, first: int, n: int) -> list[int]:
-    """Chains and branches: half of the nodes follow the newest node, the rest any earlier one or the text."""
-    return [j - 1 if rng.random() < 0.5 else rng.randrange(-1, j) for j in range(first, first + n)]
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
-
-
-def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=TOLERANCE[dtype])
-
-
-def check_random_steps(model: PreTrainedModel, seed: int, steps: int, dtype: torch.dtype = torch.float32) -> Rows:
-    """Random trees grown in several calls, random paths kept, on a batch of one; every logit is compared."""
-    rng = random.Random(seed)
-    rows = CausalLM(model).open(1, 80)
-    committed = text(rng, 13)
-    row = rows.join()
-    rows.extend(row, committed)
-    for _ in range(steps):
-        tokens: list[int] = []
-        parents: list[int] = []
-        for _ in range(rng.randint(1, 3)):
-            new = rng.randint(1, 4)
-            more, above = text(rng, new), random_parents(rng, len(tokens), new)
-            (logits,) = rows.score([more], [above])
-            assert logits.shape == (new, VOCAB)
-            first = len(tokens)
-            tokens += more
-            parents += above
-            for j in range(new):
-                chain = [tokens[i] for i in path_to(parents, first + j)]
-                assert_close(logits[j], plain(model, committed + chain), dtype)
-        path = path_to(parents, rng.randrange(-1, len(tokens)))
-        rows.keep([path])
-        committed += [tokens[i] for i in path]
-        assert rows.lengths == [len(committed)]
-    return rows
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -1,15 +1,37 @@
 """Foretoken: faster generation from any causal language model, with exactly the same output distribution."""
 
-from foretoken.build import law, load
-from foretoken.build import tree_policy as tree
-from foretoken.build import verifier_named as verifier
-from foretoken.core.errors import ForetokenError
-from foretoken.core.sampling import Sampling
-from foretoken.core.tree import Siblings, TokenTree
-from foretoken.engine import Chunk, Engine, Result
-from foretoken.hf import custom_generate
-from foretoken.stats import Stats
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from foretoken.version import __version__
+
+if TYPE_CHECKING:
+    from foretoken.build import law, load
+    from foretoken.build import tree_policy as tree
+    from foretoken.build import verifier_named as verifier
+    from foretoken.core.errors import ForetokenError
+    from foretoken.core.sampling import Sampling
+    from foretoken.core.tree import Siblings, TokenTree
+    from foretoken.engine import Chunk, Engine, Result
+    from foretoken.hf import custom_generate
+    from foretoken.stats import Stats
+
+# Names are imported when first used: torch takes seconds, and `foretoken --help` must not wait for it.
+_HOMES = {
+    "Chunk": ("engine", "Chunk"),
+    "Engine": ("engine", "Engine"),
+    "ForetokenError": ("core.errors", "ForetokenError"),
+    "Result": ("engine", "Result"),
+    "Sampling": ("core.sampling", "Sampling"),
+    "Siblings": ("core.tree", "Siblings"),
+    "Stats": ("stats", "Stats"),
+    "TokenTree": ("core.tree", "TokenTree"),
+    "custom_generate": ("hf", "custom_generate"),
+    "law": ("build", "law"),
+    "load": ("build", "load"),
+    "tree": ("build", "tree_policy"),
+    "verifier": ("build", "verifier_named"),
+}
 
 __all__ = [
     "Chunk",
@@ -27,3 +49,10 @@ __all__ = [
     "tree",
     "verifier",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foretoken' has no attribute {name!r}")
+    home, attribute = _HOMES[name]
+    return getattr(import_module(f"foretoken.{home}"), attribute)

@@ -34,12 +34,10 @@ class Cells:
         return len(self.index)
 
     def cell(self, ids: Tokens) -> int:
-        for length in range(1, len(ids) + 1):
-            if ids[:length] in self.index:
-                return self.index[ids[:length]]
-            if length == len(ids) or ids[:length] not in self.opened[length]:
-                break
-        return self.index[(*ids[: length - 1], REST)]
+        known = 0
+        while known < len(ids) and ids[:known] in self.opened[known]:
+            known += 1
+        return self.index.get(ids[:known], self.index[(*ids[: known - 1], REST)])
 
     def count(self, samples: Iterable[Tokens]) -> np.ndarray:
         counts = Counter(self.cell(ids) for ids in samples)

@@ -57,9 +57,10 @@ class TableRows(Rows):
         return len(self.ids) - 1
 
     def leave(self, row: int) -> None:
-        for rows in (self.ids, self.trees, self.lengths):
-            rows[row] = rows[-1]
-            rows.pop()
+        self.ids[row], self.trees[row], self.lengths[row] = self.ids[-1], self.trees[-1], self.lengths[-1]
+        self.ids.pop()
+        self.trees.pop()
+        self.lengths.pop()
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self.ids[row] += tokens

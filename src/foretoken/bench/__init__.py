@@ -1,8 +1,8 @@
 """`foretoken bench`: our decoding and transformers' own `generate` on the same prompts, interleaved in one process.
 
-    pair       -> the models, two copies of each: ours may be packed, transformers' is as it was loaded
-    methods    -> one way of generating: prompts in, one Run out
-    rounds     -> every method once on the same prompt, in rotated order, again and again; one line of JSONL each
-    summary    -> medians of the runs, and medians of ratios taken inside a round
-    report, plot
+pair       -> the models, two copies of each: ours may be packed, transformers' is as it was loaded
+methods    -> one way of generating: prompts in, one Run out
+rounds     -> every method once on the same prompt, in rotated order, again and again; one line of JSONL each
+summary    -> medians of the runs, and medians of ratios taken inside a round
+report, plot
 """

@@ -1,15 +1,18 @@
 """Stopwatches around forwards, put on from outside: what is timed does not know."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from foretoken.models.causal_lm import CausalLM, Rows
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Clock:
@@ -18,11 +21,16 @@ class Clock:
     def __init__(self, device: torch.device | None = None) -> None:
         """device: waited for at both ends if it is an accelerator, whose calls return before they are done."""
         self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else None
-        self.reset()
-
-    def reset(self) -> None:
         self.seconds, self.count = 0.0, 0
         self._depth, self._since = 0, 0.0
+
+    def time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """call(*args), with the clock running."""
+        self.start()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.stop()
 
     def start(self) -> None:
         if self._depth == 0:
@@ -42,19 +50,11 @@ class Clock:
 
 @contextmanager
 def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
-    """Inside, `clock` runs during calls of `model` or of its body without the head."""
-
-    def before(*_: object) -> None:
-        clock.start()
-
-    def after(*_: object) -> None:
-        clock.stop()
-
-    hooks = []
-    modules = {id(m): m for m in (model, getattr(model, "base_model", model))}
-    for module in modules.values():
-        hooks.append(module.register_forward_pre_hook(before))
-        hooks.append(module.register_forward_hook(after, always_call=True))
+    """Inside, `clock` runs during calls of `model`."""
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: clock.start()),
+        model.register_forward_hook(lambda *_: clock.stop(), always_call=True),
+    ]
     try:
         yield
     finally:
@@ -63,11 +63,12 @@ def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
 
 
 class TimedLM(CausalLM):
-    """The same model; `clock` runs while its rows score, extend and keep."""
+    """The same model. `scoring` runs while its rows score, extend and keep, `forwards` while they call the model: no
+    hook is put on the model itself, since that would take it off its fast path."""
 
-    def __init__(self, lm: CausalLM, clock: Clock) -> None:
+    def __init__(self, lm: CausalLM, scoring: Clock, forwards: Clock) -> None:
         self.__dict__.update(lm.__dict__)  # shares everything: a second probe of the model would be waste
-        self.clock = clock
+        self.scoring, self.forwards = scoring, forwards
 
     def open(self, batch: int, slots: int) -> Rows:
         return TimedRows(self, batch, slots)
@@ -76,22 +77,16 @@ class TimedLM(CausalLM):
 class TimedRows(Rows):
     def __init__(self, lm: TimedLM, batch: int, slots: int) -> None:
         super().__init__(lm, batch, slots)
-        self.clock = lm.clock
+        self._scoring, self._forwards = lm.scoring, lm.forwards
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        self._timed(super().extend, row, tokens)
+        self._scoring.time(super().extend, row, tokens)
 
-    def score(
-        self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> list[Float[Tensor, "n v"]]:
-        return self._timed(super().score, tokens, parents)
+    def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
+        return self._scoring.time(super().score, tokens, parents)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        self._timed(super().keep, paths)
+        self._scoring.time(super().keep, paths)
 
-    def _timed(self, call: Any, *args: Any) -> Any:
-        self.clock.start()
-        try:
-            return call(*args)
-        finally:
-            self.clock.stop()
+    def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._forwards.time(super()._forward, *args, **kwargs)

@@ -16,9 +16,9 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Processor, threads, load, versions and commit, as plain values."""
     return {
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -26,8 +26,8 @@ class Run:
     """One generation, or one batch of them. Counts are sums over the sequences, a batched forward counting once for
     each; seconds are wall clock from the call to the return.
 
-    forward_s: inside calls of the target's and drafter's modules; 0 if the backend does not call modules.
-    scoring_s: inside our rows' score, extend and keep (forwards, masks, cache); None for transformers.
+    forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
+    those calls, masks and cache; None for transformers.
     """
 
     num_tokens: int
@@ -71,25 +71,19 @@ class Foretoken:
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         device = self.engine.target.lm.device
         scoring, forwards, memory = Clock(device), Clock(device), MemoryGrowth(device)
-        models = [self.engine.target.lm.model]
-        engine = replace(self.engine, target=LMTarget(TimedLM(self.engine.target.lm, scoring)))
+        engine = replace(self.engine, target=LMTarget(TimedLM(self.engine.target.lm, scoring, forwards)))
         if isinstance(engine.drafter, LMDrafter):
-            models.append(engine.drafter.lm.model)
-            engine = replace(engine, drafter=replace(engine.drafter, lm=TimedLM(engine.drafter.lm, scoring)))
-        with ExitStack() as stack:
-            for model in models:
-                stack.enter_context(forwards_timed(model, forwards))
-            begin = time.perf_counter()
-            ttft_s = 0.0
-            finished = []
-            for chunk in engine.stream(
-                prompts, max_new_tokens=max_new_tokens, seed=seed, temperature=temperature
-            ):
-                ttft_s = ttft_s or time.perf_counter() - begin
-                memory.sample()
-                if chunk.finished:
-                    finished.append(chunk.stats)
-            wall_s = time.perf_counter() - begin
+            lm = TimedLM(engine.drafter.lm, scoring, forwards)
+            engine = replace(engine, drafter=replace(engine.drafter, lm=lm))
+        ttft_s = 0.0
+        finished = []
+        begin = time.perf_counter()
+        for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, temperature=temperature):
+            ttft_s = ttft_s or time.perf_counter() - begin
+            memory.sample()
+            if chunk.finished:
+                finished.append(chunk.stats)
+        wall_s = time.perf_counter() - begin
         num_tokens = sum(stats.num_tokens for stats in finished)
         return Run(
             num_tokens,

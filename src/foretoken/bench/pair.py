@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
@@ -53,8 +54,9 @@ def load_pair(
     if size is not None:
         theirs = expand(theirs, size, seed)
         label = f"expanded {expansion}: real acceptance, synthetic cost"
-        ours = CausalLM(pack(copy.deepcopy(theirs)), f"{lm.name} ({label})")
-        engine = replace(engine, target=LMTarget(ours))
+        ours = copy.deepcopy(theirs)
+        pack(ours)
+        engine = replace(engine, target=LMTarget(CausalLM(ours, f"{lm.name} ({label})")))
     assistant = None
     if isinstance(engine.drafter, LMDrafter):
         assistant = _as_loaded(str(drafter), engine.drafter.lm)
@@ -67,7 +69,8 @@ def load_pair(
 def _as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
     """The model as transformers loads it, where `like` may have packed weights. `like` was loaded from the same
     place, so that what can go wrong has been told."""
-    return AutoModelForCausalLM.from_pretrained(source, dtype=like.dtype).to(like.device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=like.dtype)
+    return model.to(like.device).eval()
 
 
 def methods(pair: Pair, trees: Sequence[str], batches: Sequence[int]) -> list[Method]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -19,8 +20,8 @@ NOTES = """\
 tokens/s, x plain, x transformers: medians (lowest to highest) of the runs, and of ratios taken inside a round.
 x plain: over our plain decoding. x transformers: over transformers' plain generate. Same batch size in both.
 tokens/forward: emitted tokens per target forward, bonus included. accepted: share of drafted tokens that were emitted.
-outside: share of the wall clock spent outside calls of the models; in brackets, outside our scoring, which adds masks \
-and cache to those calls. memory: growth of the peak per token after the first."""
+TTFT: time to the first token. outside: share of the wall clock spent outside calls of the models; in brackets, outside
+our scoring, which is those calls, masks and cache. KiB/token: growth of the peak memory after the first token."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class Report:
         return {**self.header, "interrupted": self.interrupted, "rows": [asdict(row) for row in self.rows]}
 
     def print(self, file: TextIO) -> None:
-        console = Console(file=file, width=None if file.isatty() else 150, soft_wrap=False, highlight=False)
+        console = Console(file=file, width=None if file.isatty() else 150, highlight=False, markup=False, emoji=False)
         h = self.header
         console.print(
-            f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, device {h['device']}, {h['dtype']}; torch "
-            f"{h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit {h['commit']}",
+            f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, load {h['load_average']}, device {h['device']}, "
+            f"{h['dtype']}; torch {h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit "
+            f"{h['commit']}",
             f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; drafter {h['drafter']}; "
             f"verifier {h['verifier']}; {h['max_new_tokens']} new tokens, {h['num_prompts']} prompts, {h['rounds']} "
             f"rounds, seed {h['seed']}",
@@ -54,13 +56,13 @@ class Report:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     batched = any(row.vs_batch_1 for row in rows)
     columns = ["tokens/s", "x plain", "x transformers", *(["x batch 1"] if batched else []), "tokens/forward",
-               "accepted", "first token", "outside", "memory"]  # fmt: skip
+               "accepted", "TTFT ms", "outside", "KiB/token"]  # fmt: skip
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     for row in rows:
         cells = [
             _spread(row.tokens_per_s, 1),
@@ -69,9 +71,9 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
             *([_spread(row.vs_batch_1, 2)] if batched else []),
             f"{row.block_efficiency:.2f}",
             "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}",
-            f"{row.ttft_s * 1000:.0f} ms",
+            f"{row.ttft_s * 1000:.0f}",
             _outside(row),
-            "-" if row.memory_bytes_per_token is None else f"{row.memory_bytes_per_token / 1024:.1f} KiB",
+            "-" if row.memory_bytes_per_token is None else f"{row.memory_bytes_per_token / 1024:.1f}",
         ]
         table.add_row(f"{row.system} {row.method}", *cells)
     return table
@@ -84,7 +86,7 @@ def _spread(spread: Spread | None, digits: int) -> str:
 
 
 def _outside(row: Row) -> str:
-    text = "-" if row.outside_forwards is None else f"{row.outside_forwards:.0%}"
+    text = f"{row.outside_forwards:.0%}"
     return text if row.outside_scoring is None else f"{text} ({row.outside_scoring:.0%})"
 
 

@@ -53,9 +53,9 @@ class Measurement:
         return self.run.num_tokens / self.run.wall_s
 
     @property
-    def outside_forwards(self) -> float | None:
-        """Share of the wall clock outside calls of the models; None if the backend calls no modules."""
-        return 1 - self.run.forward_s / self.run.wall_s if self.run.forward_s else None
+    def outside_forwards(self) -> float:
+        """Share of the wall clock outside calls of the models."""
+        return 1 - self.run.forward_s / self.run.wall_s
 
     @property
     def outside_scoring(self) -> float | None:

@@ -36,18 +36,19 @@ class Row:
     block_efficiency: float
     acceptance_rate: float | None
     ttft_s: float
-    outside_forwards: float | None
+    outside_forwards: float
     outside_scoring: float | None
     memory_bytes_per_token: float | None
 
 
 def summarise(measurements: Sequence[Measurement]) -> list[Row]:
-    """One row a (temperature, batch, method), in the order they first ran, temperatures together."""
+    """One row a (temperature, batch, method), each in the order in which it first came."""
     groups: dict[tuple[float, int, str, str], list[Measurement]] = {}
     for m in measurements:
         groups.setdefault((m.temperature, m.batch, m.system, m.method), []).append(m)
     temperatures = list(dict.fromkeys(m.temperature for m in measurements))
     batches = list(dict.fromkeys(m.batch for m in measurements))
+    methods = list(dict.fromkeys((m.system, m.method) for m in measurements))
     speeds = {_place(m, m.batch, m.system, m.method): m.tokens_per_s for m in measurements}
     rows = []
     for (temperature, batch, system, method), group in groups.items():
@@ -67,12 +68,16 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
                 block_efficiency=tokens / forwards,
                 acceptance_rate=accepted / drafted if drafted else None,
                 ttft_s=median(m.run.ttft_s for m in group),
-                outside_forwards=_median(m.outside_forwards for m in group),
+                outside_forwards=median(m.outside_forwards for m in group),
                 outside_scoring=_median(m.outside_scoring for m in group),
                 memory_bytes_per_token=_median(m.run.memory_bytes_per_token for m in group),
             )
         )
-    return sorted(rows, key=lambda row: (temperatures.index(row.temperature), batches.index(row.batch)))
+
+    def place(row: Row) -> tuple[int, int, int]:
+        return temperatures.index(row.temperature), batches.index(row.batch), methods.index((row.system, row.method))
+
+    return sorted(rows, key=place)
 
 
 Place = tuple[float, str, int, int, str, str]

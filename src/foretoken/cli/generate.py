@@ -112,10 +112,11 @@ def _one(engine: "Engine", prompt: str, arguments: dict[str, Any], compare: bool
         for warm in (engine, _plain(engine)):
             warm.generate(prompt, **{**arguments, "max_new_tokens": min(16, arguments["max_new_tokens"])})
     text, ids, last = "", [], None
-    if not as_json:
-        _write(prompt)
     try:
-        for last in engine.stream(prompt, **arguments):
+        for chunk in engine.stream(prompt, **arguments):
+            if last is None and not as_json:
+                _write(prompt)  # not before the input has proved good
+            last = chunk
             text += last.text
             ids += last.token_ids
             if not as_json:

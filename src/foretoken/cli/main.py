@@ -18,10 +18,10 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("audit")(audit.audit)
-app.command("bench")(bench.bench)
+app.add_typer(bench.app, name="bench")
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool | None) -> None:
     if wanted:
         print(f"foretoken {__version__}")
         raise typer.Exit
@@ -30,8 +30,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = None,
 ) -> None:
     """Generate faster from a causal language model, with exactly the same output distribution."""
 

@@ -47,7 +47,7 @@ def load_model(source: str, device: torch.device, dtype: torch.dtype, trust_remo
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, local_files_only=_is_folder(source), trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
     model = model.to(device).eval()
     pack(model)

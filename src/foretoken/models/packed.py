@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 ROWS = 8  # rows that the packed layout is made for; the kernel takes any number
 SMALLEST = 2**19  # weights from which on the packed kernel wins at 5 rows by more than it may lose at 1
@@ -18,11 +19,14 @@ SMALLEST = 2**19  # weights from which on the packed kernel wins at 5 rows by mo
 class PackedLinear(nn.Module):
     """nn.Linear over a weight in oneDNN's own layout: x [..., in] -> [..., out], float32 on a CPU, inference only."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear | Conv1D) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        if isinstance(linear, Conv1D):  # GPT-2's linear layer, stored the other way round
+            weight = weight.T.contiguous()
+        self.out_features, self.in_features = weight.shape
         # Neither parameter nor buffer: the layout is opaque, so it can be neither saved nor moved.
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias = linear.bias
 
     def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
@@ -47,7 +51,9 @@ def pack(model: PreTrainedModel) -> None:
         if len(linears) == 3 and all(p.weight.numel() < SMALLEST for p in linears):
             _place_side_by_side(linears)
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.numel() >= SMALLEST:
+            if not isinstance(child, nn.Linear | Conv1D) or type(child) not in (nn.Linear, Conv1D):
+                continue
+            if child.weight.dtype == torch.float32 and child.weight.numel() >= SMALLEST:
                 setattr(parent, name, PackedLinear(child))
 
 

@@ -1,0 +1,6 @@
+"""python -m foretoken."""
+
+from foretoken.cli.main import main
+
+if __name__ == "__main__":
+    main()

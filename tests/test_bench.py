@@ -1,0 +1,203 @@
+"""The benchmark from the command line, on tiny random models."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+
+from foretoken.bench.rounds import Measurement
+from foretoken.cli import main as cli
+from foretoken.cli import options
+from foretoken.models import expand
+
+LINE = {
+    "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
+    "num_drafted", "num_accepted", "wall_s", "ttft_s", "forward_s", "scoring_s", "memory_bytes_per_token",
+    "tokens_per_s", "block_efficiency", "acceptance_rate", "outside_forwards", "outside_scoring", "cpu", "cores",
+    "threads", "load_average", "device", "python", "torch", "transformers", "foretoken", "commit", "dtype", "label",
+    "num_params", "target", "drafter", "verifier",
+}  # fmt: skip
+QUICK = ["--rounds", 1, "--prompts", 2, "--max-new-tokens", 6]
+OURS = [("foretoken", "plain"), ("foretoken", "chain:2"), ("foretoken", "kary:2x2")]
+THEIRS = [("transformers", "plain"), ("transformers", "assisted 2"), ("transformers", "assisted default")]
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("demo")
+    target = tiny.llama(0)
+    tiny.save(target, root / "target")
+    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
+    prompts = [{"id": f"p{i}", "file": "f.py", "prompt": "def f(x):" + "\n" * i, "reference": ""} for i in range(3)]
+    (root / "heldout.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    return root
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], demo: Path, tmp_path: Path) -> Command:
+    """Run `foretoken bench` in an empty folder; (exit code, stdout, stderr)."""
+    monkeypatch.setattr(options, "demo_folder", lambda: demo)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foretoken", "bench", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call
+
+
+def test_every_method_runs_once_a_round_in_rotated_order(bench: Command, tmp_path: Path) -> None:
+    code, out, err = bench(*QUICK, "--tree", "chain:2", "--tree", "kary:2x2", "--json")
+    assert code == 0
+    assert "round 1/1, prompt 2/2" in err
+    lines = [json.loads(line) for line in (tmp_path / "foretoken-bench.jsonl").read_text().splitlines()]
+    assert not list(tmp_path.glob("*.tmp"))
+    assert len(lines) == 2 * 2 * 6  # temperatures, prompts, methods
+    assert all(set(line) == LINE for line in lines)
+    blocks = [lines[i : i + 6] for i in range(0, len(lines), 6)]
+    for turn, block in enumerate(blocks):
+        assert len({(line["temperature"], line["prompt"], line["round"], line["seed"]) for line in block}) == 1
+        ran = [(line["system"], line["method"]) for line in block]
+        assert ran == [*(OURS + THEIRS)[turn:], *(OURS + THEIRS)[:turn]]
+        assert [line["order"] for line in block] == list(range(6))
+    for line in lines:
+        assert line["num_tokens"] == 6  # nothing stops early
+        assert 0 < line["ttft_s"] < line["wall_s"]
+        assert 0 < line["forward_s"] < line["wall_s"]
+        assert 0 < line["outside_forwards"] < 1
+        assert (line["scoring_s"] is None) == (line["system"] == "transformers")
+        assert line["num_accepted"] <= line["num_drafted"]
+        assert line["num_tokens"] <= line["num_target_forwards"] + line["num_accepted"]
+        if line["method"] == "plain":
+            assert (line["num_target_forwards"], line["num_drafted"], line["acceptance_rate"]) == (6, 0, None)
+
+    report = json.loads(out)
+    assert [(row["system"], row["method"]) for row in report["rows"]] == 2 * (OURS + THEIRS)
+    assert report["max_new_tokens"] == 6
+    assert report["num_prompts"] == 2
+    for row in report["rows"]:
+        assert row["num_runs"] == 2
+        assert row["tokens_per_s"]["low"] <= row["tokens_per_s"]["median"] <= row["tokens_per_s"]["high"]
+        assert row["vs_batch_1"] is None
+        if row["method"] == "plain":
+            own = "vs_plain" if row["system"] == "foretoken" else "vs_transformers"
+            assert row[own] == {"median": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_batches_are_compared_with_batch_1(bench: Command, tmp_path: Path) -> None:
+    code, out, _ = bench(
+        *QUICK, "--tree", "chain:2", "--temperature", 1, "--batch", 1, "--batch", 3, "--out", "x.jsonl"
+    )
+    assert code == 0
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    of_three = [line for line in lines if line["batch"] == 3]
+    assert {(line["system"], line["method"]) for line in of_three} == {*OURS[:2], THEIRS[0]}
+    for line in of_three:
+        assert line["num_tokens"] == 18
+        assert line["block_efficiency"] >= 1
+        if line["method"] == "plain":
+            assert line["num_target_forwards"] == 18
+    assert "x batch 1" in out
+
+
+def test_the_table_says_what_it_shows(bench: Command) -> None:
+    code, out, _ = bench(*QUICK, "--tree", "chain:2", "--temperature", 0, "--drafter", "ngram")
+    assert code == 0
+    for words in (
+        "foretoken chain:2",
+        "transformers lookup 2",
+        "float32",
+        "seed 0",
+        "temperature 0, batch 1, as loaded",
+    ):
+        assert words in out
+
+
+def test_an_expanded_target_is_labelled(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(expand.SIZES, "300k", 300_000)
+    code, out, _ = bench(*QUICK, "--temperature", 0, "--expand", "300k")
+    assert code == 0
+    assert "expanded 300k: real acceptance, synthetic cost" in out
+    lines = [json.loads(line) for line in (tmp_path / "foretoken-bench.jsonl").read_text().splitlines()]
+    assert all(270_000 <= line["num_params"] <= 330_000 for line in lines)
+    code, out, _ = bench(*QUICK, "--temperature", 0, "--out", "small.jsonl")
+    small = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
+    for big, line in zip(lines, small, strict=True):  # greedy: the same text, so the same acceptance
+        assert (big["method"], big["num_target_forwards"]) == (line["method"], line["num_target_forwards"])
+        assert big["num_accepted"] == line["num_accepted"]
+
+
+def test_without_a_drafter_plain_decoding_is_compared(bench: Command) -> None:
+    code, out, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0, "--json")
+    assert code == 0
+    assert [(r["system"], r["method"]) for r in json.loads(out)["rows"]] == [OURS[0], THEIRS[0]]
+
+
+def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record, calls = Measurement.record, []
+
+    def interrupted(self: Measurement) -> dict[str, object]:
+        calls.append(self)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return record(self)
+
+    monkeypatch.setattr(Measurement, "record", interrupted)
+    code, out, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0)
+    assert code == 130
+    assert "Interrupted" in out
+    assert len((tmp_path / "foretoken-bench.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_plot_is_drawn(bench: Command, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    code, _, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0, "--plot", "x.png")
+    assert code == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--expand", "7b"], "choose one of 100m, 300m, 1b"),
+        (["--tree", "oak:3"], "Unknown tree oak:3"),
+        (["--temperature", -1], "temperature is -1.0"),
+        (["--rounds", 0], "rounds is 0"),
+        (["--max-new-tokens", 0], "max_new_tokens is 0"),
+        (["--max-new-tokens", 300], "do not fit the context of 256"),
+        (["--prompts", 4], "there are 3"),
+        (["--prompts", 0], "there are 3"),
+        (["--batch", 0], "Batch 0"),
+        (["--out", "nowhere/x.jsonl"], "Cannot write nowhere/x.jsonl"),
+        (["--target", "nowhere"], "nowhere does not exist"),
+        (["--dtype", "int3"], "Unknown dtype int3"),
+        (["--plot", "x.docx"], "plot"),
+    ],
+)
+def test_bad_input_is_one_sentence(bench: Command, tmp_path: Path, arguments: list[object], words: str) -> None:
+    code, out, err = bench(*arguments)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_heldout_prompts_are_named(
+    bench: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(options, "demo_folder", lambda: tmp_path)
+    code, _, err = bench("--target", demo / "target", "--drafter", "none")
+    assert code == 2
+    assert "heldout.jsonl" in err

@@ -1,0 +1,174 @@
+"""The command line: results on stdout, all else on stderr, one sentence and exit code 2 for bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny
+
+from foretoken.cli import main as cli
+
+KEYS = {
+    "text",
+    "token_ids",
+    "tokens_per_s",
+    "block_efficiency",
+    "acceptance_rate",
+    "num_target_forwards",
+    "num_drafted",
+    "num_accepted",
+    "ttft_s",
+    "seed",
+    "target",
+    "drafter",
+    "tree",
+    "verifier",
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    target = tiny.llama(0, context=2048)
+    return (
+        ["--target", tiny.save(target, root / "target"), "--drafter"],
+        tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
+    )
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, pair):
+    """Run the command in this process; (exit code, stdout, stderr)."""
+
+    def call(*arguments, models=True):
+        options, drafter = pair
+        argv = ["foretoken", *map(str, arguments), *([*options, drafter] if models else [])]
+        monkeypatch.setattr(sys, "argv", argv)
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call
+
+
+def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run):
+    code, out, err = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--compare")
+    assert code == 0
+    assert out.startswith("def f(")
+    for word in ("tokens/s", "speed-up", "block efficiency", "acceptance rate"):
+        assert word in err
+        assert word not in out
+
+
+def test_json_is_one_object_with_the_promised_fields(run):
+    code, out, _ = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--json", "--tree", "kary:2x2")
+    record = json.loads(out)
+    assert code == 0
+    assert set(record) == KEYS
+    assert (record["seed"], record["tree"], record["verifier"]) == (1, "kary:2x2", "rrsw")
+    assert 0 < len(record["token_ids"]) <= 20
+    code, out, _ = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--json", "--compare")
+    compared = json.loads(out)
+    assert set(compared) == KEYS | {"plain_tokens_per_s", "speedup"}
+    assert compared["speedup"] == pytest.approx(compared["tokens_per_s"] / compared["plain_tokens_per_s"])
+
+
+def test_the_prompt_can_come_from_stdin(run, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import"))
+    code, out, _ = run("generate", "-", "--max-new-tokens", 4, "--seed", 1)
+    assert code == 0
+    assert out.startswith("import")
+
+
+def test_batch_file_gives_each_prompt_its_own_seed(run, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n\n"b"\n{"prompt": "c"}\n')
+    code, out, _ = run("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 7, "--json")
+    records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
+    assert code == 0
+    assert [r["seed"] for r in records] == [7, 8, 9]
+    _, alone, _ = run("generate", "b", "--max-new-tokens", 8, "--seed", 8, "--json")
+    assert json.loads(alone)["token_ids"] == records[1]["token_ids"]
+
+
+BAD = [
+    (["generate", "x", "--tree", "bush:1"], "bush"),
+    (["generate", "x", "--verifier", "nope"], "nope"),
+    (["generate", "x", "--law", "nope"], "nope"),
+    (["generate", "x", "--verifier", "standard", "--tree", "kary:2x2"], "standard"),
+    (["generate", "x", "--temperature", "-1"], "temperature"),
+    (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens"),
+    (["generate", ""], "empty"),
+    (["generate", "x" * 3000], "context"),
+    (["generate", "x", "--batch-file", "f"], "--batch-file"),
+    (["generate", "--batch-file", "no-such-file"], "no-such-file"),
+    (["generate"], "prompt"),
+    (["generate", "x", "--dtype", "int3"], "int3"),
+    (["generate", "x", "--device", "abacus"], "abacus"),
+    (["audit", "--temperature", "0"], "temperature"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "word"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(run, arguments, word):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert word in err
+    assert err.startswith("foretoken: ")
+    assert len(err.strip().splitlines()) == 1
+    assert out == ""
+
+
+def test_missing_folders_are_named(run, tmp_path, pair):
+    (tmp_path / "empty").mkdir()
+    no_tokenizer = tmp_path / "bare"
+    tiny.llama(0).save_pretrained(no_tokenizer)
+    broken = tmp_path / "broken"
+    tiny.save(tiny.llama(0), broken)
+    (broken / "model.safetensors").write_bytes(b"not a tensor file")
+    for folder in (tmp_path / "none", tmp_path / "empty", no_tokenizer, broken):
+        code, _, err = run("generate", "x", "--target", folder, models=False)
+        assert (code, str(folder) in err, len(err.strip().splitlines())) == (2, True, 1), err
+
+
+def test_help_suffices(run):
+    for arguments in (["--help"], ["generate", "--help"], ["audit", "--help"], ["bench", "--help"]):
+        code, out, _ = run(*arguments, models=False)
+        assert code == 0
+        assert "Usage" in out
+    _, out, _ = run("generate", "--help", models=False)
+    for option in ("--target", "--drafter", "--tree", "--verifier", "--temperature", "--seed", "--json", "--compare"):
+        assert option in out
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, foretoken.cli.main; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_interrupt_prints_what_was_generated(pair):
+    options, drafter = pair
+    command = [sys.executable, "-m", "foretoken", "generate", "def f(", "--max-new-tokens", "2000", *options, drafter]
+    process = subprocess.Popen(
+        [*command, "--seed", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(20)  # it has begun to write
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (first + out).startswith(b"def f(")
+    assert b"interrupted" in err
+    assert b"tokens/s" in err
+    assert b"Traceback" not in err

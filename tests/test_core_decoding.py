@@ -1,0 +1,182 @@
+"""Trees, the walk over them, and what a sequence commits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.audit.branching import outcomes
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Opaque
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence, Step
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
+from foretoken.core.walk import draw, walk
+from foretoken.verify import VERIFIERS
+
+UNIFORM = torch.full((5,), 0.2, dtype=torch.float64)
+
+
+def opaque(*draws: int) -> Siblings:
+    return Siblings(draws, None, Opaque(len(draws)))
+
+
+def example() -> TokenTree:
+    """4 -> 1 -> 3;  4 -> 2."""
+    builder = TreeBuilder(4)
+    assert builder.add(0, opaque(1, 2)) == {0: 1, 1: 2}
+    assert builder.add(1, opaque(3)) == {0: 3}
+    return builder.build()
+
+
+def test_the_shape_of_a_tree() -> None:
+    tree = example()
+    assert (tree.tokens, tree.parents) == ((4, 1, 2, 3), (-1, 0, 0, 1))
+    assert tree.depths == (0, 1, 1, 2)
+    assert (len(tree), tree.num_drafted) == (4, 3)
+    assert [tree.child(0, 1), tree.child(0, 2), tree.child(1, 3)] == [1, 2, 3]
+    assert tree.child(0, 3) is None
+    assert tree.child(3, 1) is None
+    assert [tree.path_to(node) for node in range(4)] == [(0,), (0, 1), (0, 2), (0, 1, 3)]
+
+
+def test_repeated_draws_share_a_node() -> None:
+    builder = TreeBuilder(0)
+    siblings = Siblings((3, 1, 3, 3), UNIFORM, IID(4))
+    assert builder.add(0, siblings) == {0: 1, 1: 2}
+    tree = builder.build()
+    assert tree.tokens == (0, 3, 1)
+    assert tree.siblings[0] is siblings  # the record keeps all four draws
+
+
+def test_the_same_token_below_different_nodes() -> None:
+    builder = TreeBuilder(0)
+    builder.add(0, opaque(1, 2))
+    builder.add(1, opaque(2))
+    builder.add(2, opaque(2))
+    tree = builder.build()
+    assert (tree.child(0, 2), tree.child(1, 2), tree.child(2, 2)) == (2, 3, 4)
+
+
+def test_chain_and_root() -> None:
+    tree = chain([7, 8, 9], [opaque(8), opaque(9), None])
+    assert tree.parents == (-1, 0, 1)
+    assert tree.depths == (0, 1, 2)
+    assert len(root_only(7)) == 1
+    assert root_only(7).num_drafted == 0
+
+
+def test_siblings_hold_their_q() -> None:
+    with pytest.raises(ForetokenError, match="need the q"):
+        Siblings((1,), None, IID(1))
+    with pytest.raises(ForetokenError, match="have no q"):
+        Siblings((1,), UNIFORM, Opaque(1))
+
+
+def one_hot(token: int) -> Tensor:
+    return torch.eye(5, dtype=torch.float64)[token]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "path", "token"),
+    [((1, 3, 0), (0, 1, 3), 0), ((1, 4), (0, 1), 4), ((2, 2), (0, 2), 2), ((3,), (0,), 3)],
+)
+def test_the_walk_follows_the_target(wanted: tuple[int, ...], path: tuple[int, ...], token: int) -> None:
+    tree = example()
+    asked = []
+
+    def p(node: int) -> Tensor:
+        asked.append(node)
+        return one_hot(wanted[tree.depths[node]])
+
+    assert walk(tree, p, VERIFIERS["exact-match"], torch.Generator()) == (path, token)
+    assert asked == list(path)  # visited nodes only
+
+
+def test_opaque_children_never_reach_the_rule() -> None:
+    def rule(p: Tensor, siblings: Siblings) -> Tensor:
+        raise AssertionError
+
+    assert walk(example(), lambda node: one_hot(0), rule, torch.Generator()) == ((0,), 0)
+
+
+def test_the_law_of_the_walk() -> None:
+    """Over all outcomes: P(path, token) is the product of the rows' entries along it."""
+    tree = example()
+    rng = torch.Generator().manual_seed(0)
+    ps = torch.rand(4, 5, generator=rng, dtype=torch.float64).softmax(-1)
+    law = dict(outcomes(lambda: walk(tree, lambda node: ps[node], VERIFIERS["exact-match"], rng)))
+    assert sum(law.values()) == pytest.approx(1)
+    assert len(law) == 3 + 4 + 5 + 5
+    assert law[(0,), 0] == pytest.approx(float(ps[0, 0]))
+    assert law[(0, 1, 3), 2] == pytest.approx(float(ps[0, 1] * ps[1, 3] * ps[3, 2]))
+
+
+def test_draw_uses_one_uniform_of_the_given_generator() -> None:
+    one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    u = float(torch.rand(1, generator=other, dtype=torch.float64))
+    assert draw(UNIFORM.float(), one) == int(u * 5)
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+def test_draw_has_the_rows_law() -> None:
+    """Chi-square with 3 degrees of freedom over 4,000 draws; the seed is fixed, a fresh one fails 1 in 10,000."""
+    row = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05])
+    rng = torch.Generator().manual_seed(0)
+    counts = torch.bincount(torch.tensor([draw(row, rng) for _ in range(4000)]), minlength=5)
+    assert counts[2] == 0
+    expected = 4000 * row[row > 0]
+    assert float(((counts[row > 0] - expected) ** 2 / expected).sum()) < 21.1
+
+
+def sequence(max_new_tokens: int = 10, eos: frozenset[int] = frozenset()) -> Sequence:
+    return Sequence([9, 4], Sampling(), torch.Generator().manual_seed(0), max_new_tokens, eos)
+
+
+def test_commit() -> None:
+    seq = sequence()
+    assert seq.commit(example(), (0, 1, 3), 0) == Step((1, 3, 0), num_drafted=3, num_accepted=2)
+    assert seq.ids == [9, 4, 1, 3, 0]
+    assert (seq.num_prompt, seq.num_new, seq.num_left, seq.finished) == (2, 3, 7, False)
+
+
+def test_end_of_text_inside_the_accepted_path() -> None:
+    seq = sequence(eos=frozenset({1}))
+    assert seq.commit(example(), (0, 1, 3), 0) == Step((1,), num_drafted=3, num_accepted=1)
+    assert seq.finished
+    assert seq.ids == [9, 4, 1]
+
+
+def test_end_of_text_as_the_last_token() -> None:
+    seq = sequence(eos=frozenset({0}))
+    assert seq.commit(example(), (0, 1, 3), 0).tokens == (1, 3, 0)
+    assert seq.finished
+
+
+@pytest.mark.parametrize(("limit", "tokens", "accepted"), [(1, (1,), 1), (2, (1, 3), 2), (3, (1, 3, 0), 2)])
+def test_the_length_limit_inside_the_accepted_path(limit: int, tokens: tuple[int, ...], accepted: int) -> None:
+    seq = sequence(limit)
+    assert seq.commit(example(), (0, 1, 3), 0) == Step(tokens, 3, accepted)
+    assert seq.finished
+    assert seq.num_left == 0
+
+
+def test_end_of_text_in_the_prompt_does_not_stop() -> None:
+    seq = sequence(eos=frozenset({4}))
+    seq.commit(example(), (0,), 2)
+    assert not seq.finished
+
+
+def test_uniforms_come_from_the_sequence_alone() -> None:
+    one, other = sequence(), sequence()
+    torch.manual_seed(1)
+    first = one.uniforms(2, 3)
+    torch.manual_seed(2)
+    assert torch.equal(first, other.uniforms(2, 3))
+    assert first.dtype == torch.float64
+    assert not torch.equal(first, one.uniforms(2, 3))
+
+
+def test_probabilities_of_suffixes() -> None:
+    seq = Sequence([0], Sampling(repetition_penalty=2.0), torch.Generator(), 5)
+    p = seq.probabilities(torch.ones(2, 3), [[], [2]])
+    assert torch.allclose(p, torch.tensor([[0.5, 1.0, 1.0], [0.5, 1.0, 0.5]]).softmax(-1))

@@ -1,0 +1,145 @@
+"""Laws: what `draw` draws is what `prob` says."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, NONE, Law, Opaque, WithoutReplacement, inverse_cdf, outcomes
+
+QS = {
+    "random": [0.15, 0.35, 0.3, 0.2],
+    "zeros": [0.0, 0.6, 0.0, 0.4],
+    "one-hot": [0.0, 0.0, 1.0],
+    "V = 1": [1.0],
+    "skew": [0.999, 0.0009, 0.0001],
+    "not normalised": [0.3, 0.6, 0.2],
+}
+LAWS = [IID(1), IID(2), IID(3), WithoutReplacement(1), WithoutReplacement(2), WithoutReplacement(3)]
+
+
+def f64(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("q", QS.values(), ids=QS)
+def test_outcomes_sum_to_one(law: Law, q: list[float]) -> None:
+    found = list(outcomes(law, f64(q)))
+    assert math.fsum(prob for _, prob in found) == pytest.approx(1, abs=1e-12)
+    assert len({draws for draws, _ in found}) == len(found)
+    assert all(q[x] > 0 for draws, _ in found for x in draws)
+
+
+@pytest.mark.parametrize("law", [IID(2), WithoutReplacement(2)], ids=str)
+@pytest.mark.parametrize("q", [QS["random"], QS["zeros"], QS["not normalised"]], ids=str)
+def test_draw_integrates_to_prob(law: Law, q: list[float]) -> None:
+    """Midpoints of a 400 x 400 grid of uniforms: no interval of the inverse misses more than one cell at each end."""
+    n = 400
+    u1, u2 = torch.meshgrid(*[(torch.arange(n, dtype=torch.float64) + 0.5) / n] * 2, indexing="ij")
+    u = torch.stack([u1.flatten(), u2.flatten()], 1)
+    draws = law.draw(f64(q).expand(n * n, -1), u)
+    seen = {
+        tuple(x): c / n**2 for x, c in zip(*map(Tensor.tolist, draws.unique(dim=0, return_counts=True)), strict=True)
+    }
+    wanted = dict(outcomes(law, f64(q)))
+    assert seen.keys() == wanted.keys()
+    assert all(abs(seen[x] - wanted[x]) <= 4 / n for x in seen)
+
+
+def test_iid_is_a_product_and_repeats() -> None:
+    q = f64([0.2, 0.8])
+    assert IID(3).prob(q, (1, 0, 1)) == pytest.approx(0.8 * 0.2 * 0.8)
+    assert IID(3).prob(q, (1, 0)) == 0
+    assert IID(0).prob(q, ()) == 1
+
+
+def test_successive_sampling_by_hand() -> None:
+    q = f64([0.5, 0.3, 0.2])
+    law = WithoutReplacement(2)
+    assert law.prob(q, (0, 2)) == pytest.approx(0.5 * 0.2 / 0.5)
+    assert law.prob(q, (2, 0)) == pytest.approx(0.2 * 0.5 / 0.8)
+    assert law.prob(q, (0, 0)) == 0
+    assert law.prob(q, (0,)) == 0
+    # The second uniform falls among what the first left: 0.3 and 0.2 of 0.5.
+    u = f64([0.1, 0.59]), f64([0.1, 0.61])
+    assert law.draw(q[None].expand(2, -1), torch.stack(u)).tolist() == [[0, 1], [0, 2]]
+
+
+def test_exhausted_support() -> None:
+    q = f64([0.0, 0.7, 0.0, 0.3])
+    law = WithoutReplacement(3)
+    drawn = law.draw(q[None], torch.zeros(1, 3, dtype=torch.float64))
+    assert drawn.tolist() == [[1, 3, NONE]]
+    assert law.prob(q, (1, 3)) == pytest.approx(0.7)
+    assert dict(outcomes(law, q)) == pytest.approx({(1, 3): 0.7, (3, 1): 0.3})
+    last = law.draw(f64([0.0, 1.0])[None], torch.full((1, 3), 0.999, dtype=torch.float64))
+    assert last.tolist() == [[1, NONE, NONE]]
+
+
+def test_a_prefix_of_the_draws_has_the_law_of_fewer() -> None:
+    """The drafter draws as many for all nodes of a level, and keeps the first ones where a node wants fewer."""
+    q = f64(QS["random"])
+    for family in (IID, WithoutReplacement):
+        fewer: dict[tuple[int, ...], float] = {}
+        for draws, prob in outcomes(family(3), q):
+            fewer[draws[:2]] = fewer.get(draws[:2], 0) + prob
+        assert fewer == pytest.approx(dict(outcomes(family(2), q)))
+
+
+def test_draw_leaves_q_alone() -> None:
+    q = f64(QS["random"])[None]
+    before = q.clone()
+    WithoutReplacement(3).draw(q, torch.full((1, 3), 0.5, dtype=torch.float64))
+    assert torch.equal(q, before)
+
+
+def test_inverse_cdf_edges() -> None:
+    weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    below_one = 1 - 2.0**-53
+    u = torch.tensor([[0.0, 0.2499, 0.25, 0.5, below_one]], dtype=torch.float64)
+    assert inverse_cdf(weights, u).tolist() == [[1, 1, 3, 3, 3]]
+    assert inverse_cdf(7 * weights, u).tolist() == [[1, 1, 3, 3, 3]]
+    assert inverse_cdf(torch.ones(1, 1), u).tolist() == [[0, 0, 0, 0, 0]]
+
+
+def test_inverse_cdf_never_gives_a_token_of_weight_zero() -> None:
+    rng = torch.Generator().manual_seed(0)
+    u = torch.tensor([[0.0, 2.0**-53, 0.5, 1 - 2.0**-53]], dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        weights = torch.rand(300, 50, generator=rng, dtype=dtype)
+        weights *= torch.rand(300, 50, generator=rng) < 0.3
+        weights[:, 0] = 0
+        weights[:, -1] = 0
+        weights[:, 20] = 1e-3
+        tokens = inverse_cdf(weights, u.expand(300, -1))
+        assert bool((weights.gather(1, tokens) > 0).all())
+
+
+def test_the_tail_of_a_large_vocabulary_keeps_its_probability() -> None:
+    """150,000 float32 weights whose float32 running sum would stand still: half of the mass is in the tail."""
+    v = 150_000
+    weights = torch.full((1, v), 0.5 / v)
+    weights[0, 0] += 0.5
+    u = (torch.arange(1000, dtype=torch.float64)[None] + 0.5) / 1000
+    tokens = inverse_cdf(weights, u)
+    assert (tokens == 0).sum() == 500
+    assert int(tokens.max()) >= v * 0.997
+
+
+def test_opaque_takes_the_likeliest() -> None:
+    scores = torch.tensor([[0.1, 3.0, -1.0, 2.0]])
+    u = torch.zeros(1, 3, dtype=torch.float64)
+    assert Opaque(3).draw(scores, u).tolist() == [[1, 3, 0]]
+    assert Opaque(1).draw(scores, u[:, :1]).tolist() == [[1]]
+    assert Opaque(3).draw(scores[:, :2], u).tolist() == [[1, 0]]
+    with pytest.raises(ForetokenError, match="exact-match"):
+        Opaque(1).prob(scores[0], (1,))
+
+
+def test_too_large_to_enumerate() -> None:
+    with pytest.raises(ForetokenError, match="too large"):
+        list(itertools.islice(outcomes(IID(4), torch.full((100,), 0.01)), 1))
