@@ -1,7 +1,7 @@
 """Train Foretoken's small models from the sources of Python's standard library.
 
-    python scripts/train_models.py all              # everything, about 95 minutes on 2 CPU cores
-    python scripts/train_models.py target           # one part; run it again to resume
+    python scripts/train_models.py all              # everything: about two hours on 2 CPU cores
+    python scripts/train_models.py target           # one part; the same command again resumes it
     python scripts/train_models.py evaluate --json
 
 A batch depends on the seed and the step alone, so a resumed run sees what an unbroken one sees.
@@ -19,8 +19,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -33,8 +34,7 @@ SAMPLED = 131_072  # tokens written by the target for the drafter's training
 SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
 SPLITS = {
     # Words take one sign before them; runs of punctuation take the line breaks after them.
-    "target": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "target": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     # Words take the signs after them ("self.", "len("); line breaks take the indent after them.
     "drafter-1k": r"[^\S\n]?\w+[.(\[,:=)]*|[^\w\s]+|\n[^\S\n]*|[^\S\n]+(?=\S)|\s",
 }
@@ -43,50 +43,52 @@ Loss = Callable[[LlamaForCausalLM, torch.Tensor, float], torch.Tensor]
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and training plan of one model; `lengths` are the early and the late row lengths."""
+    """Shape and training plan of one model; `lengths` are the early and the late row length, `rows` a step's rows."""
 
+    summary: str
     tokenizer: str
     vocab: int
     layers: int
     mlp: int
     lengths: tuple[int, int]
-    rows: int  # rows of the late length in one step
     tokens: float
-    summary: str
+    rows: int = 1
     hidden: int = 192
     heads: int = 6
     kv_heads: int = 2
     muon_lr: float = 0.02
     embed_lr: float = 0.03
+    copied: tuple[int, ...] = ()  # the target's layers that this model's layers begin as
 
 
 SPECS = {
-    "target": Spec("target", 4096, 12, 592, (512, 1024), 2, 4.1e6, "the target"),
+    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 4.1e6, rows=2),
     "drafter": Spec(
+        "A drafter with the target's vocabulary",
         "target",
         4096,
         2,
-        512,
+        592,
         (512, 1024),
-        2,
-        1.4e6,
-        "a drafter with the target's vocabulary",
+        2e6,
+        rows=2,
         embed_lr=0.01,
+        copied=(0, 11),
     ),
-    "drafter-1k": Spec("drafter-1k", 1024, 2, 512, (512, 2048), 1, 1.5e6, "a drafter with another vocabulary"),
-    "drafter-bytes": Spec("drafter-bytes", 257, 2, 512, (1024, 4096), 1, 3e6, "a drafter that reads bytes"),
+    "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.5e6),
+    "drafter-bytes": Spec("A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how this call works."""
+    """Where and how this call works; `tokens` replaces the plan's number."""
 
     out: Path
     work: Path
     seed: int
     device: str
-    tokens: dict[str, float] = field(default_factory=dict)
+    tokens: float | None = None
 
 
 def stop(message: str) -> SystemExit:
@@ -94,8 +96,19 @@ def stop(message: str) -> SystemExit:
     return SystemExit(2)
 
 
+def save(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        write(file)
+    os.replace(temporary, path)
+
+
+def is_held_out(name: str) -> bool:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 50 == 0
+
+
 def corpus(held_out: bool) -> Iterator[tuple[str, str]]:
-    """(relative path, text) of the library's sources, the training or the held-out part."""
+    """(relative path, text) of the library's sources: the training part or the held-out part."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
@@ -109,15 +122,11 @@ def corpus(held_out: bool) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
-def is_held_out(name: str) -> bool:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 50 == 0
-
-
 def byte_alphabet() -> list[str]:
     """The character that stands for each byte in byte-level vocabularies."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
-    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def make_tokenizer(kind: str) -> Tokenizer:
@@ -125,30 +134,26 @@ def make_tokenizer(kind: str) -> Tokenizer:
     if kind in SPLITS:
         tok = Tokenizer(models.BPE())
         split = pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated")
-        tok.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        tok.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore
+        size, alphabet = SPECS[kind].vocab, byte_alphabet()
         trainer = trainers.BpeTrainer(
-            vocab_size=SPECS[kind].vocab,
-            special_tokens=[EOT],
-            show_progress=False,
-            initial_alphabet=byte_alphabet(),
-            max_token_length=24,
+            vocab_size=size, special_tokens=[EOT], show_progress=False, initial_alphabet=alphabet, max_token_length=24
         )
         tok.train_from_iterator((text for _, text in corpus(held_out=False)), trainer)
     else:
-        vocab = {char: byte for byte, char in enumerate(byte_alphabet())}
-        tok = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-        tok.pre_tokenizer = byte_level
+        tok = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_alphabet())}, merges=[]))
+        tok.pre_tokenizer = byte_level  # pyright: ignore
         tok.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
-    tok.decoder = decoders.ByteLevel()
+    tok.decoder = decoders.ByteLevel()  # pyright: ignore
     return tok
 
 
 def get_tokenizer(run: Run, kind: str) -> Tokenizer:
     path = run.work / f"{kind}.json"
     if not path.exists():
-        print(f"Training the tokenizer of {kind}.", flush=True)
-        make_tokenizer(kind).save(str(path.with_suffix(".tmp")))
-        os.replace(path.with_suffix(".tmp"), path)
+        print(f"{kind}: making the tokenizer", flush=True)
+        text = make_tokenizer(kind).to_str(pretty=True)
+        save(path, lambda file: file.write(text.encode()))
     return Tokenizer.from_file(str(path))
 
 
@@ -157,64 +162,49 @@ def training_tokens(run: Run, kind: str) -> np.ndarray:
     path = run.work / f"{kind}-train.npy"
     if not path.exists():
         tok = get_tokenizer(run, kind)
-        texts = [text for _, text in corpus(held_out=False)]
-        end = tok.token_to_id(EOT)
-        encodings = tok.encode_batch(texts, add_special_tokens=False)
-        parts = [np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encodings]
+        encodings = tok.encode_batch([text for _, text in corpus(held_out=False)], add_special_tokens=False)
+        parts = [np.array([*encoding.ids, tok.token_to_id(EOT)], dtype=np.uint16) for encoding in encodings]
         save(path, lambda file: np.save(file, np.concatenate(parts)))
     return np.load(path)
 
 
-def save(path: Path, write: Callable[[object], None]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        write(file)
-    os.replace(temporary, path)
-
-
 class Stream:
-    """Rows of training tokens; the rows of a step depend on the seed and the step alone.
-
-    `extra`, if given, fills every fourth row.
-    """
+    """Rows of training tokens; the rows of a step depend on the seed and the step alone. `extra` fills every 4th."""
 
     def __init__(self, tokens: np.ndarray, seed: int, chunk: int, rows: int, extra: np.ndarray | None = None) -> None:
         self.sources = [tokens] if extra is None else [tokens, tokens, tokens, extra]
         self.seed, self.chunk, self.rows = seed, chunk, rows
 
     def batch(self, step: int, length: int) -> torch.Tensor:
-        """Inputs and the token after them: shape (rows, length + 1)."""
+        """Inputs and the token after them, cut to `length`: shape (rows, length + 1)."""
         rows = []
         for index in range(step * self.rows, (step + 1) * self.rows):
             turn, kind = divmod(index, len(self.sources))
             source = self.sources[kind]
-            if len(self.sources) > 1 and kind < 3:
-                turn = 3 * turn + kind
             per_epoch = (len(source) - 1) // self.chunk
             epoch, place = divmod(turn, per_epoch)
-            rng = np.random.default_rng([self.seed, epoch])
+            rng = np.random.default_rng([self.seed + 1000 * kind, epoch])
             shift = int(rng.integers(len(source) - per_epoch * self.chunk))
             start = shift + int(rng.permutation(per_epoch)[place]) * self.chunk
-            for at in range(start, start + self.chunk, length):
-                rows.append(source[at : at + length + 1])
+            rows += [source[at : at + length + 1] for at in range(start, start + self.chunk, length)]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum with each matrix's update made orthogonal (Newton-Schulz, in float32)."""
 
-    def __init__(self, params: list[torch.nn.Parameter], momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": 0.0, "momentum": momentum, "weight_decay": 0.2})
+    def __init__(self, params: list[torch.nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.0, "momentum": 0.95, "weight_decay": 0.2})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         group = self.param_groups[0]
         shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for param in group["params"]:
             shapes.setdefault(param.shape, []).append(param)
         for (rows, cols), params in shapes.items():
-            grads = torch.stack([p.grad for p in params])
-            means = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
+            grads = torch.stack([param.grad for param in params if param.grad is not None])
+            means = [self.state[param].setdefault("momentum", torch.zeros_like(param)) for param in params]
             for mean, grad in zip(means, grads, strict=True):
                 mean.lerp_(grad, 1 - group["momentum"])
             x = grads.lerp_(torch.stack(means), group["momentum"])
@@ -229,29 +219,16 @@ class Muon(torch.optim.Optimizer):
                 param.add_(update, alpha=-group["lr"] * max(1, rows / cols) ** 0.5)
 
 
-def build_model(spec: Spec, end: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=spec.vocab,
-        hidden_size=spec.hidden,
-        intermediate_size=spec.mlp,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.kv_heads,
-        head_dim=spec.hidden // spec.heads,
-        max_position_embeddings=spec.lengths[1],
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-5,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config)
+def build_model(spec: Spec, end: int | None) -> LlamaForCausalLM:
+    sizes: dict[str, Any] = {"vocab_size": spec.vocab, "max_position_embeddings": spec.lengths[1]}
+    sizes |= {"hidden_size": spec.hidden, "intermediate_size": spec.mlp, "num_hidden_layers": spec.layers}
+    sizes |= {"num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads}
+    sizes |= {"head_dim": spec.hidden // spec.heads, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, rms_norm_eps=1e-5))
     for name, param in model.named_parameters():
         if param.ndim == 2 and "embed" not in name:
             zero = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = 0.0 if zero else 0.7 * param.shape[1] ** -0.5
-            torch.nn.init.normal_(param, std=std)
+            torch.nn.init.normal_(param, std=0.0 if zero else 0.7 * param.shape[1] ** -0.5)
     # Embeddings as large as what the layers add to them; the last norm keeps the logits small.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
     torch.nn.init.constant_(model.model.norm.weight, 0.03)
@@ -264,7 +241,7 @@ def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> t
 
 
 def distil_loss(target: LlamaForCausalLM) -> Loss:
-    """Kullback-Leibler divergence, giving way to the share of rejected draft tokens."""
+    """Kullback-Leibler divergence, giving way to the share of draft tokens that the target would refuse."""
 
     def loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
         with torch.no_grad():
@@ -272,80 +249,78 @@ def distil_loss(target: LlamaForCausalLM) -> Loss:
         log_q = model(input_ids=rows[:, :-1], use_cache=False).logits.log_softmax(-1)
         p = log_p.exp()
         divergence = (p * (log_p - log_q)).sum(-1).mean()
-        rejected = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+        refused = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
         weight = min(1.0, progress / 0.7) * 0.9
-        return (1 - weight) * divergence + weight * rejected
+        return (1 - weight) * divergence + weight * refused
 
     return loss
 
 
-def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss) -> dict[str, float]:
+def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss) -> dict[str, int]:
     """Train to the end of the plan, from the last checkpoint if there is one."""
     spec, checkpoint = SPECS[name], run.work / f"{name}.pt"
-    named = list(model.to(run.device).train().named_parameters())
+    named = list(model.to(run.device).train().named_parameters())  # pyright: ignore
     muon = Muon([p for n, p in named if p.ndim == 2 and "embed" not in n])
-    groups = [{"params": [p for n, p in named if "embed" in n]}, {"params": [p for _, p in named if p.ndim == 1]}]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-    rates = [(muon.param_groups[0], spec.muon_lr), (adam.param_groups[0], spec.embed_lr), (adam.param_groups[1], 0.004)]
-    plan = {"seed": run.seed, "tokens": run.tokens.get(name, spec.tokens)}
+    groups = [[p for n, p in named if "embed" in n], [p for _, p in named if p.ndim == 1]]
+    adam = torch.optim.AdamW([{"params": group} for group in groups], betas=(0.9, 0.95), weight_decay=0.0)
+    rates = zip([*muon.param_groups, *adam.param_groups], (spec.muon_lr, spec.embed_lr, 0.004), strict=True)
+    group_rates, parts = list(rates), {"model": model, "muon": muon, "adam": adam}
+    plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens}
     per_step = spec.rows * spec.lengths[1]
     steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
     if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=run.device, weights_only=True)
+        try:
+            state = torch.load(checkpoint, map_location=run.device, weights_only=True)
+            if state["plan"] == plan:
+                for key, part in parts.items():
+                    part.load_state_dict(state[key])
+            first, smooth = state["step"], state["smooth"]
+        except Exception as error:
+            raise stop(f"{checkpoint} cannot be read ({type(error).__name__}): remove it to start again.") from None
         if state["plan"] != plan:
-            raise stop(
-                f"{checkpoint} was made with {state['plan']}, not {plan}: "
-                "use the same options, or another --work folder."
-            )
-        model.load_state_dict(state["model"])
-        muon.load_state_dict(state["muon"])
-        adam.load_state_dict(state["adam"])
-        first, smooth = state["step"], state["smooth"]
+            raise stop(f"{checkpoint} was made with {state['plan']}, not {plan}: use those options or another --work.")
     saved, began, last_save = first, time.monotonic(), time.monotonic()
     try:
         for step in range(first, steps):
-            progress = step / steps
+            progress, done = step / steps, step + 1
             length = spec.lengths[0] if progress < 0.85 else spec.lengths[1]
-            rows = stream.batch(step, length).to(run.device)
-            micro = max(1, 1024 // length) if run.device == "cpu" else len(rows)
-            total = 0.0
-            for part in rows.split(micro):
+            rows, total = stream.batch(step, length).to(run.device), 0.0
+            for part in rows.split(max(1, 1024 // length) if run.device == "cpu" else len(rows)):
                 loss = loss_fn(model, part, progress) * (len(part) / len(rows))
                 loss.backward()
                 total += loss.item()
-            scale = min((step + 1) / 30, 1.0) * min(1.0, (1 - progress) / 0.65)
-            for group, rate in rates:
-                group["lr"] = rate * scale
+            for group, rate in group_rates:
+                group["lr"] = rate * min(done / 30, 1.0) * min(1.0, (1 - progress) / 0.65)
             for optimizer in (muon, adam):
                 optimizer.step()
                 optimizer.zero_grad()
             smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
-            done = step + 1
             speed = (done - first) * per_step / (time.monotonic() - began)
             if done % 10 == 0 or done == steps:
                 left = (steps - done) * per_step / speed / 60
-                print(
-                    f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s  ETA {left:.1f} min",
-                    flush=True,
-                )
+                line = f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s  ETA {left:.1f} min"
+                print(line, flush=True)
             if time.monotonic() - last_save > 120 or done == steps:
-                state = {
-                    "model": model.state_dict(),
-                    "muon": muon.state_dict(),
-                    "plan": plan,
-                    "adam": adam.state_dict(),
-                    "step": done,
-                    "smooth": smooth,
-                }
+                state = {key: part.state_dict() for key, part in parts.items()}
+                state |= {"plan": plan, "step": done, "smooth": smooth}
                 save(checkpoint, lambda file, state=state: torch.save(state, file))
                 saved, last_save = done, time.monotonic()
     except KeyboardInterrupt:
-        print(
-            f"\nStopped. Step {saved} is kept in {checkpoint}; run the same command again to go on from there.",
-            file=sys.stderr,
-        )
+        print(f"\nStopped. {checkpoint} keeps step {saved}: the same command goes on from there.", file=sys.stderr)
         raise SystemExit(130) from None
-    return {"tokens": steps * per_step, "steps": steps, "train_loss": smooth}
+    return {"tokens": steps * per_step, "steps": steps}
+
+
+@torch.no_grad()
+def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) -> torch.Tensor:
+    """`ids` with `count` sampled tokens (the likeliest ones at temperature 0) after each row."""
+    cache, fresh = None, ids
+    for _ in range(count):
+        out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, logits = out.past_key_values, out.logits[:, -1]
+        fresh = torch.multinomial((logits / temp).softmax(-1), 1) if temp else logits.argmax(-1, keepdim=True)
+        ids = torch.cat([ids, fresh], dim=1)
+    return ids
 
 
 def sampled_tokens(run: Run, target: LlamaForCausalLM, tokens: np.ndarray) -> np.ndarray:
@@ -362,25 +337,12 @@ def sampled_tokens(run: Run, target: LlamaForCausalLM, tokens: np.ndarray) -> np
     return np.load(path)
 
 
-@torch.no_grad()
-def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) -> torch.Tensor:
-    """`ids` with `count` sampled tokens (the likeliest ones at temperature 0) after each row."""
-    cache, fresh = None, ids
-    for _ in range(count):
-        out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, logits = out.past_key_values, out.logits[:, -1].float()
-        fresh = torch.multinomial((logits / temp).softmax(-1), 1) if temp > 0 else logits.argmax(-1, keepdim=True)
-        ids = torch.cat([ids, fresh], dim=1)
-    return ids
-
-
 def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
     folder = run.out / name
     if not (folder / "model.safetensors").exists():
         raise stop(f"there is no model in {folder}: train it first with the command `{name}`.")
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.eval().requires_grad_(False).to(run.device)
-    return model, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    return model.to(run.device), Tokenizer.from_file(str(folder / "tokenizer.json"))  # pyright: ignore
 
 
 def train_one(run: Run, name: str) -> None:
@@ -390,35 +352,13 @@ def train_one(run: Run, name: str) -> None:
     model, loss_fn, extra = build_model(spec, tok.token_to_id(EOT)), text_loss, None
     if name == "drafter":
         target, _ = load_model(run, "target")
-        for ours, its in ((model.model.embed_tokens, target.model.embed_tokens), (model.model.norm, target.model.norm)):
-            ours.load_state_dict(its.state_dict())
+        model.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+        model.model.norm.load_state_dict(target.model.norm.state_dict())
+        for layer, copied in zip(model.model.layers, spec.copied, strict=True):
+            layer.load_state_dict(target.model.layers[copied].state_dict())
         loss_fn, extra = distil_loss(target), sampled_tokens(run, target, tokens)
-    stream = Stream(tokens, run.seed, spec.lengths[1], spec.rows, extra)
-    facts = train(run, name, model, stream, loss_fn)
-    export(run, name, model, tok)
-    nats, bits = held_out_loss(*load_model(run, name), run.device)
-    write_card(run, name, facts | {"nats": nats, "bits": bits})
-
-
-def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer) -> None:
-    """Write the Hugging Face folder beside its place, then move it there."""
-    folder, fresh = run.out / name, run.work / f"{name}-export"
-    shutil.rmtree(fresh, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(fresh)
-    tok.save(str(fresh / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": EOT,
-        "eos_token": EOT,
-        "pad_token": EOT,
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": SPECS[name].lengths[1],
-    }
-    (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.move(fresh, folder)
+    facts = train(run, name, model, Stream(tokens, run.seed, spec.lengths[1], spec.rows, extra), loss_fn)
+    export(run, name, model, tok, facts)
 
 
 CARD = """\
@@ -430,62 +370,63 @@ pipeline_tag: text-generation
 
 # Foretoken {name}
 
-{summary}, for tests, demonstrations and benchmarks of speculative decoding. It writes
-text that looks like Python; it knows nothing and should not be used for anything else.
+{summary}, for tests, demonstrations and benchmarks of speculative decoding. It writes text that
+looks like Python; it knows nothing and is of no other use.
 
 | | |
 | --- | --- |
-| Architecture | Llama, {layers} layers, hidden {hidden}, {heads} heads ({kv} for keys and values), \
+| Architecture | Llama: {layers} layers, hidden {hidden}, {heads} heads ({kv_heads} for keys and values), \
 SwiGLU {mlp}, tied embeddings |
-| Parameters | {params:,} (saved as bfloat16, trained in float32) |
+| Parameters | {params:,}, trained in float32, saved as bfloat16 |
 | Vocabulary | {vocab}, byte-level; `<|endoftext|>` starts, ends and pads |
 | Context | {context} tokens |
 | Data | the sources of Python {python}'s standard library, tests included |
-| Tokens seen | {tokens:,} in {steps:,} steps ({objective}) |
+| Objective | {objective} |
+| Tokens seen | {tokens:,} in {steps:,} steps |
 | Held-out loss | {nats:.4f} nats a token, {bits:.4f} bits a byte |
 | Seed | {seed} |
 
-Held out: the files whose path has a SHA-256 that 50 divides (first four bytes), about 2%.
-The loss is that of the saved weights over windows of the full context.
+Held out are the files whose relative path has a SHA-256 with first four bytes divisible by 50, about 2%.
+The loss is that of the saved weights, over windows of the full context.
 
-Retrain with `python scripts/train_models.py {name} --seed {seed}`.
+Retrain: `python scripts/train_models.py {name} --tokens {tokens} --seed {seed}`.
 
-Licence: the weights are under the Apache License 2.0. They were trained on the Python standard
-library, which is under the Python Software Foundation License.
+Licence: the weights are under the Apache License 2.0. They were trained on the Python standard library, which is
+under the Python Software Foundation License.
 """
 
 
-def write_card(run: Run, name: str, facts: dict[str, float]) -> None:
-    spec, (model, _) = SPECS[name], load_model(run, name)
-    objective = (
-        "distilled from `models/target`, a quarter on text it wrote" if name == "drafter" else "next-token loss on text"
-    )
+def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer, facts: dict[str, int]) -> None:
+    """Write the Hugging Face folder in the work folder, then move it to its place."""
+    spec, fresh = SPECS[name], run.work / f"export-{name}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(fresh)  # pyright: ignore
+    tok.save(str(fresh / "tokenizer.json"))
+    settings = dict.fromkeys(("bos_token", "eos_token", "pad_token"), EOT) | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": spec.lengths[1],
+    }
+    (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    nats, bits = held_out_loss(*load_model(Run(run.work, run.work, 0, run.device), fresh.name), run.device)
+    distilled = "distilled from `models/target` (divergence, then acceptance), a quarter on text that it wrote"
+    shown = vars(spec) | facts | {"objective": distilled if name == "drafter" else "next-token loss on text"}
     card = CARD.format(
-        name=name,
-        summary=spec.summary,
-        layers=spec.layers,
-        hidden=spec.hidden,
-        heads=spec.heads,
-        kv=spec.kv_heads,
-        mlp=spec.mlp,
-        params=model.num_parameters(),
-        vocab=spec.vocab,
-        context=spec.lengths[1],
-        python=".".join(map(str, sys.version_info[:3])),
-        seed=run.seed,
-        objective=objective,
-        **facts,
-    )
-    (run.out / name / "README.md").write_text(card)
+        name=name, params=model.num_parameters(), context=spec.lengths[1], nats=nats, bits=bits, seed=run.seed,
+        python=".".join(map(str, sys.version_info[:3])), **{**shown, "tokens": facts["tokens"]},
+    )  # fmt: skip
+    (fresh / "README.md").write_text(card)
+    shutil.rmtree(run.out / name, ignore_errors=True)
+    shutil.move(fresh, run.out / name)
 
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, tok: Tokenizer, device: str) -> tuple[float, float]:
     """Nats a token and bits a byte over the held-out files, in windows of the full context."""
-    nats = count = size = 0.0
-    end, window = tok.token_to_id(EOT), model.config.max_position_embeddings
+    nats, count, size = 0.0, 0, 0
+    window = model.config.max_position_embeddings
     for _, text in corpus(held_out=True):
-        ids = [end, *tok.encode(text, add_special_tokens=False).ids]
+        ids = [tok.token_to_id(EOT), *tok.encode(text, add_special_tokens=False).ids]
         size += len(text.encode())
         for at in range(0, len(ids) - 1, window):
             row = torch.tensor([ids[at : at + window + 1]], device=device)
@@ -495,13 +436,11 @@ def held_out_loss(model: LlamaForCausalLM, tok: Tokenizer, device: str) -> tuple
 
 
 @torch.no_grad()
-def agreement(
-    target: LlamaForCausalLM, drafter: LlamaForCausalLM, rows: list[torch.Tensor], skip: int
-) -> dict[str, float]:
+def agreement(target: LlamaForCausalLM, drafter: LlamaForCausalLM, rows: torch.Tensor, skip: int) -> dict[str, float]:
     """Mean over positions of sum(min(p, q)) at two temperatures, and of equal likeliest tokens."""
     sums, count = {"accept_t1.0": 0.0, "accept_t0.8": 0.0, "greedy": 0.0}, 0
-    for row in rows:
-        ours, theirs = (m(input_ids=row).logits[:, skip:].flatten(0, 1) for m in (drafter, target))
+    for part in rows.split(2):
+        ours, theirs = (model(input_ids=part).logits[:, skip:].flatten(0, 1) for model in (drafter, target))
         for temp in (1.0, 0.8):
             shared = torch.minimum((ours / temp).softmax(-1), (theirs / temp).softmax(-1))
             sums[f"accept_t{temp}"] += shared.sum().item()
@@ -511,107 +450,93 @@ def agreement(
 
 
 def evaluate(run: Run, as_json: bool) -> None:
-    report: dict[str, dict[str, object]] = {}
-    names = [name for name in SPECS if (run.out / name / "model.safetensors").exists()]
-    loaded = {name: load_model(run, name) for name in names}
-    target, tok = loaded["target"] if "target" in loaded else load_model(run, "target")
-    excerpts = [json.loads(line) for line in excerpts_path(run).read_text().splitlines()]
-    for name, (model, own_tok) in loaded.items():
-        nats, bits = held_out_loss(model, own_tok, run.device)
-        prompt = torch.tensor([own_tok.encode(excerpts[0]["prompt"]).ids], device=run.device)
-        text = own_tok.decode(sample(model, prompt, 60, 0.0)[0, prompt.shape[1] :].tolist())
+    target, tok = load_model(run, "target")
+    report: dict[str, dict[str, float | str]] = {}
+    prompt_text = json.loads(excerpts(run).read_text().splitlines()[0])["prompt"]
+    for name in (name for name in SPECS if (run.out / name / "model.safetensors").exists()):
+        model, own = load_model(run, name)
+        nats, bits = held_out_loss(model, own, run.device)
+        prompt = torch.tensor([own.encode(prompt_text).ids], device=run.device)
+        text = own.decode(sample(model, prompt, 60, 0.0)[0, prompt.shape[1] :].tolist())
         report[name] = {"nats_per_token": nats, "bits_per_byte": bits, "continuation": text}
-    if "drafter" in loaded:
+    if "drafter" in report:
+        drafter, _ = load_model(run, "drafter")
         ids = [i for _, text in corpus(held_out=True) for i in tok.encode(text).ids]
         held = torch.tensor(ids[: len(ids) // 512 * 512], device=run.device).view(-1, 512)
-        texts = {"held_out": (held, 0)}
+        prompts, scores = held[:: max(1, len(held) // 64)][:64, :64], {"held_out": agreement(target, drafter, held, 0)}
         torch.manual_seed(run.seed)
         for temp in (1.0, 0.8):
-            prompts = held[:: max(1, len(held) // 64)][:64, :64]
-            texts[f"sampled_t{temp}"] = (sample(target, prompts, 256, temp), 64)
-        for key, (rows, skip) in texts.items():
-            scores = agreement(target, loaded["drafter"][0], rows.split(4), skip)
-            report["drafter"] |= {f"{key}/{score}": value for score, value in scores.items()}
+            scores[f"sampled_t{temp}"] = agreement(target, drafter, sample(target, prompts, 256, temp), 64)
+        report["drafter"] |= {
+            f"{text}/{key}": value for text, values in scores.items() for key, value in values.items()
+        }
     if as_json:
         print(json.dumps(report, indent=2))
-        return
-    for name, values in report.items():
+    for name, values in {} if as_json else report.items():
         print(f"\n{name}")
         for key, value in values.items():
             print(f"  {key:28} {value:.4f}" if isinstance(value, float) else f"  {key}\n{value}")
 
 
-def excerpts_path(run: Run) -> Path:
-    path = run.out / "heldout.jsonl"
-    if not path.exists():
-        write_excerpts(run, path)
-    return path
-
-
-def write_excerpts(run: Run, path: Path) -> None:
-    """Prompts of 40 to 300 tokens from held-out files, cut at natural places, with what follows."""
-    tok, rng, lines = get_tokenizer(run, "target"), np.random.default_rng(run.seed), []
+def excerpts(run: Run) -> Path:
+    """Prompts of 40 to 300 tokens from held-out files, cut at natural places, each with what follows."""
+    path, rng, lines = run.out / "heldout.jsonl", np.random.default_rng(run.seed), []
+    if path.exists():
+        return path
+    tok = get_tokenizer(run, "target")
     for name, text in corpus(held_out=True):
         ends, at = [], 0
         for line in text.splitlines(keepends=True):
             at += len(line)
-            opens = line.strip().startswith(("def ", "class ", "for ", "if ", "#"))
-            if (opens or line.rstrip().endswith('"""')) and 400 < at < len(text) - 800:
+            opens = line.strip().startswith(("def ", "class ", "for ", "if ", "#")) or line.rstrip().endswith('"""')
+            if opens and 400 < at < len(text) - 800:
                 ends.append(at)
-        wanted = 1 if "test" in name else 4
-        for end in sorted(rng.permutation(ends)[:wanted].tolist()):
-            length = int(rng.integers(40, 301))
-            start = text.rfind("\n", 0, max(1, end - 3 * length)) + 1
-            prompt, rest = text[start:end], text[end : end + 2000]
-            ids, rest_ids = tok.encode(prompt).ids, tok.encode(rest).ids
-            reference = tok.decode(rest_ids[:256])
-            whole = tok.encode(prompt + reference).ids
-            if 40 <= len(ids) <= 300 and len(rest_ids) >= 256 and whole[: len(ids)] == ids:
-                lines.append({"id": f"{name}:{start}", "file": name, "prompt": prompt, "reference": reference})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for end in sorted(rng.permutation(ends)[: 1 if "test" in name else 2].tolist()):
+            start = text.rfind("\n", 0, max(1, end - 3 * int(rng.integers(40, 301)))) + 1
+            prompt, rest = tok.encode(text[start:end]).ids, tok.encode(text[end : end + 2000]).ids
+            reference = tok.decode(rest[:256])
+            whole = tok.encode(text[start:end] + reference).ids
+            if 40 <= len(prompt) <= 300 and len(rest) >= 256 and whole[: len(prompt)] == prompt:
+                line = {"id": f"{name}:{end}", "file": name, "prompt": text[start:end], "reference": reference}
+                lines.append(json.dumps(line) + "\n")
+    save(path, lambda file: file.writelines(line.encode() for line in lines))
+    return path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train Foretoken's small models from Python's standard library.")
     parser.add_argument("what", choices=["all", *SPECS, "tokenizers", "excerpts", "evaluate"])
-    parser.add_argument("--tokens", type=float, help="tokens to train on (not with `all`)")
+    parser.add_argument("--tokens", type=float, help="tokens to train one model on (default: its plan)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("models"), help="where the models go")
-    parser.add_argument("--work", type=Path, default=Path("build/train"), help="checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("models"), help="folder of the models (%(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("build/train"), help="folder of checkpoints (%(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="CPU threads (default: PyTorch's choice)")
     parser.add_argument("--json", action="store_true", help="evaluate: print JSON")
     args = parser.parse_args()
-    if args.tokens is not None and (args.what not in SPECS or not args.tokens > 0):
+    if args.tokens is not None and (args.what not in SPECS or not 0 < args.tokens < math.inf):
         raise stop("--tokens needs a positive number and the name of one model.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise stop("--device cuda: PyTorch finds no CUDA device here.")
     if args.seed < 0 or (args.threads is not None and args.threads < 1):
-        raise stop("--seed must not be negative, --threads must be at least 1.")
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    device = args.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokens = {args.what: args.tokens} if args.tokens else {}
-    run = Run(args.out, args.work, args.seed, device, tokens)
+        raise stop("--seed must not be negative and --threads must be at least 1.")
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    run = Run(args.out, args.work, args.seed, auto if args.device == "auto" else args.device, args.tokens)
     try:
-        run.out.mkdir(parents=True, exist_ok=True)
-        run.work.mkdir(parents=True, exist_ok=True)
+        for folder in (run.out, run.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        if args.what == "evaluate":
+            evaluate(run, args.json)
+        elif args.what == "tokenizers":
+            for kind in sorted({spec.tokenizer for spec in SPECS.values()}):
+                get_tokenizer(run, kind)
+        else:
+            for name in SPECS if args.what == "all" else {args.what} & SPECS.keys():
+                train_one(run, name)
+            excerpts(run)
     except OSError as error:
-        raise stop(f"cannot make the folder {error.filename}: {error.strerror}.") from None
-    if args.what == "evaluate":
-        return evaluate(run, args.json)
-    if args.what == "tokenizers":
-        for kind in {spec.tokenizer for spec in SPECS.values()}:
-            get_tokenizer(run, kind)
-        return None
-    if args.what == "excerpts":
-        return write_excerpts(run, run.out / "heldout.jsonl")
-    for name in SPECS if args.what == "all" else [args.what]:
-        train_one(run, name)
-    excerpts_path(run)
-    return None
+        raise stop(f"cannot use {error.filename}: {error.strerror}.") from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,18 @@
 """Under pytest every function of the package checks the types and the shapes it declares."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 install_import_hook("foretoken", "beartype.beartype")
 torch.set_num_threads(1)  # the models of the tests are tiny: waking a second thread costs more than their work
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """For tests that make the same calls many thousand times, at a tenth of the time."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny
 
+import tiny
 from foretoken.bench.rounds import Measurement
 from foretoken.cli import main as cli
 from foretoken.cli import options

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-import tiny
 
+import tiny
 from foretoken.cli import main as cli
 
 KEYS = {

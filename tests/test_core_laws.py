@@ -135,7 +135,7 @@ def test_opaque_takes_the_likeliest() -> None:
     u = torch.zeros(1, 3, dtype=torch.float64)
     assert Opaque(3).draw(scores, u).tolist() == [[1, 3, 0]]
     assert Opaque(1).draw(scores, u[:, :1]).tolist() == [[1]]
-    assert Opaque(3).draw(scores[:, :2], u).tolist() == [[1, 0]]
+    assert Opaque(3).draw(scores[:, :2], u).tolist() == [[1, 0, NONE]]
     with pytest.raises(ForetokenError, match="exact-match"):
         Opaque(1).prob(scores[0], (1,))
 

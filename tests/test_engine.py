@@ -5,11 +5,11 @@ import warnings
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
 from transformers import StoppingCriteriaList
 
 import foretoken
+import tiny
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.models.text import TextStream
@@ -227,6 +227,7 @@ BAD = [
     ({"top_k": -1}, "top_k"),
     ({"min_p": 2.0}, "min_p"),
     ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ({"logit_bias": {999: 1.0}}, "999"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,10 +38,10 @@ class NoDrafter:
 
     def leave(self, row: int) -> None: ...
 
-    def propose(self, sequences: list[Sequence]) -> list[TokenTree]:
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         return [root_only(seq.ids[-1]) for seq in sequences]
 
-    def observe(self, sequences: list[Sequence], trees: list[TokenTree], paths: list[Path]) -> None: ...
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None: ...
 
 
 class Decoder:
@@ -89,7 +90,9 @@ class Decoder:
             try:
                 return seq.probabilities(logits[node : node + 1], [suffix])[0]
             except NotFiniteError as error:
-                raise NotFiniteError(f"Model {self.name} gave NaN or infinite logits: check its weights and dtype.") from error
+                raise NotFiniteError(
+                    f"Model {self.name} gave NaN or infinite logits: check its weights and dtype."
+                ) from error
 
         return p
 

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast, overload
 
 import torch
 
@@ -33,6 +33,14 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     logit_bias: dict[int, float]
     processors: tuple[Processor, ...]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """All keyword arguments of `generate`, for type checkers; the signature below has the defaults."""
+
+    max_new_tokens: int
+    seed: int | None
+    stop: str | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,15 @@ class Engine:
     tree: str
     max_batch: int = 8
 
+    # To a type checker a text is also a sequence of texts; to us it is one prompt.
+    @overload
+    def generate(  # pyright: ignore[reportOverlappingOverload]
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> Result: ...
+
+    @overload
+    def generate(self, prompt: Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Result]: ...
+
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -90,14 +107,13 @@ class Engine:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
-    ) -> "Result | list[Result]":
+    ) -> Result | list[Result]:
         """Continue one prompt (text or ids), or a list of them, in which sequence i uses seed + i.
 
         max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, told in the result.
         The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
         """
-        single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
-        prompts = [prompt] if single else list(prompt)
+        prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, streaming=False)
         tokens: list[list[int]] = [[] for _ in requests]
         texts = [""] * len(requests)
@@ -121,8 +137,7 @@ class Engine:
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """As `generate`, but yields what each step adds; `chunk.index` tells the prompt of a list."""
-        single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
-        requests = self._requests([prompt] if single else list(prompt), seed, stop, streaming=True)
+        requests = self._requests(_as_list(prompt)[0], seed, stop, streaming=True)
         return self._run(requests, max_new_tokens, Sampling(**sampling))
 
     def _requests(
@@ -142,13 +157,15 @@ class Engine:
     def _encode(self, prompt: Prompt, which: str) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise ForetokenError("A text prompt needs a tokenizer: pass token ids, or tokenizer= to foretoken.load.")
+                raise ForetokenError(
+                    "A text prompt needs a tokenizer: pass token ids, or tokenizer= to foretoken.load."
+                )
             ids = encode(self.tokenizer, prompt)
         else:
             ids = list(prompt)
             bad = [x for x in ids if not 0 <= x < self.target.vocab_size]
             if bad:
-                raise ForetokenError(f"{which} has token id {bad[0]}: ids must be in 0..{self.target.vocab_size - 1}.")
+                raise ForetokenError(f"{which} has token id {bad[0]}: ids go from 0 to {self.target.vocab_size - 1}.")
         if not ids:
             raise ForetokenError(f"{which} is empty: give at least one token.")
         context = self.target.lm.context
@@ -162,6 +179,11 @@ class Engine:
         """Join, step, retire, until every request is done. The one place where sequences, steps and text meet."""
         if max_new_tokens < 1:
             raise ForetokenError(f"max_new_tokens is {max_new_tokens}: it must be at least 1.")
+        outside = [token for token in sampling.logit_bias if not 0 <= token < self.target.vocab_size]
+        if outside:
+            raise ForetokenError(
+                f"logit_bias has token id {outside[0]}: ids go from 0 to {self.target.vocab_size - 1}."
+            )
         if not requests:
             return
         limit = self.target.lm.context or 2**62
@@ -186,6 +208,13 @@ class Engine:
                 if finished := stopped or sequence.finished:
                     del active[sequence]
                 yield Chunk(request.index, text, tokens, finished, request.stats)
+
+
+def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """(prompts, whether it was a single one): a text or a list of ids is one prompt."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [cast(Prompt, prompt)], True
+    return list(cast(Sequence[Prompt], prompt)), False
 
 
 def _read(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:

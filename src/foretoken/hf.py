@@ -39,9 +39,7 @@ def custom_generate(
         temperature=1.0 if generation_config.do_sample else 0.0, processors=tuple(logits_processor or ())
     )
     mask = model_kwargs.get("attention_mask")
-    prompts = [
-        ids[mask[i].bool()].tolist() if mask is not None else ids.tolist() for i, ids in enumerate(input_ids)
-    ]
+    prompts = [ids[mask[i].bool()].tolist() if mask is not None else ids.tolist() for i, ids in enumerate(input_ids)]
     width = input_ids.shape[1]
     max_new = generation_config.max_length - width
     seeds = torch.randint(2**62, (len(prompts),)).tolist()

@@ -5,8 +5,8 @@ is replaced by a choice that is tried in turn with every token of positive weigh
 be counted with probability 1, and the probabilities would not add up.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 from unittest.mock import patch
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass
 class Choices:
-    """The choices of one run: the first ones are given, the rest take the first token of positive weight."""
+    """The choices of one run: those in `taken` come first, after them always the first token of positive weight."""
 
     taken: list[int]  # indices among the tokens of positive weight
     options: list[int] = field(default_factory=list)  # how many there were
@@ -30,10 +30,10 @@ class Choices:
 
     def inverse_cdf(self, weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
         """In place of laws.inverse_cdf."""
-        return torch.tensor([[self._choose(row) for _ in range(u.shape[1])] for row in weights])
+        return torch.tensor([[self._choose(row) for _ in range(u.shape[1])] for row in weights.tolist()])
 
-    def _choose(self, weights: Float[Tensor, " v"]) -> int:
-        tokens = torch.nonzero(weights > 0)[:, 0].tolist()
+    def _choose(self, weights: list[float]) -> int:
+        tokens = [x for x, weight in enumerate(weights) if weight > 0]
         if not tokens:  # nothing left to draw: what the real one returns
             return len(weights) - 1
         here = len(self.options)
@@ -41,24 +41,23 @@ class Choices:
             self.taken.append(0)
         self.options.append(len(tokens))
         token = tokens[self.taken[here]]
-        self.prob *= float(weights[token] / weights.sum())
+        self.prob *= weights[token] / math.fsum(weights)
         return token
+
+    def next(self) -> "Choices | None":
+        """The run after this one: its last choice that has another option takes that; None after the last run."""
+        taken = list(self.taken)
+        while taken and taken[-1] + 1 == self.options[len(taken) - 1]:
+            taken.pop()
+        return Choices([*taken[:-1], taken[-1] + 1]) if taken else None
 
 
 def outcomes(run: Callable[[], T]) -> Iterator[tuple[T, float]]:
     """(result, probability) for every sequence of choices that `run` can make; it is called afresh for each."""
-    taken: list[int] = []
-    while True:
-        choices = Choices(taken)
-        with ExitStack() as stack:
-            for module in (laws, walk):
-                stack.enter_context(patch.object(module, "inverse_cdf", choices.inverse_cdf))
+    choices: Choices | None = Choices([])
+    while choices is not None:
+        now = choices.inverse_cdf
+        with patch.object(laws, "inverse_cdf", now), patch.object(walk, "inverse_cdf", now):
             result = run()
         yield result, choices.prob
-        options = choices.options
-        while taken and taken[-1] + 1 == options[-1]:
-            taken.pop()
-            options.pop()
-        if not taken:
-            return
-        taken[-1] += 1
+        choices = choices.next()

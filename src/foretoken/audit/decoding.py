@@ -43,7 +43,7 @@ SHAPES = (
     Shape("chain:2", static.chain(2), 3),
     Shape("kary:2x1", static.kary(2, 1), 3),
     Shape("kary:2x2", static.kary(2, 2), 2),
-    Shape("kary:3x1", static.kary(3, 1), 3),
+    Shape("kary:3x1", static.kary(3, 1), 2),
     Shape("uneven", static.StaticTree((-1, 0, 0, 1)), 3),
 )
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -41,24 +41,9 @@ class Run:
     memory_bytes_per_token: float | None
 
 
-class Method(Protocol):
-    """name: unique within a system. system: OURS or THEIRS. batch: the prompts it takes at a time."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def system(self) -> str: ...
-
-    @property
-    def batch(self) -> int: ...
-
-    def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run: ...
-
-
 @dataclass(frozen=True)
 class Foretoken:
-    """Our engine; `engine.tree` is its name."""
+    """Our engine; `engine.tree` is its name. batch: the prompts it takes at a time."""
 
     engine: Engine
     batch: int = 1
@@ -153,6 +138,9 @@ class Transformers:
             None,
             watch.memory.bytes_per_token(num_tokens),
         )
+
+
+Method = Foretoken | Transformers
 
 
 class Watch(BaseStreamer):

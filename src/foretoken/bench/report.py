@@ -2,11 +2,12 @@
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -35,8 +36,9 @@ class Report:
     def json(self) -> dict[str, Any]:
         return {**self.header, "interrupted": self.interrupted, "rows": [asdict(row) for row in self.rows]}
 
-    def print(self, file: TextIO) -> None:
-        console = Console(file=file, width=None if file.isatty() else 150, highlight=False, markup=False, emoji=False)
+    def print(self) -> None:
+        """To stdout, as wide as the terminal, or 150 columns where there is none."""
+        console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False, emoji=False)
         h = self.header
         console.print(
             f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, load {h['load_average']}, device {h['device']}, "
@@ -102,7 +104,7 @@ class Lines:
         except OSError as error:
             raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Lines":
         return self
 
     def add(self, measurement: Measurement) -> None:

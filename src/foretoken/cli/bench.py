@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
@@ -14,14 +15,23 @@ if TYPE_CHECKING:
     from foretoken.bench.pair import Pair
     from foretoken.bench.rounds import Measurement, Prompt
 
-app = typer.Typer(invoke_without_command=True)
+
+class Benchmarks(TyperGroup):
+    """`foretoken bench` with no benchmark's name runs the one below; its --help is that one's too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+
+app = typer.Typer(cls=Benchmarks, help="Measure speed.")
+DEFAULT = "decoding"
 DEFAULT_TREES = ["chain:4", "kary:2x3"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 
 
-@app.callback()
+@app.command(DEFAULT)
 def bench(
-    context: typer.Context,
     target: options.Target = None,
     drafter: options.Drafter = None,
     tree: Annotated[
@@ -54,8 +64,6 @@ def bench(
 
     Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
     """
-    if context.invoked_subcommand is not None:
-        return
     import transformers
 
     from foretoken.bench.machine import machine
@@ -101,7 +109,7 @@ def bench(
     if json_:
         print(json.dumps(report.json()))
     else:
-        report.print(sys.stdout)
+        report.print()
     if plot is not None:
         draw(report.rows, f"{target}, {pair.label}", plot)
     if interrupted:

@@ -1,6 +1,7 @@
 """`foretoken generate`: the main job."""
 
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +52,6 @@ def generate(
     prompts = _prompts(prompt, batch_file, target)
     engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch)
     arguments: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
         "stop": tuple(stop or ()),
         "temperature": temperature,
         "top_k": top_k,
@@ -63,13 +62,11 @@ def generate(
         "presence_penalty": presence_penalty,
     }
     if seed is None:
-        import random
-
-        arguments["seed"] = random.randrange(2**31)
+        seed = random.randrange(2**31)
     if batch_file is None:
-        _one(engine, prompts[0], arguments, compare, json_)
+        _one(engine, prompts[0], max_new_tokens, seed, arguments, compare, json_)
     else:
-        _batch(engine, prompts, arguments, json_)
+        _batch(engine, prompts, max_new_tokens, seed, arguments, json_)
 
 
 def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> list[str]:
@@ -107,13 +104,21 @@ def _read_batch(path: str) -> list[str]:
     return prompts
 
 
-def _one(engine: "Engine", prompt: str, arguments: dict[str, Any], compare: bool, as_json: bool) -> None:
+def _one(
+    engine: "Engine",
+    prompt: str,
+    max_new_tokens: int,
+    seed: int,
+    arguments: dict[str, Any],
+    compare: bool,
+    as_json: bool,
+) -> None:
     if compare:  # both ways are measured warm
         for warm in (engine, _plain(engine)):
-            warm.generate(prompt, **{**arguments, "max_new_tokens": min(16, arguments["max_new_tokens"])})
+            warm.generate(prompt, max_new_tokens=min(16, max_new_tokens), seed=seed, **arguments)
     text, ids, last = "", [], None
     try:
-        for chunk in engine.stream(prompt, **arguments):
+        for chunk in engine.stream(prompt, max_new_tokens=max_new_tokens, seed=seed, **arguments):
             if last is None and not as_json:
                 _write(prompt)  # not before the input has proved good
             last = chunk
@@ -126,9 +131,9 @@ def _one(engine: "Engine", prompt: str, arguments: dict[str, Any], compare: bool
         compare = False
     if last is None:
         raise KeyboardInterrupt
-    record = _record(engine, text, ids, last.stats, arguments["seed"])
+    record = _record(engine, text, ids, last.stats, seed)
     if compare:
-        plain = _plain(engine).generate(prompt, **{**arguments, "max_new_tokens": len(ids)})
+        plain = _plain(engine).generate(prompt, max_new_tokens=len(ids), seed=seed, **arguments)
         record["plain_tokens_per_s"] = plain.stats.tokens_per_s
         record["speedup"] = last.stats.tokens_per_s / plain.stats.tokens_per_s
     if as_json:
@@ -144,16 +149,25 @@ def _plain(engine: "Engine") -> "Engine":
     return replace(engine, drafter=NoDrafter())
 
 
-def _batch(engine: "Engine", prompts: list[str], arguments: dict[str, Any], as_json: bool) -> None:
+def _batch(
+    engine: "Engine", prompts: list[str], max_new_tokens: int, seed: int, arguments: dict[str, Any], as_json: bool
+) -> None:
     """Each result is printed when its prompt is done, so that an interrupt loses only what is under way."""
     texts: dict[int, str] = {}
     ids: dict[int, list[int]] = {}
-    for chunk in engine.stream(prompts, **arguments):
+    for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, **arguments):
         texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
         ids.setdefault(chunk.index, []).extend(chunk.token_ids)
         if chunk.finished:
-            _print_finished(engine, chunk, prompts[chunk.index], texts.pop(chunk.index), ids.pop(chunk.index),
-                            arguments["seed"] + chunk.index, as_json)
+            _print_finished(
+                engine,
+                chunk,
+                prompts[chunk.index],
+                texts.pop(chunk.index),
+                ids.pop(chunk.index),
+                seed + chunk.index,
+                as_json,
+            )
 
 
 def _print_finished(

@@ -111,7 +111,8 @@ class Opaque:
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
         k = min(u.shape[1], q.shape[1])
-        return q.topk(k, dim=1).indices if k > 1 else q.argmax(1, keepdim=True)
+        best = q.topk(k, dim=1).indices if k > 1 else q.argmax(1, keepdim=True)
+        return torch.nn.functional.pad(best, (0, u.shape[1] - k), value=NONE)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         raise ForetokenError("The opaque law has no density: verify its draws with exact-match.")

@@ -73,8 +73,10 @@ class Sampling:
                 raise NotFiniteError("NaN or infinite logits")
             return torch.zeros_like(scores).scatter_(-1, token, 1.0)
         if self.temperature != 1:
-            # The largest score becomes 0 first: at a tiny temperature the quotient would overflow.
-            scores = (scores - scores.amax(-1, keepdim=True)).div_(self.temperature)
+            # The largest score becomes 0 first: at a tiny temperature the quotient would overflow (or, were the
+            # temperature rounded to 0 in this dtype, be 0 / 0).
+            temperature = max(self.temperature, torch.finfo(scores.dtype).tiny)
+            scores = (scores - scores.amax(-1, keepdim=True)).div_(temperature)
         if self.top_k or self.top_p < 1 or self.min_p:
             scores = self._truncate(scores)
         p = torch.softmax(scores, -1)

@@ -42,5 +42,3 @@ def walk(
         if child is None:
             return tuple(path), token
         path.append(child)
-
-

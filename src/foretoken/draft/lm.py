@@ -15,7 +15,6 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.models.causal_lm import CausalLM, Rows
 
-
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
 
 

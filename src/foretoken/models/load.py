@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedModel as HFModel
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
@@ -49,7 +50,7 @@ def load_model(source: str, device: torch.device, dtype: torch.dtype, trust_remo
         )
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
-    model = model.to(device).eval()
+    model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
     pack(model)
     return CausalLM(model, name=source)
 
@@ -74,17 +75,17 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
 def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Ids that end a text: those of the model's generation config, else of its tokenizer."""
     config = getattr(lm.model, "generation_config", None)
-    ids = getattr(config, "eos_token_id", None)
+    ids: int | list[int] | None = getattr(config, "eos_token_id", None)
     if ids is None and tokenizer is not None:
-        ids = tokenizer.eos_token_id
+        ids = cast(int | None, tokenizer.eos_token_id)
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])
 
 
 def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnlyOutput:
-    """What `generate` returns: ids [b, t], or its output object around them."""
-    return GenerateDecoderOnlyOutput(sequences=ids) if as_dict else ids
+    """What `generate` returns: ids [b, t] int64, or its output object around them."""
+    return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids)) if as_dict else ids
 
 
 def _is_folder(source: str) -> bool:

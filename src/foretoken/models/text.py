@@ -25,9 +25,7 @@ class TextStream:
     what was held back.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), prompt_ids: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), prompt_ids: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.stops = tuple(stop for stop in stops if stop)
         self.stopped = False
@@ -56,7 +54,8 @@ class TextStream:
         return text
 
     def _decode(self, start: int, end: int) -> str:
-        return self.tokenizer.decode(self._ids[start:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        ids = self._ids[start:end]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _release(self, text: str) -> str:
         """`text` up to a stop string, or all of it but a tail that may be the beginning of one."""

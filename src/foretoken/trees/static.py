@@ -42,7 +42,7 @@ class StaticTree:
     def max_nodes(self) -> int:
         return len(self.parents)
 
-    @cached_property
+    @property
     def max_draws(self) -> int:
         return max(len(c) for c in self._children)
 
@@ -77,7 +77,9 @@ def from_file(path: str) -> StaticTree:
     except OSError as error:
         raise ForetokenError(f"Cannot read tree file {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise ForetokenError(f"Tree file {path} is not JSON: it must hold a parent list such as [-1, 0, 0, 1].") from error
+        raise ForetokenError(
+            f"Tree file {path} is not JSON: it must hold a parent list such as [-1, 0, 0, 1]."
+        ) from error
     if not isinstance(parents, list) or not all(type(x) is int for x in parents):
         raise ForetokenError(f"Tree file {path} must hold a list of integers such as [-1, 0, 0, 1].")
     return StaticTree(tuple(parents))

@@ -1,0 +1,212 @@
+"""Whole decodings of table models, enumerated through the real decoder: their law is the target's own at 1e-12."""
+
+import math
+
+import pytest
+import torch
+
+from foretoken.audit import decoding, fit
+from foretoken.audit import enumerate as exact
+from foretoken.audit.branching import outcomes
+from foretoken.audit.decoding import Shape
+from foretoken.audit.table import TableLM, random_table
+from foretoken.audit.wrong import EachAlone
+from foretoken.core.laws import IID, WithoutReplacement, inverse_cdf
+from foretoken.core.sampling import Sampling
+from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.decode import Decoder
+from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.models.causal_lm import CausalLM
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+from models_zoo import tiny
+from tables import table_decoding
+
+CASES = [
+    (rule, family, shape)
+    for rule in VERIFIERS.values()
+    for family in exact.FAMILIES
+    for shape in decoding.SHAPES
+    if rule.accepts(family(shape.policy.max_draws))
+]
+
+
+def name(x: object) -> str:
+    return getattr(x, "name", str(x))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("rule", "family", "shape"), CASES, ids=name)
+def test_whole_decodings_have_the_targets_law(rule: Verifier, family: LawFamily, shape: Shape) -> None:
+    measured = decoding.measure(rule, family, shape, seed=7)
+    assert measured.exact, measured
+    assert measured.accepted > 0.1, "the drafts were not even used"
+
+
+@pytest.mark.parametrize("family", [IID, WithoutReplacement])
+def test_the_known_wrong_rule_fails_the_same_check(family: LawFamily) -> None:
+    assert decoding.measure(EachAlone(), family, decoding.SHAPES[1], seed=7).worst > 0.01
+
+
+SAMPLINGS = {
+    "temperature": Sampling(temperature=0.6),
+    "truncated": Sampling(top_k=2),
+    "penalised": Sampling(repetition_penalty=1.5, presence_penalty=0.3),
+    "greedy": Sampling(temperature=0.0),
+    "forbidding": Sampling(processors=(lambda ids, scores: scores.index_fill(1, ids[0, -1:], float("-inf")),)),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("end", [frozenset(), frozenset({2})], ids=["", "end of text"])
+def test_settings_and_end_of_text(sampling: Sampling, end: frozenset[int]) -> None:
+    """What reads the prefix must read each node's own; an end of text may lie anywhere in a path."""
+    case = table_decoding(
+        VERIFIERS["rrsw"], WithoutReplacement, static.StaticTree((-1, 0, 0, 1)), 3, sampling=sampling, eos_ids=end
+    )
+    law, _ = decoding.enumerate_law(case)
+    assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_four_tokens_and_a_longer_prompt() -> None:
+    case = table_decoding(VERIFIERS["rrsw"], WithoutReplacement, static.kary(2, 1), 3, prompt=(2, 0, 1), num_tokens=4)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+
+
+def test_a_path_kept_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is not blind to the caches: forget the last kept node once in a while."""
+    from foretoken.models.target import LMTargetSession
+
+    def keep(self: LMTargetSession, paths: list[tuple[int, ...]]) -> None:
+        self.rows.keep([path[:1] * (len(path) > 1) or path for path in paths])
+
+    monkeypatch.setattr(
+        LMTargetSession, "score", lambda self, s, t: self.rows.score([x.tokens for x in t], [x.parents for x in t])
+    )
+    monkeypatch.setattr(LMTargetSession, "keep", keep)
+    case = table_decoding(VERIFIERS["rrsw"], WithoutReplacement, static.chain(2), 3)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) > 0.01
+
+
+def test_a_drafter_with_a_stale_cache_is_slow_but_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correctness rests on the record of each draw, whatever the drafter's context was."""
+
+    def observe(self: LMDraftSession, sequences: list, trees: list, paths: list) -> None:
+        self.rows.keep([range(g.num_pending - 1) for g in self.growths])
+        self.rows.extend(0, [2] * (len(sequences[0].ids) - self.rows.lengths[0] - 1))
+
+    monkeypatch.setattr(LMDraftSession, "observe", observe)
+    case = table_decoding(VERIFIERS["rrs"], IID, static.kary(2, 1), 3)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+
+
+def test_a_failing_drafter_does_not_pass_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(self: LMDraftSession, sequences: list) -> list:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(LMDraftSession, "propose", propose)
+    case = table_decoding(VERIFIERS["rrs"], IID, static.kary(2, 1), 3)
+    with pytest.raises(RuntimeWarning, match="broken"):
+        decoding.enumerate_law(case)
+
+
+def test_branching_takes_every_way() -> None:
+    """Two draws, the second of which depends on the first; and one where nothing is left."""
+    import foretoken.core.laws as laws
+
+    u = torch.zeros(1, 1, dtype=torch.float64)
+
+    def run() -> tuple[int, int, int]:
+        first = int(laws.inverse_cdf(torch.tensor([[0.25, 0.0, 0.75]]), u))
+        second = int(laws.inverse_cdf(torch.tensor([[1.0, 1.0] if first else [2.0, 0.0]]), u))
+        return first, second, int(laws.inverse_cdf(torch.zeros(1, 3), u))
+
+    assert dict(outcomes(run)) == pytest.approx({(0, 0, 2): 0.25, (2, 0, 2): 0.375, (2, 1, 2): 0.375})
+    assert laws.inverse_cdf is inverse_cdf
+
+
+def test_table_rows_behave_like_a_models_rows() -> None:
+    """Same calls, same lengths; and the table's score after a path equals the table's score of the text."""
+    table = TableLM("table", random_table(4, seed=0))
+    rows = [table.open(3, 30), CausalLM(tiny("llama")).open(3, 30)]
+    for r in rows:
+        assert (r.join(), r.join(), r.join()) == (0, 1, 2)
+        for row, text in enumerate(([1, 2], [], [3])):
+            r.extend(row, text)
+        scores = r.score([[1, 2, 3], [1], []], [[-1, 0, 0], [-1], []])
+        assert [len(s) for s in scores] == [3, 1, 0]
+        r.score([[2], [], []], [[1], [], []])
+        r.keep([(0, 1, 3), (0,), ()])
+        assert r.lengths == [5, 1, 1]
+        r.leave(0)
+        assert r.lengths == [1, 1]
+    (one,) = _one_row(table, [1, 2]).score([[1, 2, 3]], [[-1, 0, 0]])
+    (two,) = _one_row(table, [1, 2, 1]).score([[3]], [[-1]])
+    assert torch.equal(one[2], two[0])
+
+
+def _one_row(lm: TableLM, ids: list[int]):
+    rows = lm.open(1, 30)
+    rows.extend(rows.join(), ids)
+    return rows
+
+
+def test_the_real_parts_are_what_is_enumerated() -> None:
+    target, drafter = decoding.table_pair(static.chain(2), IID, 3, seed=0)
+    assert isinstance(drafter, LMDrafter)
+    assert isinstance(Decoder(target, drafter, VERIFIERS["rrs"], 1, 1).drafter, LMDraftSession)
+
+
+# The goodness-of-fit test by itself.
+
+
+def table_law(v: int, seed: int) -> fit.Next:
+    table = random_table(v, seed)
+    return lambda ids: torch.stack([table[([0, *x])[-2] if len(x) else 0, ([0, *x])[-1]] for x in ids])
+
+
+def all_tuples(p: fit.Next, n: int) -> dict[tuple[int, ...], float]:
+    law = {(): 1.0}
+    for _ in range(n):
+        law = {
+            (*ids, x): prob * float(row[x])
+            for ids, prob in law.items()
+            for row in [p([ids])[0]]
+            for x in range(len(row))
+        }
+    return law
+
+
+@pytest.mark.parametrize("samples", [30, 300, 3000, 10**6])
+def test_cells_are_a_partition_with_exact_probabilities(samples: int) -> None:
+    p = table_law(6, seed=1)
+    cells = fit.choose_cells(p, 3, samples)
+    probs = cells.probabilities(p)
+    want = [0.0] * len(cells)
+    for ids, prob in all_tuples(p, 3).items():
+        want[cells.cell(ids)] += prob
+    assert probs.tolist() == pytest.approx(want, abs=1e-12)
+    assert probs.sum() == pytest.approx(1)
+    own = [i for key, i in cells.index.items() if key[-1] != fit.REST]
+    assert all(probs[i] * samples >= fit.LEAST - 1e-9 for i in own)
+
+
+def test_the_fit_test_keeps_its_false_alarm_rate_and_has_power() -> None:
+    """At alpha = 0.05: 400 true samples; more than 40 alarms have probability < 1e-4. And another law is seen."""
+    p, other = table_law(6, seed=1), table_law(6, seed=2)
+    cells = fit.choose_cells(p, 3, 1000)
+    test = fit.FitTest.prepare(cells.probabilities(p), 1000, 0.05, seed=0)
+    assert test.power(cells.probabilities(p), seed=1) <= 0.1
+    assert test.power(cells.probabilities(other), seed=1) > 0.99
+
+
+def test_the_impossible_is_always_rejected() -> None:
+    test = fit.FitTest.prepare(torch.tensor([0.5, 0.5, 0.0]).numpy(), 1000, 0.001, seed=0)
+    assert not test.rejects(torch.tensor([500, 500, 0]).numpy())
+    assert test.rejects(torch.tensor([500, 499, 1]).numpy())

@@ -1,0 +1,183 @@
+"""The audit on models: it passes on good engines, and fails where something is broken on purpose."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken import audit
+from foretoken.audit import fit, models
+from foretoken.audit.report import FAILED, OK, WEAK, AuditReport, Check, Section
+from foretoken.audit.wrong import EachAlone
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, WithoutReplacement
+from foretoken.core.sampling import Sampling
+from foretoken.core.tree import Siblings
+from foretoken.draft.lm import LMDrafter
+from foretoken.engine import Engine
+from foretoken.trees import static
+from tables import tiny_engine
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # thousands of generations; test_engine checks the types
+
+
+def quiet(line: str) -> None:
+    del line
+
+
+def outcomes_of(section: Section) -> list[str]:
+    return [check.outcome for check in section.checks]
+
+
+def test_a_whole_audit() -> None:
+    engine = tiny_engine()
+    lines: list[str] = []
+    report = audit.run(engine, temperature=0.5, samples=800, seed=0, progress=lines.append)
+    assert report.passed, report.text()
+    assert lines
+    text = report.text()
+    assert "PASSED" in text
+    assert "p-value" in text
+    assert max(map(len, text.splitlines())) < 220
+    data = json.loads(json.dumps(report.json()))
+    assert data["passed"] is True
+    assert {"target", "drafter", "verifier", "tree", "seed", "dtype", "device"} <= data["subject"].keys()
+    # The known-wrong rule is seen by all three kinds of test.
+    wrong = [c for s in report.sections for c in s.checks if c.name == "known-wrong rule"]
+    assert [c.outcome for c in wrong] == [OK] * 3
+
+
+def test_without_models() -> None:
+    report = audit.run(None, temperature=1.0, samples=0, seed=1, progress=quiet)
+    assert report.passed
+    assert [s.title for s in report.sections] == ["Rules, enumerated exactly", "Whole decodings, enumerated exactly"]
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram"])
+def test_drafters_without_density(drafter: str | None) -> None:
+    engine = tiny_engine(drafter=drafter, verifier="exact-match")
+    section = models.sampled(engine, 0.5, 400, 0, quiet)
+    assert outcomes_of(section) == [OK] * 3
+    assert "does not apply" in section.checks[-1].detail
+    assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]
+
+
+def wide(engine: Engine) -> Engine:
+    drafter = engine.drafter
+    assert isinstance(drafter, LMDrafter)
+    return replace(engine, drafter=replace(drafter, policy=static.kary(4, 2), law=IID), verifier=EachAlone())
+
+
+def test_a_wrong_rule_in_the_engine_fails_every_test_it_can() -> None:
+    engine = wide(tiny_engine())
+    report = audit.run(engine, temperature=0.5, samples=800, seed=0, progress=quiet)
+    assert not report.passed
+    assert "FAILED" in report.text().splitlines()[-1]
+    failed = {s.title for s in report.sections if FAILED in outcomes_of(s)}
+    assert failed == {"Rules, enumerated exactly", "Whole decodings, enumerated exactly", "Sampled text"}
+
+
+def test_a_wrong_rule_cannot_be_seen_where_drafter_and_target_agree() -> None:
+    """The report says so rather than claim that the test could tell."""
+    from models_zoo import tiny
+
+    engine = tiny_engine(drafter=tiny("llama"))
+    section = models.sampled(engine, 0.5, 400, 0, quiet)
+    assert section.checks[-1].outcome == WEAK
+    report = AuditReport({}, (section,))
+    assert report.passed
+    assert "could not tell" in report.text()
+
+
+def test_rules_for_greedy_text_are_not_needed_but_scores_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree mask that lets a node see one sibling too many: tree scores and greedy text fail."""
+    from foretoken.models.growing_tree import GrowingTree
+
+    grow = GrowingTree.grow
+
+    def leaky(self: GrowingTree, parents: list[int]) -> None:
+        grow(self, parents)
+        if len(self) > 2:
+            self._rows[2, 1] = 0.0
+
+    engine = tiny_engine()
+    assert outcomes_of(models.tree_scores(engine, 0)) == [OK]
+    assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]
+    monkeypatch.setattr(GrowingTree, "grow", leaky)
+    assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
+    assert FAILED in outcomes_of(models.greedy(engine, 0))
+
+
+def test_a_float_tie_is_told_from_an_error() -> None:
+    engine = tiny_engine()
+    prompt = [1, 2, 3]
+    logits = models.plain_logits(engine.target, [prompt])[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    tie, what = models._parting(engine.target, prompt, [best], [second])
+    assert not tie
+    assert "token 0" in what
+    assert models._parting(engine.target, prompt, [best], [best, 1]) == (
+        False,
+        "one text ends at token 1, the other goes on",
+    )
+    with torch.no_grad():  # make the two rows of the head equal: now it is a tie
+        head = engine.target.lm.model.get_output_embeddings().weight
+        saved = head[second].clone()
+        head[second] = head[best] * (1 + 1e-7)
+        assert models._parting(engine.target, prompt, [best], [second])[0]
+        head[second] = saved
+
+
+def test_a_drafter_that_fails_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretoken.draft.lm import LMDraftSession
+
+    def propose(self: LMDraftSession, sequences: list) -> list:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(audit, "one_node", lambda *_: Section("", "", (Check("", OK, ""),)))
+    monkeypatch.setattr(audit, "whole_decodings", lambda *_: Section("", "", (Check("", OK, ""),)))
+    monkeypatch.setattr(LMDraftSession, "propose", propose)
+    report = audit.run(tiny_engine(), temperature=1.0, samples=200, seed=0, progress=quiet)
+    assert not report.passed
+    assert "broken on purpose" in report.text()
+
+
+def test_samples_follow_their_seeds_and_not_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine()
+    arguments = (engine.target, engine.drafter, engine.verifier, [1, 2, 3], Sampling(temperature=0.5), 20, 5)
+    many, accepted = models.sample(*arguments)
+    monkeypatch.setattr(models, "BATCH", 3)
+    few, _ = models.sample(*arguments)
+    assert sorted(many) == sorted(few)
+    assert accepted > 0
+    assert {len(ids) for ids in many} == {models.NUM_TOKENS}
+
+
+def test_seen_by_the_same_cells() -> None:
+    """The sampled law of a rule that ignores p fails at once: p-value at its least."""
+
+    class Drafts:
+        name = "drafts"
+        laws = (WithoutReplacement,)
+
+        def accepts(self, law: object) -> bool:
+            return True
+
+        def __call__(self, p: Tensor, siblings: Siblings) -> Tensor:
+            assert siblings.q is not None
+            return siblings.q.to(p.dtype)
+
+    engine = tiny_engine(tree="chain:2")
+    sampling = Sampling(temperature=0.5)
+    test, cells, _ = models._prepare(engine.target, [1, 2, 3], sampling, 400, 1e-4, 0)
+    ids, _ = models.sample(engine.target, engine.drafter, Drafts(), [1, 2, 3], sampling, 400, 1)
+    assert test.p_value(cells.count(ids)) == pytest.approx(1 / (1 + len(test.null)))
+    assert isinstance(test, fit.FitTest)
+
+
+@pytest.mark.parametrize(("temperature", "samples", "what"), [(0.0, 400, "temperature"), (1.0, 10, "samples")])
+def test_bad_settings_are_named(temperature: float, samples: int, what: str) -> None:
+    with pytest.raises(ForetokenError, match=what):
+        audit.run(tiny_engine(), temperature=temperature, samples=samples, seed=0, progress=quiet)
