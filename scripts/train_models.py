@@ -62,7 +62,7 @@ class Spec:
 
 
 SPECS = {
-    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 4.1e6, rows=2),
+    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 2.785e6, rows=2),
     "drafter": Spec(
         "A drafter with the target's vocabulary",
         "target",
@@ -70,11 +70,12 @@ SPECS = {
         2,
         592,
         (512, 1024),
-        2e6,
+        1e6,
         rows=2,
+        muon_lr=0.01,
         embed_lr=0.01,
         copied=(0, 11),
-    ),
+    ),  # fmt: skip
     "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.5e6),
     "drafter-bytes": Spec("A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6),
 }

@@ -172,3 +172,8 @@ def test_interrupt_prints_what_was_generated(pair):
     assert b"interrupted" in err
     assert b"tokens/s" in err
     assert b"Traceback" not in err
+
+
+def test_the_package_needs_no_jaxtyping_to_run():
+    code = "import sys; sys.modules['jaxtyping'] = None; import foretoken; foretoken.load, foretoken.custom_generate"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

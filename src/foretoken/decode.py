@@ -6,12 +6,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.interfaces import Drafter, DraftSession, Path, Target
 from foretoken.core.sequence import Sequence, Step
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
 from foretoken.core.walk import walk

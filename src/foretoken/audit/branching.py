@@ -12,10 +12,10 @@ from typing import TypeVar
 from unittest.mock import patch
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.core import laws, walk
+from foretoken.core.shapes import Float, Int
 
 T = TypeVar("T")
 

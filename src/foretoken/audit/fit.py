@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from foretoken.core.shapes import Float
 
 Tokens = tuple[int, ...]
 Next = Callable[[list[Tokens]], Float[Tensor, "m v"]]  # p after the prompt and each of m tuples, all of one length
 REST = -1  # as the last of a cell's ids: every token there that has no cell of its own
 LEAST = 10  # expected samples for which a tuple gets a cell of its own
 WIDEST = 24  # tuples of one length that are looked into further
+SIMULATED = 4  # simulated statistics beyond the critical value
+CHUNK = 5_000
 
 
 @dataclass
@@ -113,9 +116,9 @@ class FitTest:
     def prepare(cls, probs: np.ndarray, num_samples: int, alpha: float, seed: int) -> "FitTest":
         rng = np.random.default_rng(seed)
         probs = probs / probs.sum()
+        draws = -(-SIMULATED // alpha)
         chunks = [
-            statistic(rng.multinomial(num_samples, probs, size=10_000), probs)
-            for _ in range(int(np.ceil(1e-3 / alpha)))
+            statistic(rng.multinomial(num_samples, probs, size=CHUNK), probs) for _ in range(int(-(-draws // CHUNK)))
         ]
         return cls(probs, num_samples, alpha, np.sort(np.concatenate(chunks)))
 

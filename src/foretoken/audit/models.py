@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.audit import fit
@@ -20,6 +19,7 @@ from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
+from foretoken.core.shapes import Float
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.draft.lm import LMDrafter

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from foretoken.core.shapes import Float
 from foretoken.models.causal_lm import CausalLM, Rows
 
 START = 0  # the token before the first

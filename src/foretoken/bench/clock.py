@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from foretoken.core.shapes import Float
 from foretoken.models.causal_lm import CausalLM, Rows
 
 P = ParamSpec("P")

@@ -7,11 +7,11 @@ with. Rows are joined at the end; when row i leaves, the last row takes its plac
 from collections.abc import Sequence as Seq
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.laws import Law
 from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 
 Path = tuple[int, ...]  # tree nodes from the root down

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float, Int
 
 NONE = -1  # stands in a row of draws where the law had nothing left to draw
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float
 from torch import Tensor
+
+from foretoken.core.shapes import Float
 
 
 @runtime_checkable

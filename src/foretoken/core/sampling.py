@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
+from foretoken.core.shapes import Float
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 NEGATIVE_INFINITY = float("-inf")

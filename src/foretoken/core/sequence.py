@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.sampling import Sampling
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 
 

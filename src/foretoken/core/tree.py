@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law
+from foretoken.core.shapes import Float
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,10 @@
 
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
 LawFamily = type[IID] | type[WithoutReplacement] | type[Opaque]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.laws import inverse_cdf
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 
 Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]

@@ -4,13 +4,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import NONE, Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.models.causal_lm import CausalLM, Rows

@@ -82,7 +82,7 @@ class NgramSession:
         return builder.build()
 
     def _children(self, builder: TreeBuilder, ids: list[int], node: int, state: object, positions: list[int]) -> list:
-        """Add the distinct next tokens of `positions`, latest first, as `node`'s children; (child, state, positions)."""
+        """Add the distinct next tokens of `positions`, latest first, as children: (child, state, positions)."""
         states = self.policy.children([state], None)[0]
         following: dict[int, list[int]] = {}
         for position in positions:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.layout import PROBE, decoder, layout

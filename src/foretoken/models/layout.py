@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float
 from foretoken.models.cache import Plane
 
 PROBE = (1, 2, 3, 4)  # four tokens that every vocabulary has

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
     LlamaForCausalLM,
@@ -22,6 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from foretoken.core.shapes import Float, Int
 from foretoken.models.cache import SlotCache
 from foretoken.models.packed import PackedLinear, side_by_side
 

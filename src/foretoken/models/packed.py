@@ -9,10 +9,11 @@ that one product serves all three.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+
+from foretoken.core.shapes import Float
 
 ROWS = 8  # rows that the packed layout is made for; the kernel takes any number
 SMALLEST = 2**19  # weights from which on the packed kernel wins at 5 rows by more than it may lose at 1

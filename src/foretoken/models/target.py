@@ -3,11 +3,11 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
 from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.models.causal_lm import CausalLM, Rows
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float
 
 MAX_NODES = 4096
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 

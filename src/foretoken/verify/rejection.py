@@ -17,10 +17,10 @@ together give p_j; by induction from the last draw to the first the sum is p_1 =
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.core.laws import IID, Law, WithoutReplacement
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.rejection_fast import TINY, fast_row
