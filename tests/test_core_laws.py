@@ -7,8 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.core.draws_fast import fast_draws
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, NONE, Law, Opaque, WithoutReplacement, inverse_cdf, outcomes
+from foretoken.core.laws import (
+    IID,
+    NONE,
+    Law,
+    Opaque,
+    WithoutReplacement,
+    inverse_cdf,
+    outcomes,
+    successive_inverse_cdf,
+)
 
 QS = {
     "random": [0.15, 0.35, 0.3, 0.2],
@@ -143,3 +153,22 @@ def test_opaque_takes_the_likeliest() -> None:
 def test_too_large_to_enumerate() -> None:
     with pytest.raises(ForetokenError, match="too large"):
         list(itertools.islice(outcomes(IID(4), torch.full((100,), 0.01)), 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("v", [1, 3, 4096])
+def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype, v: int) -> None:
+    """Token for token, for the same uniforms, with zeros, ties and exhausted support."""
+    rng = torch.Generator().manual_seed(v)
+    q = torch.rand(64, v, generator=rng, dtype=torch.float64)
+    q = (q * (torch.rand(64, v, generator=rng) < 0.5)).to(dtype)
+    q[:, -1] += q.sum(1) == 0
+    q[:8] = q[:8].round(decimals=1)
+    q[:8, 0] += 0.5
+    u = torch.rand(64, 5, generator=rng, dtype=torch.float64)
+    u[0] = 0.0
+    u[1] = 1 - 2**-53
+    assert torch.equal(fast_draws(q, u, replace=True), inverse_cdf(q, u))
+    assert torch.equal(fast_draws(q, u, replace=False), successive_inverse_cdf(q, u))
+    wide = torch.cat([q, q], 1)[:, :v]  # rows that do not lie side by side
+    assert torch.equal(fast_draws(wide, u, replace=True), inverse_cdf(q, u))

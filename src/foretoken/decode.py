@@ -85,7 +85,8 @@ class Decoder:
         return steps
 
     def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[int], Tensor]:
-        def p(node: int) -> Float[Tensor, " v"]:
+        # A plain annotation: one with a shape would be built anew at every step.
+        def p(node: int) -> Tensor:
             suffix = (tree.tokens[i] for i in tree.path_to(node)[1:])
             try:
                 return seq.probabilities(logits[node : node + 1], [suffix])[0]

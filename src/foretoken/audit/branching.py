@@ -1,8 +1,9 @@
 """A source of randomness that takes every way: run a random function once per outcome, with each one's probability.
 
-All randomness of decoding ends in `inverse_cdf(weights, uniforms)`. While `outcomes` runs a function, that one call
-is replaced by a choice that is tried in turn with every token of positive weight. A draw made in any other way would
-be counted with probability 1, and the probabilities would not add up.
+All randomness of decoding ends in `laws.inverse_cdf(weights, uniforms)` (or in a compiled equal of it, which is set
+aside here). While `outcomes` runs a function, that one call is replaced by a choice that is tried in turn with every
+token of positive weight. A draw made in any other way would be counted with probability 1, and the law of what comes
+out would be wrong.
 """
 
 import math
@@ -14,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from foretoken.core import laws, walk
+from foretoken.core import laws
 from foretoken.core.shapes import Float, Int
 
 T = TypeVar("T")
@@ -56,8 +57,7 @@ def outcomes(run: Callable[[], T]) -> Iterator[tuple[T, float]]:
     """(result, probability) for every sequence of choices that `run` can make; it is called afresh for each."""
     choices: Choices | None = Choices([])
     while choices is not None:
-        now = choices.inverse_cdf
-        with patch.object(laws, "inverse_cdf", now), patch.object(walk, "inverse_cdf", now):
+        with patch.object(laws, "inverse_cdf", choices.inverse_cdf), patch.object(laws, "on_cpu", lambda _: False):
             result = run()
         yield result, choices.prob
         choices = choices.next()

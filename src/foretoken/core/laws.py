@@ -18,10 +18,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from foretoken.core.draws_fast import NONE, fast_draws, on_cpu
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
-
-NONE = -1  # stands in a row of draws where the law had nothing left to draw
 
 
 @runtime_checkable
@@ -42,6 +41,16 @@ class Law(Protocol):
         ...
 
 
+def draw_iid(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    """Independent draws from each row; compiled on a CPU."""
+    return fast_draws(weights, u, replace=True) if on_cpu(weights) else inverse_cdf(weights, u)
+
+
+def draw_distinct(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    """Successive draws from each row without replacement; compiled on a CPU."""
+    return fast_draws(weights, u, replace=False) if on_cpu(weights) else successive_inverse_cdf(weights, u)
+
+
 def inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
     """Token j of row i, where u[i] falls in j's share of weights[i]; weights need not sum to one.
 
@@ -52,6 +61,18 @@ def inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[T
     return tokens.clamp_(max=weights.shape[-1] - 1)  # u * total can round up to total
 
 
+def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    """inverse_cdf column after column, each drawn token's weight set to 0 before the next; NONE where none is left."""
+    left = weights.clone()
+    columns = []
+    for j in range(u.shape[1]):
+        x = inverse_cdf(left, u[:, j : j + 1])
+        exhausted = left.gather(1, x) <= 0
+        columns.append(x.masked_fill(exhausted, NONE))
+        left.scatter_(1, x, 0.0)
+    return torch.cat(columns, 1)
+
+
 @dataclass(frozen=True)
 class IID:
     """k independent draws from q."""
@@ -60,7 +81,7 @@ class IID:
     name: ClassVar[str] = "iid"
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-        return inverse_cdf(q, u)
+        return draw_iid(q, u)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         if len(draws) != self.k:
@@ -80,16 +101,7 @@ class WithoutReplacement:
     name: ClassVar[str] = "without_replacement"
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-        if u.shape[1] == 1:
-            return inverse_cdf(q, u)
-        left = q.clone()
-        columns = []
-        for j in range(u.shape[1]):
-            x = inverse_cdf(left, u[:, j : j + 1])
-            exhausted = left.gather(1, x) <= 0
-            columns.append(x.masked_fill(exhausted, NONE))
-            left.scatter_(1, x, 0.0)
-        return torch.cat(columns, 1)
+        return draw_iid(q, u) if u.shape[1] == 1 else draw_distinct(q, u)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         if len(draws) != min(self.k, int((q > 0).sum())) or len(set(draws)) != len(draws):

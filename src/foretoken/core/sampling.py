@@ -12,6 +12,8 @@ from foretoken.core.shapes import Float
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 NEGATIVE_INFINITY = float("-inf")
+SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
+TINY = 1e-20  # below this temperature a quotient of float32 logits could overflow
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,15 @@ class Sampling:
             if not bool(torch.isfinite(best).all()):
                 raise NotFiniteError("NaN or infinite logits")
             return torch.zeros_like(scores).scatter_(-1, token, 1.0)
+        if self.temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
+            scores = scores - scores.amax(-1, keepdim=True)
         if self.temperature != 1:
-            # The largest score becomes 0 first: at a tiny temperature the quotient would overflow (or, were the
-            # temperature rounded to 0 in this dtype, be 0 / 0).
-            temperature = max(self.temperature, torch.finfo(scores.dtype).tiny)
-            scores = (scores - scores.amax(-1, keepdim=True)).div_(temperature)
+            scores = scores / max(self.temperature, SMALLEST)
         if self.top_k or self.top_p < 1 or self.min_p:
             scores = self._truncate(scores)
         p = torch.softmax(scores, -1)
-        if not bool(torch.isfinite(p.sum())):
+        # One bad logit makes its whole row NaN, so one column shows it.
+        if bool(p[:, 0].isnan().any()):
             raise NotFiniteError("NaN or infinite logits")
         return p
 

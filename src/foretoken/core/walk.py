@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import inverse_cdf
+from foretoken.core.laws import draw_iid
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 
@@ -15,7 +15,7 @@ Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
 def draw(row: Float[Tensor, " v"], rng: torch.Generator) -> int:
     """One token from a distribution, with one uniform of `rng` (a CPU generator, on any device)."""
     u = torch.rand(1, 1, generator=rng, dtype=torch.float64)
-    return int(inverse_cdf(row[None], u))
+    return int(draw_iid(row[None], u))
 
 
 def walk(

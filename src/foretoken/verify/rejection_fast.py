@@ -9,12 +9,10 @@ so a draw costs one read of p and q, and no residual vector is written. A token 
 its draw: its residual stays as it is from then on.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
-
 import numpy as np
 from torch import Tensor, from_numpy
+
+from foretoken.core.compiled import compiled
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
 
@@ -25,17 +23,8 @@ def fast_row(p: Tensor, q: Tensor, draws: tuple[int, ...], without_replacement: 
         return None
     row = p.detach().numpy().copy()  # numpy copies on this thread; torch would wake its pool for it
     rest = q.detach().numpy().copy() if without_replacement else np.ascontiguousarray(q.detach().numpy())
-    compiled()(row, rest, np.array(draws, dtype=np.int64), without_replacement)
+    compiled(rejection_loop, reorder_sums=True)(row, rest, np.array(draws, dtype=np.int64), without_replacement)
     return from_numpy(row)
-
-
-@functools.cache
-def compiled() -> Callable[..., None]:
-    from numba import njit  # here, not above: it takes half a second to import
-
-    # Sums are float64 and may be reordered, which lets them use vector registers. `unwrap` takes off the checkers
-    # that the tests put around every function: numba compiles the bare loop.
-    return njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"})(inspect.unwrap(rejection_loop))
 
 
 def rejection_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacement: bool) -> None:

