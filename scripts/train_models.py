@@ -30,7 +30,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import LlamaConfig, LlamaForCausalLM
 
 EOT = "<|endoftext|>"
-SAMPLED = 131_072  # tokens written by the target for the drafter's training
+SAMPLED = 65_536  # tokens written by the target for the drafter's training
 SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
 SPLITS = {
     # Words take one sign before them; runs of punctuation take the line breaks after them.
@@ -43,7 +43,11 @@ Loss = Callable[[LlamaForCausalLM, torch.Tensor, float], torch.Tensor]
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and training plan of one model; `lengths` are the early and the late row length, `rows` a step's rows."""
+    """Shape and training plan of one model.
+
+    Rows of the first length in `lengths` become rows of the second at the share `late` of the steps. A step has
+    `rows` pieces of `chunk` tokens, or one row where rows are longer than that.
+    """
 
     summary: str
     tokenizer: str
@@ -52,7 +56,9 @@ class Spec:
     mlp: int
     lengths: tuple[int, int]
     tokens: float
+    chunk: int = 512
     rows: int = 1
+    late: float = 0.85
     hidden: int = 192
     heads: int = 6
     kv_heads: int = 2
@@ -62,7 +68,7 @@ class Spec:
 
 
 SPECS = {
-    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 2.785e6, rows=2),
+    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 2.785e6, chunk=1024, rows=2),
     "drafter": Spec(
         "A drafter with the target's vocabulary",
         "target",
@@ -70,14 +76,16 @@ SPECS = {
         2,
         592,
         (512, 1024),
-        1e6,
+        7e5,
         rows=2,
         muon_lr=0.01,
         embed_lr=0.01,
         copied=(0, 11),
-    ),  # fmt: skip
-    "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.5e6),
-    "drafter-bytes": Spec("A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6),
+    ),
+    "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.2e6, late=0.95),
+    "drafter-bytes": Spec(
+        "A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=1024, late=0.95
+    ),
 }
 
 
@@ -178,16 +186,17 @@ class Stream:
 
     def batch(self, step: int, length: int) -> torch.Tensor:
         """Inputs and the token after them, cut to `length`: shape (rows, length + 1)."""
-        rows = []
-        for index in range(step * self.rows, (step + 1) * self.rows):
+        chunk = max(self.chunk, length)
+        count, rows = max(1, self.rows * self.chunk // chunk), []
+        for index in range(step * count, (step + 1) * count):
             turn, kind = divmod(index, len(self.sources))
             source = self.sources[kind]
-            per_epoch = (len(source) - 1) // self.chunk
+            per_epoch = (len(source) - 1) // chunk
             epoch, place = divmod(turn, per_epoch)
             rng = np.random.default_rng([self.seed + 1000 * kind, epoch])
-            shift = int(rng.integers(len(source) - per_epoch * self.chunk))
-            start = shift + int(rng.permutation(per_epoch)[place]) * self.chunk
-            rows += [source[at : at + length + 1] for at in range(start, start + self.chunk, length)]
+            shift = int(rng.integers(len(source) - per_epoch * chunk))
+            start = shift + int(rng.permutation(per_epoch)[place]) * chunk
+            rows += [source[at : at + length + 1] for at in range(start, start + chunk, length)]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
@@ -267,8 +276,14 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     rates = zip([*muon.param_groups, *adam.param_groups], (spec.muon_lr, spec.embed_lr, 0.004), strict=True)
     group_rates, parts = list(rates), {"model": model, "muon": muon, "adam": adam}
     plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens}
-    per_step = spec.rows * spec.lengths[1]
-    steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
+    early = spec.rows * spec.chunk
+    ahead = max(early, spec.lengths[1])  # tokens of a late step
+    steps = max(1, round(plan["tokens"] / (spec.late * early + (1 - spec.late) * ahead)))
+    first, smooth, turn = 0, math.nan, math.ceil(spec.late * steps)
+
+    def seen(step: int) -> int:
+        return min(step, turn) * early + max(0, step - turn) * ahead
+
     if checkpoint.exists():
         try:
             state = torch.load(checkpoint, map_location=run.device, weights_only=True)
@@ -284,7 +299,7 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     try:
         for step in range(first, steps):
             progress, done = step / steps, step + 1
-            length = spec.lengths[0] if progress < 0.85 else spec.lengths[1]
+            length = spec.lengths[0] if step < turn else spec.lengths[1]
             rows, total = stream.batch(step, length).to(run.device), 0.0
             for part in rows.split(max(1, 1024 // length) if run.device == "cpu" else len(rows)):
                 loss = loss_fn(model, part, progress) * (len(part) / len(rows))
@@ -296,9 +311,9 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
                 optimizer.step()
                 optimizer.zero_grad()
             smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
-            speed = (done - first) * per_step / (time.monotonic() - began)
+            speed = (seen(done) - seen(first)) / (time.monotonic() - began)
             if done % 10 == 0 or done == steps:
-                left = (steps - done) * per_step / speed / 60
+                left = (seen(steps) - seen(done)) / speed / 60
                 line = f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s  ETA {left:.1f} min"
                 print(line, flush=True)
             if time.monotonic() - last_save > 120 or done == steps:
@@ -309,7 +324,7 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     except KeyboardInterrupt:
         print(f"\nStopped. {checkpoint} keeps step {saved}: the same command goes on from there.", file=sys.stderr)
         raise SystemExit(130) from None
-    return {"tokens": steps * per_step, "steps": steps}
+    return {"tokens": seen(steps), "steps": steps}
 
 
 @torch.no_grad()
@@ -358,7 +373,7 @@ def train_one(run: Run, name: str) -> None:
         for layer, copied in zip(model.model.layers, spec.copied, strict=True):
             layer.load_state_dict(target.model.layers[copied].state_dict())
         loss_fn, extra = distil_loss(target), sampled_tokens(run, target, tokens)
-    facts = train(run, name, model, Stream(tokens, run.seed, spec.lengths[1], spec.rows, extra), loss_fn)
+    facts = train(run, name, model, Stream(tokens, run.seed, spec.chunk, spec.rows, extra), loss_fn)
     export(run, name, model, tok, facts)
 
 

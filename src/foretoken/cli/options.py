@@ -1,6 +1,5 @@
 """Options that several commands share, and the models they default to."""
 
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +13,10 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
 Target = Annotated[str | None, typer.Option(help="Model folder (Hugging Face). Default: the demo target.")]
 Drafter = Annotated[
     str | None,
-    typer.Option(help='Model folder with the same vocabulary, "ngram" (prompt lookup), or "none". Default: the demo '
-                 'drafter for the demo target, else ngram.'),
+    typer.Option(
+        help='Model folder with the same vocabulary, "ngram" (prompt lookup), or "none". Default: the demo '
+        "drafter for the demo target, else ngram."
+    ),
 ]
 Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:FILE (JSON parent list).")]
 Verifier = Annotated[
@@ -82,5 +83,3 @@ def load_engine(
         dtype=dtype,
         max_batch=max_batch,
     )
-
-

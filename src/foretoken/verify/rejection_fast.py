@@ -5,8 +5,7 @@ L_j the mass left in q,
 
     (p_j - q_j)+  =  ((p - c_j q)+ / Z_j  -  q / L_j)+  ∝  (p - (c_j + Z_j / L_j) q)+
 
-so a draw costs one read of p and q, and no residual vector is written. A token drawn without replacement leaves q at
-its draw: its residual stays as it is from then on.
+so a draw costs one read of p and q, and no residual vector is written.
 """
 
 import numpy as np
@@ -50,8 +49,7 @@ def rejection_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_repl
         reach -= accepted[j]
         c_next = c + left / mass
         if without_replacement:
-            p[x] = max(p_x - c_next * q_x, 0.0)  # = 0: it was rejected because p_j < q_j
-            q[x] = 0.0
+            p[x] = q[x] = 0.0  # its residual is 0 for good, since p_j < q_j
         left_next, mass = 0.0, 0.0
         for i in range(p.shape[0]):
             left_next += max(np.float64(p[i]) - c_next * np.float64(q[i]), 0.0)
