@@ -357,3 +357,71 @@ def test_custom_generate_batches_left_padded_prompts_and_obeys_stops(folders):
         stopping_criteria=stop,
     )  # fmt: skip
     assert torch.equal(stopped, reference)
+
+
+def test_custom_generate_obeys_the_calls_own_settings(folders):
+    """Each against transformers, with left-padded prompts of different lengths in one batch."""
+    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
+    drafter = tiny.LlamaForCausalLM.from_pretrained(folders["drafter"])
+    tok = tiny.tokenizer()
+    tok.pad_token, tok.padding_side = tok.eos_token, "left"
+    inputs = tok(["def f(x):", "a"], return_tensors="pt", padding=True)
+    plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+    first_end = int(plain[1, inputs["input_ids"].shape[1] + 1])
+    settings = [
+        {"prefix_allowed_tokens_fn": lambda row, ids: [10, 11] if row == 0 else [20, 21, 22]},
+        {"eos_token_id": first_end},
+        {"eos_token_id": first_end, "min_new_tokens": 6},
+        {"repetition_penalty": 1.7},
+        {"do_sample": True, "top_k": 1},
+        {"no_repeat_ngram_size": 2},
+    ]
+    for setting in settings:
+        options = {"max_new_tokens": 20, "do_sample": False, **setting}
+        expected = target.generate(**inputs, **options)
+        ours = {"custom_generate": foretoken.custom_generate, "draft_model": drafter, "tree": "kary:2x2"}
+        assert torch.equal(target.generate(**inputs, **options, **ours), expected), setting
+
+
+def test_custom_generate_refuses_what_it_cannot_give(folders):
+    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
+    for option in ({"output_scores": True, "return_dict_in_generate": True}, {"num_return_sequences": 2}):
+        with pytest.raises(foretoken.ForetokenError):
+            target.generate(
+                torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=True, custom_generate=foretoken.custom_generate,
+                draft_model="ngram", **option,
+            )  # fmt: skip
+
+
+def test_a_pair_that_is_changed_later_is_checked_again(folders):
+    with pytest.raises(foretoken.ForetokenError, match="rrs is not lossless"):
+        replace(load(folders, tree="kary:2x2"), verifier=foretoken.verifier("rrs"))
+
+
+def test_ids_may_be_tensors_and_seeds_must_fit(folders):
+    engine = load(folders)
+    want = engine.generate([5, 6, 7], max_new_tokens=5, seed=0).token_ids
+    assert engine.generate(torch.tensor([5, 6, 7]), max_new_tokens=5, seed=0).token_ids == want
+    assert engine.generate([torch.tensor([5, 6, 7])], max_new_tokens=5, seed=0)[0].token_ids == want
+    for seed in (-1, 2**32):
+        with pytest.raises(foretoken.ForetokenError, match="seed"):
+            engine.generate([5], seed=seed)
+    with pytest.raises(foretoken.ForetokenError, match="positive"):
+        load(folders, tree="chain:²")
+
+
+def test_a_bias_that_leaves_nothing_blames_the_bias(folders):
+    engine = load(folders)
+    with (
+        pytest.raises(foretoken.ForetokenError, match="logit bias or a logits processor"),
+        pytest.warns(DraftFailedWarning),
+    ):
+        engine.generate("x", logit_bias=dict.fromkeys(range(257), -math.inf))
+    with pytest.raises(foretoken.ForetokenError, match="logit_bias"):
+        engine.generate("x", logit_bias={5: math.inf})
+
+
+def test_a_character_begun_in_the_prompt_is_finished_in_the_text():
+    tok = tiny.tokenizer()
+    first, second = tok("é")["input_ids"]
+    assert TextStream(tok, (), [first]).push([second]) == "é"

@@ -69,6 +69,8 @@ def load(
     policy = tree_policy(tree)
     rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" else "rrsw"))
     family = law_family(law) if law else rule.laws[0]
+    if device is None and not isinstance(target, str):
+        device = target.device  # both must be in one place
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
 
@@ -91,6 +93,11 @@ def load(
     check_pair(proposing, rule)
     model = causal_lm(target)
     if isinstance(proposing, LMDrafter):
+        if proposing.lm.device != model.device:
+            raise ForetokenError(
+                f"Drafter {proposing.name} is on {proposing.lm.device} and target {model.name} on {model.device}: "
+                "put both on one device."
+            )
         proposing = replace(proposing, vocab_size=model.vocab_size)
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
 
@@ -145,6 +152,6 @@ def check_pair(drafter: Drafter, rule: Verifier) -> None:
 
 
 def _positive(text: str, form: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ForetokenError(f"In tree {form} the numbers must be positive integers, not {text!r}.")
     return int(text)

@@ -1,5 +1,6 @@
 """The decoding loop. It sees interfaces only; plain decoding is the same loop with trees of one node."""
 
+import math
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -91,6 +92,11 @@ class Decoder:
             try:
                 return seq.probabilities(logits[node : node + 1], [suffix])[0]
             except NotFiniteError as error:
+                row = logits[node]
+                if bool((row < math.inf).all() & row.isfinite().any()):
+                    raise NotFiniteError(
+                        "The logit bias or a logits processor left no token to choose from."
+                    ) from error
                 raise NotFiniteError(
                     f"Model {self.name} gave NaN or infinite logits: check its weights and dtype."
                 ) from error

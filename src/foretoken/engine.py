@@ -4,9 +4,10 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, Unpack, cast, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
+from torch import Tensor
 
 from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
@@ -18,7 +19,7 @@ from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, encode
 from foretoken.stats import Stats
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Tensor
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -90,6 +91,14 @@ class Engine:
     tree: str
     max_batch: int = 8
 
+    def __post_init__(self) -> None:
+        for law in self.drafter.laws:
+            if not self.verifier.accepts(law):
+                raise ForetokenError(
+                    f"Verifier {self.verifier.name} is not lossless for law {law.name} with {law.k} draws at a node, "
+                    f"which drafter {self.drafter.name} makes."
+                )
+
     # To a type checker a text is also a sequence of texts; to us it is one prompt.
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]
@@ -144,6 +153,8 @@ class Engine:
         self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str], streaming: bool
     ) -> list[Request]:
         seed = random.randrange(2**31) if seed is None else seed
+        if not 0 <= seed <= 2**32 - max(len(prompts), 1):  # torch's CPU generator takes 32 bits
+            raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self.tokenizer is None:
             raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")
@@ -212,9 +223,15 @@ class Engine:
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """(prompts, whether it was a single one): a text or a list of ids is one prompt."""
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        return [cast(Prompt, prompt)], True
-    return list(cast(Sequence[Prompt], prompt)), False
+    prompts = prompt if isinstance(prompt, str) else [_plain(x) for x in _plain(prompt)]
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts], True
+    return prompts, False
+
+
+def _plain(ids: Any) -> Any:
+    """Tensors and arrays of ids as lists and ints."""
+    return ids.tolist() if hasattr(ids, "tolist") else ids
 
 
 def _read(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:

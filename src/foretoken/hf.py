@@ -1,5 +1,6 @@
 """transformers' own entry point: model.generate(..., custom_generate=foretoken.custom_generate, draft_model=...)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.models.load import HFModel, generation_output
+
+# They keep state from call to call, which has no meaning on a tree of alternatives.
+STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def custom_generate(
@@ -30,36 +35,39 @@ def custom_generate(
 
     draft_model: a transformers model with the same vocabulary, a folder, or "ngram". tree, verifier, law: as in
     `foretoken.load`. Prompts may be left-padded with an attention mask. Seeds come from torch's global generator, as
-    everywhere in transformers. Beam search and other non-sampling modes are refused.
+    everywhere in transformers. Refused: beams, several sequences a prompt, scores and other extra outputs, processors
+    that keep state. transformers does not hand a `streamer` to such a callable: use `foretoken.load(...).stream`.
     """
-    if generation_config.num_beams != 1 or generation_config.num_return_sequences not in (None, 1):
-        raise ForetokenError("foretoken decodes one sequence a prompt: use num_beams=1 and num_return_sequences=1.")
-    engine = load(model, drafter=draft_model, tree=tree, verifier=verifier, law=law, device=model.device)
-    sampling = Sampling(
-        temperature=1.0 if generation_config.do_sample else 0.0, processors=tuple(logits_processor or ())
-    )
+    _refuse(generation_config, logits_processor or ())
+    engine = load(model, drafter=draft_model, tree=tree, verifier=verifier, law=law)
     mask = model_kwargs.get("attention_mask")
-    prompts = [ids[mask[i].bool()].tolist() if mask is not None else ids.tolist() for i, ids in enumerate(input_ids)]
-    width = input_ids.shape[1]
-    max_new = generation_config.max_length - width
-    seeds = torch.randint(2**62, (len(prompts),)).tolist()
-    slots = max(map(len, prompts)) + max_new + engine.drafter.max_nodes
-    decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(prompts), slots)
-    sequences = [
-        Sequence(ids, sampling, torch.Generator().manual_seed(seed), max_new, engine.eos_ids)
-        for ids, seed in zip(prompts, seeds, strict=True)
-    ]
+    kept = input_ids.ne(-1) if mask is None else mask.bool()
+    max_new = generation_config.max_length - input_ids.shape[1]
+    eos = frozenset(_ids(generation_config.eos_token_id))
+    seeds = torch.randint(2**62, (len(input_ids),)).tolist()
+    sequences, paddings = [], []
+    for row, (ids, keep, seed) in enumerate(zip(input_ids.cpu(), kept.cpu(), seeds, strict=True)):
+        padding = ids[~keep]
+        sampling = Sampling(
+            temperature=1.0 if generation_config.do_sample else 0.0,
+            processors=tuple(_of_row(processor, row, len(input_ids), padding) for processor in logits_processor or ()),
+        )
+        rng = torch.Generator().manual_seed(seed)
+        sequences.append(Sequence(ids[keep].tolist(), sampling, rng, max_new, eos))
+        paddings.append(padding)
+    slots = max(s.num_prompt for s in sequences) + max_new + engine.drafter.max_nodes
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(sequences), slots)
     for sequence in sequences:
         decoder.join(sequence)
+    padding_of = dict(zip(sequences, paddings, strict=True))
     while decoder.sequences:
         for sequence, step in decoder.step():
-            cut = _first_stop(sequence, len(step.tokens), stopping_criteria)
+            cut = _first_stop(sequence, len(step.tokens), padding_of[sequence], stopping_criteria)
             if cut is not None:
                 del sequence.ids[cut:]
                 if not sequence.finished:
                     decoder.leave(sequence)
-    pad = generation_config.pad_token_id
-    pad = next(iter(engine.eos_ids), 0) if pad is None else pad
+    pad = next(iter(_ids(generation_config.pad_token_id) + _ids(generation_config.eos_token_id)), 0)
     rows = [
         torch.cat([input_ids[i].cpu(), torch.tensor(s.ids[s.num_prompt :], dtype=torch.long)])
         for i, s in enumerate(sequences)
@@ -68,9 +76,40 @@ def custom_generate(
     return generation_output(ids, bool(generation_config.return_dict_in_generate))
 
 
-def _first_stop(sequence: Sequence, num_tokens: int, criteria: Any) -> int | None:
+def _refuse(config: Any, processors: Any) -> None:
+    if config.num_beams not in (None, 1) or config.num_return_sequences not in (None, 1):
+        raise ForetokenError("foretoken decodes one sequence a prompt: use num_beams=1 and num_return_sequences=1.")
+    for name in OUTPUTS:
+        if getattr(config, name, None):
+            raise ForetokenError(f"foretoken returns ids only: leave {name} off.")
+    for processor in processors:
+        if type(processor).__name__ in STATEFUL:
+            raise ForetokenError(f"{type(processor).__name__} keeps state between calls, so it cannot run on a tree.")
+
+
+def _of_row(
+    processor: Callable[..., Tensor], row: int, batch: int, padding: Tensor
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The processor as `generate` would call it for this row: behind the row's padding, and at its place in a batch."""
+
+    def call(ids: Tensor, scores: Tensor) -> Tensor:
+        ids = torch.cat([padding[None].to(ids.device), ids], 1)
+        return processor(ids.expand(batch, -1), scores.expand(batch, -1).clone())[row : row + 1]
+
+    return call
+
+
+def _first_stop(sequence: Sequence, num_tokens: int, padding: Tensor, criteria: Any) -> int | None:
     """The length at which the criteria stop the text, looking at each of the step's tokens in turn."""
     for length in range(len(sequence.ids) - num_tokens + 1, len(sequence.ids) + 1) if criteria else ():
-        if bool(criteria(torch.tensor([sequence.ids[:length]]), None).all()):
+        ids = torch.cat([padding, torch.tensor(sequence.ids[:length])])
+        if bool(criteria(ids[None], None).all()):
             return length
     return None
+
+
+def _ids(value: Any) -> list[int]:
+    """A configured id, which may be a number, a list, a tensor or None."""
+    if value is None:
+        return []
+    return [int(x) for x in torch.as_tensor(value).flatten()]

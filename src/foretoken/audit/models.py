@@ -108,7 +108,9 @@ def greedy(engine: Engine, seed: int) -> Section:
 
     def run(drafter: Drafter, batch: int) -> list[list[int]]:
         part = replace(engine, drafter=drafter, max_batch=batch)
-        results = part.generate(texts, max_new_tokens=GREEDY_TOKENS, temperature=0.0, seed=seed)
+        with warnings.catch_warnings():  # else a broken drafter would pass as plain decoding
+            warnings.simplefilter("error", DraftFailedWarning)
+            results = part.generate(texts, max_new_tokens=GREEDY_TOKENS, temperature=0.0, seed=seed)
         assert isinstance(results, list)
         return [result.token_ids for result in results]
 

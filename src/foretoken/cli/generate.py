@@ -85,16 +85,20 @@ def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> 
 
 def _read_batch(path: str) -> list[str]:
     try:
-        lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise ForetokenError(f"Cannot read batch file {path}: {error.strerror}.") from error
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ForetokenError(f"Cannot read batch file {path}: {why}.") from error
     prompts = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            prompts.append(record if isinstance(record, str) else record["prompt"])
+            prompt = record if isinstance(record, str) else record["prompt"]
+            if not isinstance(prompt, str):
+                raise TypeError("a prompt is a text")
+            prompts.append(prompt)
         except (ValueError, KeyError, TypeError) as error:
             raise ForetokenError(
                 f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} on each line.'

@@ -123,7 +123,8 @@ class Opaque:
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
         k = min(u.shape[1], q.shape[1])
-        best = q.topk(k, dim=1).indices if k > 1 else q.argmax(1, keepdim=True)
+        scores, best = q.topk(k, dim=1)
+        best = best.masked_fill(scores == -torch.inf, NONE)  # a token that is ruled out is no child
         return torch.nn.functional.pad(best, (0, u.shape[1] - k), value=NONE)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:

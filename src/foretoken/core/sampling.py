@@ -53,6 +53,7 @@ class Sampling:
         require(self.repetition_penalty > 0, "repetition_penalty", "> 0")
         require(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
         require(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
+        require(all(x < math.inf for x in self.logit_bias.values()), "logit_bias", "numbers below infinity")
 
     @property
     def reads_prefix(self) -> bool:

@@ -113,7 +113,7 @@ class LMDraftSession:
         tokens, parents = [], []
         for g in self.growths:
             first = g.num_pending + len(g.scored) - 1
-            tokens.append([g.builder.tokens[node] for node in g.frontier])
+            tokens.append(self._known([g.builder.tokens[node] for node in g.frontier]))
             parents.append([g.scored[g.builder.parents[node]] for node in g.frontier])
             g.scored.update((node, first + i) for i, node in enumerate(g.frontier))
         return self.rows.score(tokens, parents)

@@ -38,7 +38,7 @@ class TextStream:
         if self.stopped:
             return ""
         self._ids.extend(ids)
-        before = self._decode(self._start, self._settled)
+        before = self._decode(self._start, self._settled).rstrip(REPLACEMENT)  # a prompt may end inside a character
         now = self._decode(self._start, len(self._ids))
         if now.endswith(REPLACEMENT):
             return ""
