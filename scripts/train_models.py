@@ -45,8 +45,8 @@ Loss = Callable[[LlamaForCausalLM, torch.Tensor, float], torch.Tensor]
 class Spec:
     """Shape and training plan of one model.
 
-    Rows of the first length in `lengths` become rows of the second at the share `late` of the steps. A step has
-    `rows` pieces of `chunk` tokens, or one row where rows are longer than that.
+    A step has `rows` pieces of `chunk` tokens, cut into rows of the first length in `lengths`; in the last 15% of the
+    steps the rows have the second length.
     """
 
     summary: str
@@ -58,7 +58,6 @@ class Spec:
     tokens: float
     chunk: int = 512
     rows: int = 1
-    late: float = 0.85
     hidden: int = 192
     heads: int = 6
     kv_heads: int = 2
@@ -82,10 +81,8 @@ SPECS = {
         embed_lr=0.01,
         copied=(0, 11),
     ),
-    "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.2e6, late=0.95),
-    "drafter-bytes": Spec(
-        "A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=1024, late=0.95
-    ),
+    "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.5e6, chunk=2048),
+    "drafter-bytes": Spec("A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=4096),
 }
 
 
@@ -187,7 +184,7 @@ class Stream:
     def batch(self, step: int, length: int) -> torch.Tensor:
         """Inputs and the token after them, cut to `length`: shape (rows, length + 1)."""
         chunk = max(self.chunk, length)
-        count, rows = max(1, self.rows * self.chunk // chunk), []
+        count, rows = self.rows * self.chunk // chunk, []
         for index in range(step * count, (step + 1) * count):
             turn, kind = divmod(index, len(self.sources))
             source = self.sources[kind]
@@ -276,14 +273,8 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     rates = zip([*muon.param_groups, *adam.param_groups], (spec.muon_lr, spec.embed_lr, 0.004), strict=True)
     group_rates, parts = list(rates), {"model": model, "muon": muon, "adam": adam}
     plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens}
-    early = spec.rows * spec.chunk
-    ahead = max(early, spec.lengths[1])  # tokens of a late step
-    steps = max(1, round(plan["tokens"] / (spec.late * early + (1 - spec.late) * ahead)))
-    first, smooth, turn = 0, math.nan, math.ceil(spec.late * steps)
-
-    def seen(step: int) -> int:
-        return min(step, turn) * early + max(0, step - turn) * ahead
-
+    per_step = spec.rows * spec.chunk
+    steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
     if checkpoint.exists():
         try:
             state = torch.load(checkpoint, map_location=run.device, weights_only=True)
@@ -299,7 +290,7 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     try:
         for step in range(first, steps):
             progress, done = step / steps, step + 1
-            length = spec.lengths[0] if step < turn else spec.lengths[1]
+            length = spec.lengths[0] if progress < 0.85 else spec.lengths[1]
             rows, total = stream.batch(step, length).to(run.device), 0.0
             for part in rows.split(max(1, 1024 // length) if run.device == "cpu" else len(rows)):
                 loss = loss_fn(model, part, progress) * (len(part) / len(rows))
@@ -311,9 +302,9 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
                 optimizer.step()
                 optimizer.zero_grad()
             smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
-            speed = (seen(done) - seen(first)) / (time.monotonic() - began)
+            speed = (done - first) * per_step / (time.monotonic() - began)
             if done % 10 == 0 or done == steps:
-                left = (seen(steps) - seen(done)) / speed / 60
+                left = (steps - done) * per_step / speed / 60
                 line = f"{name}: step {done}/{steps}  loss {smooth:.3f}  {speed:,.0f} tokens/s  ETA {left:.1f} min"
                 print(line, flush=True)
             if time.monotonic() - last_save > 120 or done == steps:
@@ -324,7 +315,7 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     except KeyboardInterrupt:
         print(f"\nStopped. {checkpoint} keeps step {saved}: the same command goes on from there.", file=sys.stderr)
         raise SystemExit(130) from None
-    return {"tokens": seen(steps), "steps": steps}
+    return {"tokens": steps * per_step, "steps": steps}
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ def load(
     target: str | HFModel,
     *,
     drafter: str | HFModel | None = None,
-    tree: str = "chain:4",
+    tree: str = "chain:5",
     verifier: str | None = None,
     law: str | None = None,
     device: str | torch.device | None = None,

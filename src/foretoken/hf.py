@@ -25,7 +25,7 @@ def custom_generate(
     stopping_criteria: Any = None,
     generation_config: Any = None,
     draft_model: HFModel | str | None = None,
-    tree: str = "chain:4",
+    tree: str = "chain:5",
     verifier: str | None = None,
     law: str | None = None,
     **model_kwargs: Any,

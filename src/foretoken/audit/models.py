@@ -162,7 +162,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
         checks.append(Check(f"prompt {number}", verdict(p_value > alpha), detail, {**numbers, "accepted": accepted}))
-    checks.append(_wrong_rule(engine, chosen[0], sampling, max(samples // 8, 400), alpha, seed, progress))
+    checks.append(_wrong_rule(engine, chosen[0], sampling, samples, alpha, seed, progress))
     method = (
         f"Law of {NUM_TOKENS} tokens after a prompt at temperature {temperature:g}, against plain forwards; the cells\n"
         f"were fixed before sampling. False alarms: at most {FALSE_ALARM:g} for all prompts together ({alpha:g} each)."

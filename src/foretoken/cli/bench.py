@@ -26,7 +26,7 @@ class Benchmarks(TyperGroup):
 
 app = typer.Typer(cls=Benchmarks, help="Measure speed.")
 DEFAULT = "decoding"
-DEFAULT_TREES = ["chain:4", "kary:2x3"]
+DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 
 

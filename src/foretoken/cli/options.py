@@ -30,7 +30,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: th
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
-DEFAULT_TREE = "chain:4"
+DEFAULT_TREE = "chain:5"
 
 
 def demo_folder() -> Path:
