@@ -1,6 +1,6 @@
 """Train Foretoken's small models from the sources of Python's standard library.
 
-    python scripts/train_models.py all              # everything: about two hours on 2 CPU cores
+    python scripts/train_models.py all              # everything: about an hour and a half on one CPU core
     python scripts/train_models.py target           # one part; the same command again resumes it
     python scripts/train_models.py evaluate --json
 
@@ -268,10 +268,9 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     spec, checkpoint = SPECS[name], run.work / f"{name}.pt"
     named = list(model.to(run.device).train().named_parameters())  # pyright: ignore
     muon = Muon([p for n, p in named if p.ndim == 2 and "embed" not in n])
-    groups = [[p for n, p in named if "embed" in n], [p for _, p in named if p.ndim == 1]]
-    adam = torch.optim.AdamW([{"params": group} for group in groups], betas=(0.9, 0.95), weight_decay=0.0)
-    rates = zip([*muon.param_groups, *adam.param_groups], (spec.muon_lr, spec.embed_lr, 0.004), strict=True)
-    group_rates, parts = list(rates), {"model": model, "muon": muon, "adam": adam}
+    embeds, norms = [p for n, p in named if "embed" in n], [p for _, p in named if p.ndim == 1]
+    adam = torch.optim.AdamW([{"params": embeds}, {"params": norms}], betas=(0.9, 0.95), weight_decay=0.0)
+    parts = {"model": model, "muon": muon, "adam": adam}
     plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens}
     per_step = spec.rows * spec.chunk
     steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
@@ -286,6 +285,8 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
             raise stop(f"{checkpoint} cannot be read ({type(error).__name__}): remove it to start again.") from None
         if state["plan"] != plan:
             raise stop(f"{checkpoint} was made with {state['plan']}, not {plan}: use those options or another --work.")
+    groups = [*muon.param_groups, *adam.param_groups]  # loading a checkpoint has replaced them
+    group_rates = list(zip(groups, (spec.muon_lr, spec.embed_lr, 0.004), strict=True))
     saved, began, last_save = first, time.monotonic(), time.monotonic()
     try:
         for step in range(first, steps):

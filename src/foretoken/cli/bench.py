@@ -81,6 +81,7 @@ def bench(
         check_plot(plot)
     target, drafter = options.resolve_models(target, drafter)
     pair = load_pair(target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed)
+    options.spare_threads(pair.num_params)
     compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
     chosen = _prompts(pair, prompts, max_new_tokens)
     lm = pair.engine.target.lm

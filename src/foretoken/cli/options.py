@@ -1,5 +1,6 @@
 """Options that several commands share, and the models they default to."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: th
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
+SMALL = 20_000_000  # parameters; measured on the demo target (6 M): docs/results/main-job.md
 DEFAULT_TREE = "chain:5"
 
 
@@ -73,7 +75,7 @@ def load_engine(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     target, drafter = resolve_models(target, drafter)
-    return load(
+    engine = load(
         target,
         drafter=drafter,
         tree=tree,
@@ -83,3 +85,13 @@ def load_engine(
         dtype=dtype,
         max_batch=max_batch,
     )
+    spare_threads(engine.target.lm.model.num_parameters())
+    return engine
+
+
+def spare_threads(num_parameters: int) -> None:
+    """One thread for a small model: a second brings it nothing, and stalls it whenever another program wants a core."""
+    import torch
+
+    if num_parameters < SMALL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
