@@ -2,16 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench audit clean
+.PHONY: demo test lint bench audit clean
 
 demo: .venv/installed
 	$(BIN)/foretoken generate --compare --temperature 0.8 --seed 0
 
 test: .venv/installed
 	$(BIN)/python -m pytest
-
-test-slow: .venv/installed
-	$(BIN)/python -m pytest -m slow
 
 audit: .venv/installed
 	$(BIN)/foretoken audit

@@ -173,7 +173,7 @@ class Engine:
                 )
             ids = encode(self.tokenizer, prompt)
         else:
-            ids = list(prompt)
+            ids = [int(token) for token in prompt]
             bad = [x for x in ids if not 0 <= x < self.target.vocab_size]
             if bad:
                 raise ForetokenError(f"{which} has token id {bad[0]}: ids go from 0 to {self.target.vocab_size - 1}.")
