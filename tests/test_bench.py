@@ -1,15 +1,14 @@
 """The benchmark from the command line, on tiny random models."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import command
 import tiny
 from foretoken.bench.rounds import Measurement
-from foretoken.cli import main as cli
 from foretoken.cli import options
 from foretoken.models import expand
 
@@ -44,15 +43,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], d
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretoken", "bench", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
+        return command.run(monkeypatch, capsys, "bench", *arguments)
 
     return call
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+import command
 import tiny
-from foretoken.cli import main as cli
 
 KEYS = {
     "text",
@@ -44,16 +44,7 @@ def run(monkeypatch, capsys, pair):
 
     def call(*arguments, models=True):
         options, drafter = pair
-        argv = ["foretoken", *map(str, arguments), *([*options, drafter] if models else [])]
-        monkeypatch.setattr(sys, "argv", argv)
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
+        return command.run(monkeypatch, capsys, *arguments, *([*options, drafter] if models else []))
 
     return call
 
@@ -157,9 +148,9 @@ def test_help_does_not_wait_for_torch():
 
 def test_interrupt_prints_what_was_generated(pair):
     options, drafter = pair
-    command = [sys.executable, "-m", "foretoken", "generate", "def f(", "--max-new-tokens", "2000", *options, drafter]
+    argv = [sys.executable, "-m", "foretoken", "generate", "def f(", "--max-new-tokens", "2000", *options, drafter]
     process = subprocess.Popen(
-        [*command, "--temperature", "0"],
+        [*argv, "--temperature", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # a shell's background jobs ignore interrupts, and would pass that on to this process
