@@ -172,3 +172,42 @@ def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype, v: int) -> None:
     assert torch.equal(fast_draws(q, u, replace=False), successive_inverse_cdf(q, u))
     wide = torch.cat([q, q], 1)[:, :v]  # rows that do not lie side by side
     assert torch.equal(fast_draws(wide, u, replace=True), inverse_cdf(q, u))
+
+
+RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(2, (0.0, 1.0, 0.0)), IID(3, (0.1, 0.0, 0.6, 0.3)), IID(0)]
+
+
+@pytest.mark.parametrize("law", [*RANDOM, IID(1), IID(3)], ids=str)
+def test_hit_is_the_probability_that_a_draw_lands_in_a_set(law: IID) -> None:
+    q = f64(QS["random"])
+    for tokens in ((), (0,), (1, 3), (0, 1, 2, 3)):
+        hit = math.fsum(prob for draws, prob in outcomes(law, q) if set(draws) & set(tokens))
+        assert float(law.hit(q[list(tokens)].sum())) == pytest.approx(hit, abs=1e-14)
+    tiny = f64([1e-300, 1e-18])
+    assert torch.allclose(law.hit(tiny), sum(law.tails) * tiny, rtol=1e-14, atol=0)
+    assert math.fsum(prob for _, prob in outcomes(law, q)) == pytest.approx(1, abs=1e-12)
+
+
+def test_a_random_count_is_decided_by_the_last_uniform() -> None:
+    law = IID(2, (0.2, 0.5, 0.3))
+    assert law.num_uniforms == 3
+    u = f64([0.1, 0.9, 0.19]), f64([0.1, 0.9, 0.21]), f64([0.1, 0.9, 0.71])
+    draws = law.draw(f64(QS["random"]).expand(3, -1), torch.stack(u))
+    assert draws.tolist() == [[NONE, NONE], [0, NONE], [0, 3]]
+
+
+def test_drawing_a_random_count_integrates_to_prob() -> None:
+    n, law, q = 60, IID(2, (0.2, 0.5, 0.3)), f64(QS["random"])
+    grid = [(torch.arange(n, dtype=torch.float64) + 0.5) / n] * 3
+    draws = law.draw(q.expand(n**3, -1), torch.stack(torch.meshgrid(*grid, indexing="ij"), -1).reshape(-1, 3))
+    seen, times = draws.unique(dim=0, return_counts=True)
+    got = {tuple(x for x in row if x != NONE): c / n**3 for row, c in zip(seen.tolist(), times.tolist(), strict=True)}
+    wanted = dict(outcomes(law, q))
+    assert got.keys() == wanted.keys()
+    assert all(abs(got[x] - wanted[x]) <= 6 / n for x in got)
+
+
+@pytest.mark.parametrize("counts", [(1.0,), (0.5, 0.4), (1.5, -0.5), (float("nan"), 1.0), (0.5, 0.25, 0.25)])
+def test_counts_that_are_no_distribution_over_0_to_k(counts: tuple[float, ...]) -> None:
+    with pytest.raises(ForetokenError, match="counts"):
+        IID(1, counts)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from foretoken.engine import Chunk, Engine, Result
     from foretoken.hf import custom_generate
     from foretoken.stats import Stats
+    from foretoken.verify.acceptance import acceptance
+    from foretoken.verify.optimum import alpha_star
 
 # Names are imported when first used: torch takes seconds, and `foretoken --help` must not wait for it.
 _HOMES = {
@@ -26,6 +28,8 @@ _HOMES = {
     "Siblings": ("core.tree", "Siblings"),
     "Stats": ("stats", "Stats"),
     "TokenTree": ("core.tree", "TokenTree"),
+    "acceptance": ("verify.acceptance", "acceptance"),
+    "alpha_star": ("verify.optimum", "alpha_star"),
     "custom_generate": ("hf", "custom_generate"),
     "law": ("build", "law"),
     "load": ("build", "load"),
@@ -43,6 +47,8 @@ __all__ = [
     "Stats",
     "TokenTree",
     "__version__",
+    "acceptance",
+    "alpha_star",
     "custom_generate",
     "law",
     "load",

@@ -1,18 +1,21 @@
 """Draft laws: how the children of one tree node were drawn from the drafter's distribution q.
 
-A law is a value with one number, `k`, the draws it makes. `draw` is a deterministic function of uniforms, so the
+A law is a value with a number `k`, the draws it makes at most. `draw` is a deterministic function of uniforms, so the
 caller owns all randomness; `prob` is the exact probability of a draw tuple, for enumeration at small vocabularies.
 
 | law                | draws                                                      |
 |--------------------|------------------------------------------------------------|
-| IID                | k independent draws from q, duplicates possible            |
+| IID                | k independent draws from q, duplicates possible; or N of   |
+|                    | them, N random and independent of what is drawn            |
 | WithoutReplacement | successive sampling; min(k, support of q) distinct tokens  |
 | Opaque             | deterministic, or of unknown density; verified without q   |
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -29,10 +32,15 @@ class Law(Protocol):
 
     @property
     def k(self) -> int:
-        """Number of draws asked for."""
+        """Number of draws asked for, the largest one if it is random."""
         ...
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    @property
+    def num_uniforms(self) -> int:
+        """Uniforms that `draw` takes for one node."""
+        ...
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> Int[Tensor, "m _"]:
         """Draw for m nodes at once, from float64 uniforms in [0, 1). NONE where nothing is left to draw."""
         ...
 
@@ -75,22 +83,61 @@ def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"
 
 @dataclass(frozen=True)
 class IID:
-    """k independent draws from q."""
+    """N independent draws from q. counts[n] = P(N = n) for n = 0..k, independent of what is drawn; by default N = k."""
 
     k: int = 1
+    counts: tuple[float, ...] | None = None
     name: ClassVar[str] = "iid"
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-        return draw_iid(q, u)
+    def __post_init__(self) -> None:
+        if self.counts is None:
+            return
+        if len(self.counts) != self.k + 1:
+            raise ForetokenError(
+                f"IID with k = {self.k} needs {self.k + 1} counts, P(N = 0) to P(N = {self.k}), not {len(self.counts)}."
+            )
+        if not all(math.isfinite(c) and c >= 0 for c in self.counts) or abs(math.fsum(self.counts) - 1) > 1e-9:
+            raise ForetokenError(f"The counts of IID must be probabilities that sum to 1, not {self.counts}.")
+
+    @property
+    def num_uniforms(self) -> int:
+        """One a draw; where N is random one more, the last, which decides it."""
+        return self.k if self.counts is None else self.k + 1
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> Int[Tensor, "m k"]:
+        if self.counts is None:
+            return draw_iid(q, u)
+        draws = draw_iid(q, u[:, :-1])
+        weights = torch.tensor(self.counts, dtype=torch.float64, device=q.device).expand(len(q), -1)
+        n = draw_iid(weights, u[:, -1:])
+        return draws.masked_fill(torch.arange(self.k, device=draws.device) >= n, NONE)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
-        if len(draws) != self.k:
-            return 0.0
+        if self.counts is None:
+            prob = float(len(draws) == self.k)
+        else:
+            prob = self.counts[len(draws)] if len(draws) <= self.k else 0.0
         total = float(q.double().sum())
-        prob = 1.0
         for x in draws:
             prob *= float(q[x]) / total
         return prob
+
+    @cached_property
+    def tails(self) -> tuple[float, ...]:
+        """P(N > n) for n = 0..k-1; their sum is E[N]."""
+        if self.counts is None:
+            return (1.0,) * self.k
+        return tuple(math.fsum(self.counts[n + 1 :]) for n in range(self.k))
+
+    def hit(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """g(x) = 1 - E[(1 - x)^N], the probability that a draw lands in a set of q-mass x; float64, accurate near 0."""
+        x = x.double()
+        if self.counts is None:
+            return -torch.expm1(self.k * torch.log1p(-x)) if self.k > 0 else torch.zeros_like(x)
+        total = torch.zeros_like(x)  # g(x) = x * sum of P(N > n) (1 - x)^n: no term is negative
+        for tail in reversed(self.tails):
+            total = total * (1 - x) + tail
+        return x * total
 
 
 @dataclass(frozen=True)
@@ -99,6 +146,10 @@ class WithoutReplacement:
 
     k: int = 1
     name: ClassVar[str] = "without_replacement"
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.k
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
         return draw_iid(q, u) if u.shape[1] == 1 else draw_distinct(q, u)
@@ -120,6 +171,10 @@ class Opaque:
 
     k: int = 1
     name: ClassVar[str] = "opaque"
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.k
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
         k = min(u.shape[1], q.shape[1])

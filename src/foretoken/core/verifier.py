@@ -32,3 +32,16 @@ class Verifier(Protocol):
         ...
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]: ...
+
+
+@runtime_checkable
+class HasAcceptance(Protocol):
+    """A verifier whose acceptance has a closed form. `foretoken.acceptance` checks and normalises what it passes on."""
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """P(the emitted token is among the draws) for m pairs of float64 distributions, without sampling.
+
+        law: one that the rule accepts. For the opaque law q is any score: its k best tokens are the children.
+        Raises ForetokenError where this law has no closed form of affordable cost.
+        """
+        ...

@@ -131,7 +131,7 @@ class LMDraftSession:
             widest = max(map(len, children))
             if widest == 0:
                 continue
-            u = seq.uniforms(len(nodes), widest)
+            u = seq.uniforms(len(nodes), law(widest).num_uniforms)
             draws = law(widest).draw(q, u).tolist()
             for node, q_row, row, states in zip(nodes, q, draws, children, strict=True):
                 kept = tuple(x for x in row[: len(states)] if x != NONE)

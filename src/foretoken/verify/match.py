@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, NONE, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
@@ -25,3 +26,14 @@ class ExactMatch:
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return p
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """sum over x of p(x) P(x among the draws); for opaque children the p of the k best tokens of q."""
+        if isinstance(law, Opaque):
+            children = law.draw(q, q.new_zeros(len(q), law.k))
+            return p.gather(1, children.clamp(min=0)).masked_fill(children == NONE, 0.0).sum(-1)
+        if isinstance(law, IID):
+            return (p * law.hit(q)).sum(-1)
+        if law.k == 1:
+            return (p * q).sum(-1)
+        raise ForetokenError(f"The acceptance of exact-match has no closed form for law {law.name} with {law.k} draws.")

@@ -77,6 +77,10 @@ class Standard:
         assert siblings.q is not None
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
 
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """sum min(p, q), if there is a draw."""
+        return rrs_acceptance(p, q, law)
+
 
 @dataclass(frozen=True)
 class RRS:
@@ -94,6 +98,10 @@ class RRS:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """1 - Z_{k+1} with c_1 = 0, Z_j = sum (p - c_j q)+, c_{j+1} = c_j + Z_j. O(k v)."""
+        return rrs_acceptance(p, q, law)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,18 @@ class RRSw:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=True)
+
+
+def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+    """1 - E[Z_{N+1}] with Z_j = sum (p - c_j q)+: draw j is rejected with probability Z_{j+1} / Z_j, given the past."""
+    counts = law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
+    c, z = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
+    rejected = counts[0] * z
+    for count in counts[1:]:
+        c = c + z
+        z = (p - c * q).clamp(min=0).sum(-1, keepdim=True)
+        rejected = rejected + count * z
+    return 1 - rejected[:, 0]
 
 
 def _is_single(law: Law) -> bool:

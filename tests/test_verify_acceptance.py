@@ -1,0 +1,94 @@
+"""foretoken.acceptance: the closed forms are what enumeration of the draws gives; alpha_star is never beaten."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretoken
+from foretoken.audit import enumerate as exact
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, NONE, Law, Opaque, WithoutReplacement, outcomes
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import HasAcceptance, Verifier
+from foretoken.verify import VERIFIERS
+
+PAIRS = exact.all_pairs(seed=3, most=4, num_random=2)
+RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(3, (0.1, 0.0, 0.6, 0.3)), IID(2, (0.0, 0.0, 1.0))]
+CASES = [
+    (rule, law)
+    for rule in VERIFIERS.values()
+    for law in [*exact.laws_of(rule), *RANDOM]
+    if isinstance(rule, HasAcceptance) and rule.accepts(law)
+]
+
+
+def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
+    """P(the emitted token is among the draws)."""
+    if isinstance(law, Opaque):
+        draws = [x for x in law.draw(q[None], torch.zeros(1, law.k).double())[0].tolist() if x != NONE]
+        return float(rule(p, Siblings(tuple(draws), None, law))[draws].sum())
+    return sum(prob * float(rule(p, Siblings(d, q, law))[sorted(set(d))].sum()) for d, prob in outcomes(law, q))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("rule", "law"), CASES, ids=lambda x: getattr(x, "name", str(x)) if x in VERIFIERS else str(x))
+def test_the_closed_form_is_what_enumeration_gives(rule: Verifier, law: Law) -> None:
+    for p, q in PAIRS:
+        if isinstance(law, WithoutReplacement) and rule.name == "exact-match" and law.k > 1:
+            continue
+        if isinstance(law, IID | WithoutReplacement) and rule.name == "rrsw":
+            continue
+        assert float(foretoken.acceptance(rule.name, law, p, q)) == pytest.approx(
+            enumerated(rule, law, p, q), abs=1e-11
+        ), (p, q)
+
+
+@pytest.mark.parametrize("law", [IID(0), IID(1), IID(4), *RANDOM], ids=str)
+def test_no_rule_beats_alpha_star(law: Law) -> None:
+    for p, q in PAIRS:
+        best = float(foretoken.alpha_star(law, p, q))
+        for rule in VERIFIERS.values():
+            if isinstance(rule, HasAcceptance) and rule.accepts(law) and rule.name != "rrsw":
+                assert float(foretoken.acceptance(rule, law, p, q)) <= best + 1e-12
+
+
+def test_rows_broadcast() -> None:
+    rng = torch.Generator().manual_seed(0)
+    p = torch.rand(3, 1, 7, generator=rng).softmax(-1)
+    q = torch.rand(2, 7, generator=rng).softmax(-1)
+    got = foretoken.acceptance("rrs", IID(2), p, q)
+    assert got.shape == (3, 2)
+    assert got.dtype == torch.float64
+    assert float(got[2, 1]) == pytest.approx(float(foretoken.acceptance("rrs", IID(2), p[2, 0], q[1])))
+    assert foretoken.alpha_star(IID(2), p, q).shape == (3, 2)
+
+
+BAD = {
+    "sum": (torch.tensor([0.5, 0.4]), "sum 0.9"),
+    "sign": (torch.tensor([1.5, -0.5]), "-0.5"),
+    "nan": (torch.tensor([float("nan"), 1.0]), "no distribution"),
+    "inf": (torch.tensor([float("inf"), 1.0]), "no distribution"),
+    "vocabulary": (torch.tensor([1.0]), "vocabulary"),
+    "scalar": (torch.tensor(1.0), "vocabulary"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_rows_that_are_no_distributions_are_refused(case: str) -> None:
+    bad, word = BAD[case]
+    good = torch.tensor([0.5, 0.5])
+    for p, q in ((bad, good), (good, bad)):
+        with pytest.raises(ForetokenError, match=word):
+            foretoken.acceptance("rrs", IID(1), p, q)
+        with pytest.raises(ForetokenError, match=word):
+            foretoken.alpha_star(IID(1), p, q)
+
+
+def test_pairs_that_are_not_lossless_are_refused() -> None:
+    p = torch.tensor([0.5, 0.5])
+    with pytest.raises(ForetokenError, match="not lossless"):
+        foretoken.acceptance("rrs", WithoutReplacement(2), p, p)
+    with pytest.raises(ForetokenError, match="Unknown verifier"):
+        foretoken.acceptance("best", IID(2), p, p)
+    with pytest.raises(ForetokenError, match="do not broadcast"):
+        foretoken.acceptance("rrs", IID(2), p.expand(3, 2), p.expand(2, 2))
