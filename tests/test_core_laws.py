@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.draws_fast import fast_draws
+from foretoken.core.draws_fast import fast_draws, fast_hub_draws
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import (
     IID,
     NONE,
+    Hub,
     Law,
     Opaque,
     WithoutReplacement,
+    hub_inverse_cdf,
     inverse_cdf,
     outcomes,
     successive_inverse_cdf,
@@ -28,7 +30,7 @@ QS = {
     "skew": [0.999, 0.0009, 0.0001],
     "not normalised": [0.3, 0.6, 0.2],
 }
-LAWS = [IID(1), IID(2), IID(3), WithoutReplacement(1), WithoutReplacement(2), WithoutReplacement(3)]
+LAWS = [family(k) for family in (IID, WithoutReplacement, Hub) for k in (1, 2, 3)]
 
 
 def f64(values: list[float]) -> Tensor:
@@ -44,7 +46,7 @@ def test_outcomes_sum_to_one(law: Law, q: list[float]) -> None:
     assert all(q[x] > 0 for draws, _ in found for x in draws)
 
 
-@pytest.mark.parametrize("law", [IID(2), WithoutReplacement(2)], ids=str)
+@pytest.mark.parametrize("law", [IID(2), WithoutReplacement(2), Hub(2)], ids=str)
 @pytest.mark.parametrize("q", [QS["random"], QS["zeros"], QS["not normalised"]], ids=str)
 def test_draw_integrates_to_prob(law: Law, q: list[float]) -> None:
     """Midpoints of a 400 x 400 grid of uniforms: no interval of the inverse misses more than one cell at each end."""
@@ -93,17 +95,54 @@ def test_exhausted_support() -> None:
 def test_a_prefix_of_the_draws_has_the_law_of_fewer() -> None:
     """The drafter draws as many for all nodes of a level, and keeps the first ones where a node wants fewer."""
     q = f64(QS["random"])
-    for family in (IID, WithoutReplacement):
+    for family in (IID, WithoutReplacement, Hub):
         fewer: dict[tuple[int, ...], float] = {}
         for draws, prob in outcomes(family(3), q):
             fewer[draws[:2]] = fewer.get(draws[:2], 0) + prob
         assert fewer == pytest.approx(dict(outcomes(family(2), q)))
 
 
-def test_draw_leaves_q_alone() -> None:
+def test_hub_of_two_is_spechubs_law() -> None:
+    """Paper 000, Algorithm 3: Q(x, a) = q(x), Q(a, x) = q(a) q(x) / (1 - q(a))."""
+    q = f64([0.3, 0.5, 0.2])
+    wanted = {(0, 1): 0.3, (2, 1): 0.2, (1, 0): 0.5 * 0.3 / 0.5, (1, 2): 0.5 * 0.2 / 0.5}
+    assert dict(outcomes(Hub(2), q)) == pytest.approx(wanted)
+    u = f64([0.1, 0.9]), f64([0.31, 0.59]), f64([0.31, 0.61])
+    assert Hub(2).draw(q[None].expand(3, -1), torch.stack(u)).tolist() == [[0, 1], [1, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_hubs_are_always_drawn_and_the_rest_in_proportion(k: int) -> None:
+    q = f64([0.15, 0.35, 0.3, 0.15, 0.05])
+    hubs = [1, 2, 0, 3][: k - 1]  # tokens 0 and 3 tie: the lower id comes first
+    found = dict.fromkeys(range(5), 0.0)
+    first = dict.fromkeys(range(5), 0.0)
+    for draws, prob in outcomes(Hub(k), q):
+        assert set(hubs) < set(draws)
+        assert len(set(draws)) == k
+        found[(set(draws) - set(hubs)).pop()] += prob
+        first[draws[0]] += prob
+    rest = 1 - float(q[hubs].sum())
+    assert found == pytest.approx({x: 0.0 if x in hubs else float(q[x]) / rest for x in range(5)})
+    assert first == pytest.approx(dict(enumerate(q.tolist())))  # the first draw is an honest draw from q
+
+
+def test_hub_with_less_support_than_draws() -> None:
+    q = f64([0.0, 0.7, 0.0, 0.3])
+    u = f64([[0.1, 0.5, 0.5], [0.9, 0.5, 0.5]])
+    assert Hub(3).draw(q[None].expand(2, -1), u).tolist() == [[1, 3, NONE], [3, 1, NONE]]
+    assert dict(outcomes(Hub(3), q)) == pytest.approx({(1, 3): 0.7, (3, 1): 0.3})
+    certain = Hub(2).draw(f64([[0.0, 1.0]]), f64([[0.999, 0.999]]))
+    assert certain.tolist() == [[1, NONE]]
+    assert dict(outcomes(Hub(2), f64([0.0, 1.0]))) == {(1,): 1.0}
+    assert list(outcomes(Hub(0), q)) == [((), 1.0)]
+
+
+@pytest.mark.parametrize("law", [WithoutReplacement(3), Hub(3)], ids=str)
+def test_draw_leaves_q_alone(law: Law) -> None:
     q = f64(QS["random"])[None]
     before = q.clone()
-    WithoutReplacement(3).draw(q, torch.full((1, 3), 0.5, dtype=torch.float64))
+    law.draw(q, torch.full((1, 3), 0.5, dtype=torch.float64))
     assert torch.equal(q, before)
 
 
@@ -170,6 +209,7 @@ def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype, v: int) -> None:
     u[1] = 1 - 2**-53
     assert torch.equal(fast_draws(q, u, replace=True), inverse_cdf(q, u))
     assert torch.equal(fast_draws(q, u, replace=False), successive_inverse_cdf(q, u))
+    assert torch.equal(fast_hub_draws(q, u), hub_inverse_cdf(q, u))
     wide = torch.cat([q, q], 1)[:, :v]  # rows that do not lie side by side
     assert torch.equal(fast_draws(wide, u, replace=True), inverse_cdf(q, u))
 

@@ -36,8 +36,6 @@ def test_the_closed_form_is_what_enumeration_gives(rule: Verifier, law: Law) -> 
     for p, q in PAIRS:
         if isinstance(law, WithoutReplacement) and rule.name == "exact-match" and law.k > 1:
             continue
-        if isinstance(law, IID | WithoutReplacement) and rule.name == "rrsw":
-            continue
         assert float(foretoken.acceptance(rule.name, law, p, q)) == pytest.approx(
             enumerated(rule, law, p, q), abs=1e-11
         ), (p, q)

@@ -7,7 +7,7 @@ import torch
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
@@ -21,7 +21,7 @@ from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 
-LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Opaque)}
+LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
 
 
 def _chain(spec: str) -> TreePolicy:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement, outcomes
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily, Verifier
 
 TOLERANCE = 1e-12
-FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Opaque)
+FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub, Opaque)
 Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
 Pair = tuple[Tensor, Tensor]  # p, q
 

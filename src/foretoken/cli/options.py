@@ -22,10 +22,13 @@ Drafter = Annotated[
 Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:FILE (JSON parent list).")]
 Verifier = Annotated[
     str | None,
-    typer.Option(help="Rule: exact-match, standard, rrs, rrsw. Default: rrsw, or exact-match for ngram."),
+    typer.Option(
+        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub. Default: rrsw, or exact-match for ngram."
+    ),
 ]
 Law = Annotated[
-    str | None, typer.Option(help="How children are drawn: iid, without_replacement, opaque. Default: the verifier's.")
+    str | None,
+    typer.Option(help="How children are drawn: iid, without_replacement, hub, opaque. Default: the verifier's."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]

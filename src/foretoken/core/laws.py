@@ -8,6 +8,7 @@ caller owns all randomness; `prob` is the exact probability of a draw tuple, for
 | IID                | k independent draws from q, duplicates possible; or N of   |
 |                    | them, N random and independent of what is drawn            |
 | WithoutReplacement | successive sampling; min(k, support of q) distinct tokens  |
+| Hub                | the k - 1 likeliest tokens, and one draw from q on the rest |
 | Opaque             | deterministic, or of unknown density; verified without q   |
 """
 
@@ -21,7 +22,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from foretoken.core.draws_fast import NONE, fast_draws, on_cpu
+from foretoken.core.draws_fast import NONE, fast_draws, fast_hub_draws, on_cpu
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 
@@ -78,6 +79,30 @@ def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"
         exhausted = left.gather(1, x) <= 0
         columns.append(x.masked_fill(exhausted, NONE))
         left.scatter_(1, x, 0.0)
+    return torch.cat(columns, 1)
+
+
+def draw_hub(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    """Hubs and one draw from the rest of each row; compiled on a CPU."""
+    return fast_hub_draws(weights, u) if on_cpu(weights) else hub_inverse_cdf(weights, u)
+
+
+def hub_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    """The draws of `Hub`, column after column; NONE where nothing is left."""
+    rest = weights.clone()  # without the hubs so far
+    own = inverse_cdf(rest, u[:, :1])  # the one draw that is no hub so far
+    own = own.masked_fill(rest.gather(1, own) <= 0, NONE)
+    columns = [own]
+    for j in range(1, u.shape[1]):
+        hub = rest.argmax(1, keepdim=True)  # the first of equals
+        hub_alone = torch.zeros_like(rest).scatter_(1, hub, rest.gather(1, hub))
+        rest.scatter_(1, hub, 0.0)
+        again = own == hub
+        left = torch.where(again, rest, hub_alone)
+        x = inverse_cdf(left, u[:, j : j + 1])
+        x = x.masked_fill(left.gather(1, x) <= 0, NONE)
+        own = torch.where(again, x, own)
+        columns.append(x)
     return torch.cat(columns, 1)
 
 
@@ -163,6 +188,58 @@ class WithoutReplacement:
             prob *= float(left[x] / left.sum())
             left[x] = 0.0
         return prob
+
+
+@dataclass(frozen=True)
+class Hub:
+    """The k - 1 likeliest tokens of q, always, and one draw from q restricted to the rest.
+
+    In draw order: x_1 is drawn from q. For j = 1 .. k - 1, let t_j be the j-th likeliest token (of equals the one with
+    the lower id): x_{j+1} is t_j, unless the one draw is t_j itself; then x_{j+1} is a new draw, from q without
+    t_1 .. t_j. So the first draw has law q, the first i draws have law Hub(i), and Hub(2) is SpecHub's law: (x, a) with
+    probability q(x), (a, x) with probability q(a) q(x) / (1 - q(a)) (paper 000, Algorithm 3). For k > 2 the set of the
+    draws is the greedy construction of Hu et al. 2025. With fewer than k tokens in the support: all of them.
+    """
+
+    k: int = 2
+    name: ClassVar[str] = "hub"
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.k
+
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+        return draw_iid(q, u) if u.shape[1] == 1 else draw_hub(q, u)
+
+    def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
+        if len(draws) != min(self.k, int((q > 0).sum())):
+            return 0.0
+        if not draws:
+            return 1.0
+        rest = q.double().clone()
+        own, prob = draws[0], float(rest[draws[0]] / rest.sum())
+        for x in draws[1:]:
+            hub = int(rest.argmax())
+            rest[hub] = 0.0
+            if own == hub:
+                own, prob = x, prob * float(rest[x] / rest.sum())
+            elif x != hub:
+                return 0.0
+        return prob
+
+    def marginals(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+        """P(x is among the draws), float64: 1 for the hubs, q(x) / (1 - q(hubs)) for the rest."""
+        if self.k == 0:
+            return torch.zeros_like(q, dtype=torch.float64)
+        rest = q.double().clone()
+        hubs = torch.zeros_like(rest)
+        for _ in range(self.k - 1):
+            hub = rest.argmax(1, keepdim=True)
+            share = rest.gather(1, hub)
+            others = (rest > 0).sum(1, keepdim=True) > 1  # the last token of the support is drawn as the rest
+            hubs.scatter_(1, hub, torch.where(others, 1.0, hubs.gather(1, hub)))
+            rest.scatter_(1, hub, torch.where(others, 0.0, share))
+        return hubs + rest / rest.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)

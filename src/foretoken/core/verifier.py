@@ -4,11 +4,11 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
-LawFamily = type[IID] | type[WithoutReplacement] | type[Opaque]
+LawFamily = type[IID] | type[WithoutReplacement] | type[Hub] | type[Opaque]
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, NONE, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
@@ -19,7 +19,7 @@ class ExactMatch:
     """
 
     name: str = "exact-match"
-    laws: tuple[LawFamily, ...] = (Opaque, IID, WithoutReplacement)
+    laws: tuple[LawFamily, ...] = (Opaque, IID, WithoutReplacement, Hub)
 
     def accepts(self, law: Law) -> bool:
         return True
@@ -34,6 +34,8 @@ class ExactMatch:
             return p.gather(1, children.clamp(min=0)).masked_fill(children == NONE, 0.0).sum(-1)
         if isinstance(law, IID):
             return (p * law.hit(q)).sum(-1)
+        if isinstance(law, Hub):
+            return (p * law.marginals(q)).sum(-1)
         if law.k == 1:
             return (p * q).sum(-1)
         raise ForetokenError(f"The acceptance of exact-match has no closed form for law {law.name} with {law.k} draws.")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
@@ -71,7 +71,7 @@ class Standard:
     laws: tuple[LawFamily, ...] = (IID,)
 
     def accepts(self, law: Law) -> bool:
-        return _is_single(law)
+        return is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
@@ -93,7 +93,7 @@ class RRS:
     laws: tuple[LawFamily, ...] = (IID,)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or _is_single(law)
+        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
@@ -117,7 +117,7 @@ class RRSw:
     laws: tuple[LawFamily, ...] = (WithoutReplacement, IID)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | WithoutReplacement)
+        return isinstance(law, IID | WithoutReplacement) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
@@ -136,6 +136,6 @@ def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -
     return 1 - rejected[:, 0]
 
 
-def _is_single(law: Law) -> bool:
-    """One draw is one draw from q under either law."""
-    return isinstance(law, IID | WithoutReplacement) and law.k <= 1
+def is_single(law: Law) -> bool:
+    """One draw is one draw from q under each of these laws."""
+    return isinstance(law, IID | WithoutReplacement | Hub) and law.k <= 1

@@ -1,0 +1,28 @@
+"""Acceptance by enumeration, and the optimum by brute force, for laws small enough."""
+
+import itertools
+
+from torch import Tensor
+
+from foretoken.core.laws import Law, outcomes
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import Verifier
+
+
+def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
+    """P(the emitted token is among the draws)."""
+    total = 0.0
+    for draws, prob in outcomes(law, q):
+        total += prob * float(rule(p, Siblings(draws, q, law))[list(set(draws))].sum())
+    return total
+
+
+def optimum(law: Law, p: Tensor, q: Tensor) -> float:
+    """1 + min over token sets H of p(H) - P(all draws in H): the best that any lossless rule can do."""
+    weighed = list(outcomes(law, q))
+    best = 1.0
+    for size in range(len(p) + 1):
+        for inside in map(set, itertools.combinations(range(len(p)), size)):
+            caught = sum(prob for draws, prob in weighed if inside.issuperset(draws))
+            best = min(best, 1 + float(p[list(inside)].sum()) - caught)
+    return best
