@@ -10,6 +10,7 @@ from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
@@ -143,6 +144,11 @@ def verifier_named(name: str) -> Verifier:
 def check_pair(drafter: Drafter, rule: Verifier) -> None:
     """Refuse a drafter whose laws the rule is not lossless for."""
     for drafted in drafter.laws:
+        if isinstance(rule, PathVerifier) and drafted.k > 1:
+            raise ForetokenError(
+                f"Verifier {rule.name} decides over a whole path, and drafter {drafter.name} makes {drafted.k} draws at "
+                "a node: choose a tree that does not branch, e.g. chain:5, or another verifier."
+            )
         if not rule.accepts(drafted):
             able = [name for name, other in VERIFIERS.items() if other.accepts(drafted)]
             raise ForetokenError(

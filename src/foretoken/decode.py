@@ -15,7 +15,7 @@ from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
-from foretoken.core.walk import walk
+from foretoken.core.walk import walk_of
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Decoder:
     def __init__(self, target: Target, drafter: Drafter, verifier: Verifier, batch: int, slots: int) -> None:
         """Room for `batch` sequences of `slots` ids each, prompt, output and one tree's nodes together."""
         self.name = target.name
-        self.verifier = verifier
+        self.walk = walk_of(verifier)
         self.sequences: list[Sequence] = []
         self.target = target.open(batch, slots)
         self.drafter: DraftSession = drafter.open(batch, slots)
@@ -75,7 +75,7 @@ class Decoder:
         scores = self.target.score(sequences, trees)
         steps, paths = [], []
         for seq, tree, logits in zip(sequences, trees, scores, strict=True):
-            path, token = walk(tree, self._probabilities(seq, tree, logits), self.verifier, seq.rng)
+            path, token = self.walk(tree, self._probabilities(seq, tree, logits), seq.rng)
             steps.append((seq, seq.commit(tree, path, token)))
             paths.append(path)
         self.target.keep(paths)

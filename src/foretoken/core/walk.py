@@ -1,6 +1,7 @@
 """The walk: from the target's probabilities on a token tree to the tokens that are emitted."""
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,25 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 
 Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
+Walk = Callable[[TokenTree, Callable[[int], Float[Tensor, " v"]], torch.Generator], tuple[tuple[int, ...], int]]
+
+
+@runtime_checkable
+class PathVerifier(Protocol):
+    """A rule that decides over a whole path at once, and so walks the tree itself."""
+
+    def walk(
+        self, tree: TokenTree, probabilities: Callable[[int], Float[Tensor, " v"]], rng: torch.Generator
+    ) -> tuple[tuple[int, ...], int]:
+        """As `walk` below."""
+        ...
+
+
+def walk_of(verifier: Rule) -> Walk:
+    """The rule's own walk where it has one, else the walk below, node by node."""
+    if isinstance(verifier, PathVerifier):
+        return verifier.walk
+    return lambda tree, probabilities, rng: walk(tree, probabilities, verifier, rng)
 
 
 def draw(row: Float[Tensor, " v"], rng: torch.Generator) -> int:

@@ -1,10 +1,11 @@
 """The verification rules by name. A new rule is one file and one line here; the enumeration test picks it up."""
 
 from foretoken.core.verifier import Verifier
+from foretoken.verify.block import Block
 from foretoken.verify.hub import HubRule, SpecHub
 from foretoken.verify.kseq import KSeq
 from foretoken.verify.match import ExactMatch
 from foretoken.verify.rejection import RRS, RRSw, Standard
 
-_RULES: tuple[Verifier, ...] = (ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub())
+_RULES: tuple[Verifier, ...] = (ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block())
 VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in _RULES}
