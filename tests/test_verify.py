@@ -16,7 +16,6 @@ from foretoken.verify.rejection import plain_row, recursive_row
 
 PAIRS = exact.all_pairs(seed=0)
 FAMILIES = exact.FAMILIES
-REJECTING = ("exact-match", "standard", "rrs", "rrsw")  # rules whose rows do not look at the law
 ACCEPTED = [(rule, law) for rule in VERIFIERS.values() for law in exact.laws_of(rule)]
 
 

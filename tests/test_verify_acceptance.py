@@ -41,6 +41,7 @@ def test_the_closed_form_is_what_enumeration_gives(rule: Verifier, law: Law) -> 
         ), (p, q)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("law", [IID(0), IID(1), IID(4), *RANDOM], ids=str)
 def test_no_rule_beats_alpha_star(law: Law) -> None:
     for p, q in PAIRS:

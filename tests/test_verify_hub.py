@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rates import enumerated, optimum
 from foretoken.audit import enumerate as exact
 from foretoken.core.laws import IID, Hub, outcomes
 from foretoken.core.tree import Siblings
@@ -14,6 +13,7 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
 from foretoken.verify.hub import by_rank, plain_spechub_row
 from foretoken.verify.hub_fast import fast_spechub_row
+from rates import enumerated, optimum
 
 HUB, SPECHUB = VERIFIERS["hub"], VERIFIERS["spechub"]
 PAIRS = exact.all_pairs(seed=3, most=4, num_random=2)

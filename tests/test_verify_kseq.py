@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rates import enumerated, optimum
 from foretoken.audit import enumerate as exact
 from foretoken.core.laws import IID
 from foretoken.core.tree import Siblings
@@ -16,6 +15,7 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
 from foretoken.verify.kseq import first_pass, plain_row, solve_rho
 from foretoken.verify.kseq_fast import fast_row
+from rates import enumerated, optimum
 
 KSEQ = VERIFIERS["kseq"]
 PAIRS = exact.all_pairs(seed=3, most=4, num_random=2)

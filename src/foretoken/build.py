@@ -146,8 +146,8 @@ def check_pair(drafter: Drafter, rule: Verifier) -> None:
     for drafted in drafter.laws:
         if isinstance(rule, PathVerifier) and drafted.k > 1:
             raise ForetokenError(
-                f"Verifier {rule.name} decides over a whole path, and drafter {drafter.name} makes {drafted.k} draws at "
-                "a node: choose a tree that does not branch, e.g. chain:5, or another verifier."
+                f"Verifier {rule.name} decides over a whole path, and drafter {drafter.name} makes {drafted.k} draws "
+                "at a node: choose a tree that does not branch, e.g. chain:5, or another verifier."
             )
         if not rule.accepts(drafted):
             able = [name for name, other in VERIFIERS.items() if other.accepts(drafted)]
