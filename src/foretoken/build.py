@@ -14,15 +14,23 @@ from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.tli import tli
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import HFModel, choose_device, choose_dtype, eos_ids, load_model, load_tokenizer, wrap_model
+from foretoken.models.overlap import compare
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 
 LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
+ModelDrafter = LMDrafter
+SAME, AUTO = "same", "auto"
+VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], ModelDrafter]] = {"tli": tli}
+OPAQUE = ()  # methods whose drafts have no density
 
 
 def _chain(spec: str) -> TreePolicy:
@@ -55,6 +63,8 @@ def load(
     tokenizer: str | Tokenizer | None = None,
     max_batch: int = 8,
     trust_remote_code: bool = False,
+    vocab: str | None = None,
+    drafter_tokenizer: str | Tokenizer | None = None,
 ) -> Engine:
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
@@ -63,12 +73,20 @@ def load(
     the drafter has no density. law: how children are drawn; by default the one the verifier is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
+    vocab: how a drafter with another vocabulary drafts: tli, slem or auto (docs/vocabularies.md); needs both
+    tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
         raise ForetokenError(f"max_batch is {max_batch}: it must be at least 1.")
     policy = tree_policy(tree)
-    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" else "rrsw"))
+    if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
+        tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
+    has_model = drafter not in (None, "none", "ngram")
+    if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
+        drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
+    method = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
+    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" or method in OPAQUE else "rrsw"))
     family = law_family(law) if law else rule.laws[0]
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
@@ -80,20 +98,21 @@ def load(
             return load_model(source, chosen_device, chosen_dtype, trust_remote_code)
         return wrap_model(source)
 
-    if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
-        tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
     proposing: Drafter
     if drafter is None or drafter == "none":
         proposing = NoDrafter()
     elif drafter == "ngram":
         proposing = NgramDrafter(policy)
-    else:
-        if isinstance(drafter, str):
-            _check_vocabulary(tokenizer, load_tokenizer(drafter, trust_remote_code), str(target), drafter)
+    elif method == SAME:
         proposing = LMDrafter(causal_lm(drafter), policy, family, 0)
+    else:
+        assert tokenizer is not None
+        assert drafter_tokenizer is not None
+        translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer))
+        proposing = VOCABS[method](causal_lm(drafter), translation, policy, family)
     check_pair(proposing, rule)
     model = causal_lm(target)
-    if isinstance(proposing, LMDrafter):
+    if isinstance(proposing, ModelDrafter):
         if proposing.lm.device != model.device:
             raise ForetokenError(
                 f"Drafter {proposing.name} is on {proposing.lm.device} and target {model.name} on {model.device}: "
@@ -103,12 +122,26 @@ def load(
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
 
 
-def _check_vocabulary(target: Tokenizer | None, drafter: Tokenizer, target_name: str, drafter_name: str) -> None:
-    if target is not None and not same_vocabulary(target, drafter):
+def _vocab_method(
+    asked: str | None, target: Tokenizer | None, drafter: Tokenizer | None, target_name: str, drafter_name: str
+) -> str:
+    """The method by which a drafter drafts: SAME where the vocabularies are equal, or must be for want of a method."""
+    if asked is not None and asked not in (*VOCABS, AUTO):
+        raise ForetokenError(f"Unknown vocab {asked}: choose one of {', '.join([*VOCABS, AUTO])}.")
+    if target is None or drafter is None:
+        if asked is None:
+            return SAME  # nothing to compare: the caller vouches for it
         raise ForetokenError(
-            f"Drafter {drafter_name} has another vocabulary than target {target_name}: choose a drafter with the same "
-            f"tokenizer, or --drafter ngram, which needs none."
+            f"vocab {asked} needs both tokenizers: pass tokenizer= and drafter_tokenizer= beside model objects."
         )
+    if asked is None and not same_vocabulary(target, drafter):
+        raise ForetokenError(
+            f"Drafter {drafter_name} has another vocabulary than target {target_name}: add --vocab {AUTO}, choose a "
+            "drafter with the same tokenizer, or --drafter ngram, which needs none."
+        )
+    if asked is None:
+        return SAME
+    return compare(target, drafter).method if asked == AUTO else asked
 
 
 def tree_policy(spec: str) -> TreePolicy:

@@ -15,6 +15,7 @@ def audit(
     tree: options.Tree = "kary:2x3",
     verifier: options.Verifier = None,
     law: options.Law = None,
+    vocab: options.Vocab = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the goodness-of-fit test; above 0.")] = 1.0,
     samples: Annotated[int, typer.Option(help="Generations for the goodness-of-fit test.")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed of the whole audit.")] = 0,
@@ -26,7 +27,9 @@ def audit(
     dtype: options.Dtype = None,
 ) -> None:
     """Prove losslessness: exact enumeration of every rule, then tests on the given models. Exit code 1 on failure."""
-    engine = None if exact_only else options.load_engine(target, drafter, tree, verifier, law, device, dtype)
+    engine = None
+    if not exact_only:
+        engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, vocab=vocab)
     from foretoken.audit import run
 
     def progress(line: str) -> None:

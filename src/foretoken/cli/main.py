@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, generate
+from foretoken.cli import audit, bench, generate, vocab
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")
+app.command("vocab")(vocab.vocab)
 
 
 def _print_version(wanted: bool | None) -> None:

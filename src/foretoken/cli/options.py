@@ -30,6 +30,10 @@ Law = Annotated[
     str | None,
     typer.Option(help="How children are drawn: iid, without_replacement, hub, opaque. Default: the verifier's."),
 ]
+Vocab = Annotated[
+    str | None,
+    typer.Option(help="How a drafter with another vocabulary drafts: tli, auto. See `foretoken vocab`."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -70,6 +74,7 @@ def load_engine(
     device: str | None,
     dtype: str | None,
     max_batch: int = 8,
+    vocab: str | None = None,
 ) -> "Engine":
     import transformers
 
@@ -87,6 +92,7 @@ def load_engine(
         device=device,
         dtype=dtype,
         max_batch=max_batch,
+        vocab=vocab,
     )
     spare_threads(engine.target.lm.model.num_parameters())
     return engine

@@ -1,0 +1,158 @@
+"""TLI, token-level intersection (paper 001, Algorithm 4): a drafter that speaks the target's ids.
+
+`IntersectionLM` stands before the drafter's model and looks like a language model with the target's vocabulary:
+
+    q'(t) = q(d(t)) / (sum of q over the intersection)   for tokens t that both have, d(t) the drafter's id,   else 0.
+
+So `LMDrafter` draws from it, and every tree, law and verifier works with it unchanged. Law: any. Cost per scored node:
+one gather over the target's vocabulary. The caller's model is never modified.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.policy import TreePolicy
+from foretoken.core.shapes import Float
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.lm import LMDrafter
+from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.translation import Translation
+
+
+class IntersectionLM(CausalLM):
+    """`lm` in the target's ids. Logits of tokens that the drafter lacks are -inf.
+
+    Raises ForetokenError where the vocabularies have no token in common.
+    """
+
+    def __init__(self, lm: CausalLM, translation: Translation) -> None:
+        pairs = {t: d for t, d in translation.pairs.items() if d < lm.vocab_size}
+        if not pairs:
+            raise ForetokenError(
+                f"Drafter {lm.name} and target {translation.source.name} have no token in common, which vocab tli "
+                "needs: use slem, which goes by the text."
+            )
+        self.lm = lm
+        self.name = lm.name
+        self.vocab_size = max(len(translation.source.tokens), 1 + max(pairs))
+        self.context = None  # in the target's ids it is not known
+        self.translation = translation
+        # For every target id the drafter's column, one past the last for tokens it lacks.
+        self.columns = torch.full((self.vocab_size,), lm.vocab_size)
+        self.columns[list(pairs)] = torch.tensor(list(pairs.values()))
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm.dtype
+
+    def open(self, batch: int, slots: int) -> Rows:
+        return TranslatedRows(self, batch, slots)
+
+
+def tli(lm: CausalLM, translation: Translation, policy: TreePolicy, law: LawFamily) -> LMDrafter:
+    """The drafter that `lm` makes for the target of `translation`."""
+    return LMDrafter(IntersectionLM(lm, translation), policy, law, 0)
+
+
+class TranslatedRows(Rows):
+    """Rows in target ids over rows in the drafter's. A token that the drafter spells with several is a chain of them.
+
+    The room of the inner rows doubles when a text takes more of the drafter's tokens than was thought.
+    """
+
+    def __init__(self, lm: IntersectionLM, batch: int, slots: int) -> None:
+        self._lm = lm
+        self._columns = lm.columns
+        self._batch, self._room = batch, 2 * slots
+        self._inner = lm.lm.open(batch, self._room)
+        self.lengths = []
+        self._ids: list[list[int]] = []  # of the drafter, committed
+        self._tokens: list[list[int]] = []  # of the drafter, nodes of the tree, and their parents
+        self._parents: list[list[int]] = []
+        self._chains: list[list[range]] = []  # the nodes that spell each outer node
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def join(self) -> int:
+        self._inner.join()
+        self.lengths.append(0)
+        for state in (self._ids, self._tokens, self._parents, self._chains):
+            state.append([])
+        return len(self.lengths) - 1
+
+    def leave(self, row: int) -> None:
+        self._inner.leave(row)
+        states: list[list[Any]] = [self.lengths, self._ids, self._tokens, self._parents, self._chains]
+        for state in states:
+            state[row] = state[-1]
+            state.pop()
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """Prefill: the text is split as the drafter's tokenizer splits it."""
+        if not tokens:
+            return
+        translation = self._lm.translation
+        ids = translation.text(tokens) if self.lengths[row] else translation.beginning(tokens)
+        self._reserve([len(ids) if r == row else 0 for r in range(len(self))])
+        self._inner.extend(row, ids)
+        self._ids[row] += ids
+        self.lengths[row] += len(tokens)
+
+    def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
+        spelled = [self._spell(row, some, above) for row, (some, above) in enumerate(zip(tokens, parents, strict=True))]
+        self._reserve([len(ids) for ids, _, _ in spelled])
+        rows = self._inner.score([ids for ids, _, _ in spelled], [ups for _, ups, _ in spelled])
+        for row, (ids, ups, _) in enumerate(spelled):
+            self._tokens[row] += ids
+            self._parents[row] += ups
+        return [self._outer(logits, ends) for logits, (_, _, ends) in zip(rows, spelled, strict=True)]
+
+    def _spell(self, row: int, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """(ids, parents, which of them end a token) of the nodes to be scored."""
+        first, chains = len(self._tokens[row]), self._chains[row]
+        ids: list[int] = []
+        ups: list[int] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            opening = parent < 0 and self.lengths[row] == 0
+            spelled = self._lm.translation.opening(token) if opening else self._lm.translation.token(token)
+            start = first + len(ids)
+            ups += [chains[parent][-1] if parent >= 0 else -1, *range(start, start + len(spelled) - 1)]
+            ids += spelled
+            chains.append(range(start, start + len(spelled)))
+        return ids, ups, [chain[-1] - first for chain in chains[len(chains) - len(tokens) :]]
+
+    def _outer(self, logits: Float[Tensor, "m d"], ends: list[int]) -> Float[Tensor, "n v"]:
+        self._columns = self._columns.to(logits.device)
+        if len(ends) < len(logits):
+            logits = logits[ends]
+        missing = logits.new_full((len(logits), 1), -torch.inf)
+        return torch.cat((logits, missing), 1).index_select(1, self._columns)
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        inner = [[i for node in path for i in chains[node]] for path, chains in zip(paths, self._chains, strict=True)]
+        self._inner.keep(inner)
+        for row, nodes in enumerate(inner):
+            self._ids[row] += [self._tokens[row][i] for i in nodes]
+            self.lengths[row] += len(paths[row])
+            self._tokens[row], self._parents[row], self._chains[row] = [], [], []
+
+    def _reserve(self, new: Sequence[int]) -> None:
+        """Room for new[r] more nodes in row r; where there is none, everything moves into rows of twice the size."""
+        needed = max(len(i) + len(t) + n for i, t, n in zip(self._ids, self._tokens, new, strict=True))
+        if needed <= self._room:
+            return
+        while self._room < needed:
+            self._room *= 2
+        self._inner = self._lm.lm.open(self._batch, self._room)
+        for ids in self._ids:
+            self._inner.extend(self._inner.join(), ids)
+        self._inner.score(self._tokens, self._parents)

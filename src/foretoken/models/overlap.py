@@ -1,0 +1,110 @@
+"""How two vocabularies compare, and the method that this speaks for: what a user needs to choose a drafter."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.text import Tokenizer, same_vocabulary
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
+
+PREFIX = 100  # characters, as in paper 001, appendix F
+MOST_PREFIXES = 1000
+ENOUGH = 0.9  # share of the target's tokens in the intersection from which on TLI loses little by the others
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Sizes, the intersection and shares in [0, 1] (paper 001, Tables 8-11).
+
+    in_text: of the target's token occurrences in a text, those in the intersection; in_text_types: of the different
+    tokens that occur (Table 10). target_injective, drafter_injective: of the text's 100-character stretches, those that
+    survive encoding and decoding (Table 11). None without a text.
+    longest: bytes of the drafter's longest token. method: "same", "tli" or "slem"; why: the reason, in words.
+    """
+
+    target: str
+    drafter: str
+    num_target: int
+    num_drafter: int
+    num_common: int
+    longest: int
+    in_text: float | None
+    in_text_types: float | None
+    target_injective: float | None
+    drafter_injective: float | None
+    method: str
+    why: str
+
+    @property
+    def of_target(self) -> float:
+        return self.num_common / self.num_target if self.num_target else 0.0
+
+    @property
+    def of_drafter(self) -> float:
+        return self.num_common / self.num_drafter if self.num_drafter else 0.0
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self) | {"of_target": self.of_target, "of_drafter": self.of_drafter}
+
+    def text(self) -> str:
+        lines = [
+            f"target   {self.target}: {self.num_target} tokens",
+            f"drafter  {self.drafter}: {self.num_drafter} tokens, the longest {self.longest} bytes",
+            f"common   {self.num_common}: {self.of_target:.1%} of the target's, {self.of_drafter:.1%} of the drafter's",
+        ]
+        if self.in_text is not None:
+            lines += [
+                f"in text  {self.in_text:.1%} of the target's token occurrences are common, "
+                f"{self.in_text_types:.1%} of its different tokens",
+                f"survive  encoding and decoding: {self.target_injective:.1%} of {PREFIX}-character stretches in the "
+                f"target's tokenizer, {self.drafter_injective:.1%} in the drafter's",
+            ]
+        return "\n".join([*lines, f"advice   {self.method}: {self.why}"])
+
+
+def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> Overlap:
+    """Compare two tokenizers by the bytes of their tokens, and on `text` if there is one."""
+    if text is not None and not text.strip():
+        raise ForetokenError("The text to compare the tokenizers on is empty: give some lines of what you generate.")
+    source, dest = vocabulary(target), vocabulary(drafter)
+    pairs = Translation(source, dest).pairs
+    in_text = types = target_injective = drafter_injective = None
+    if text is not None:
+        counts = Counter(source.encode(text.encode()))
+        in_text = sum(n for i, n in counts.items() if i in pairs) / max(counts.total(), 1)
+        types = sum(i in pairs for i in counts) / max(len(counts), 1)
+        target_injective, drafter_injective = injective(target, text), injective(drafter, text)
+    share = len(pairs) / max(len(source), 1) if in_text is None else in_text
+    if same_vocabulary(target, drafter):
+        method, why = "same", "the tokenizers are equal, so the drafter serves as it is"
+    elif share >= ENOUGH:
+        method, why = "tli", f"{share:.0%} of the target's tokens are the drafter's too, and any tree and verifier fits"
+    else:
+        method, why = "slem", f"only {share:.0%} of the target's tokens are the drafter's too, so go by the text"
+    return Overlap(
+        source.name,
+        dest.name,
+        len(source),
+        len(dest),
+        len(pairs),
+        dest.longest,
+        in_text,
+        types,
+        target_injective,
+        drafter_injective,
+        method,
+        why,
+    )
+
+
+def injective(tokenizer: Tokenizer, text: str) -> float:
+    """Share of the text's stretches of 100 characters with decode(encode(s)) == s (paper 001, appendix F)."""
+    stretches = [text[i : i + PREFIX] for i in range(0, len(text), PREFIX)][:MOST_PREFIXES]
+    return sum(_survives(tokenizer, stretch) for stretch in stretches) / len(stretches)
+
+
+def _survives(tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text

@@ -1,0 +1,88 @@
+"""From one vocabulary to another: the tokens both have, and texts of one in ids of the other."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+from foretoken.models.vocabulary import Vocabulary
+
+GAP = b"\n"  # stands for a special token that the other vocabulary lacks, such as a turn's marker
+
+
+class Translation:
+    """From ids of `source`, the target's vocabulary, to ids of `dest`, the drafter's.
+
+    Special tokens are mapped by their role (begin and end of text) or their name, never by their bytes; one that the
+    drafter lacks becomes a line break.
+    """
+
+    def __init__(self, source: Vocabulary, dest: Vocabulary) -> None:
+        self.source = source
+        self.dest = dest
+        self._table: dict[int, tuple[int, ...]] = {}
+
+    @cached_property
+    def special(self) -> dict[int, int]:
+        """Special tokens that both have: begin and end of text, and those of one name."""
+        roles = ((self.source.bos, self.dest.bos), (self.source.eos, self.dest.eos))
+        names = {i: self.dest.special[name] for name, i in self.source.special.items() if name in self.dest.special}
+        return {s: d for s, d in roles if s is not None and d is not None} | names
+
+    @cached_property
+    def pairs(self) -> dict[int, int]:
+        """{source id: dest id} of the intersection: tokens of the same bytes, and the end of text. One to one."""
+        pairs = {i: self.dest.ids[token] for token, i in self.source.ids.items() if token in self.dest.ids}
+        if self.source.eos is not None and self.dest.eos is not None:
+            pairs[self.source.eos] = self.dest.eos
+        return pairs
+
+    def token(self, token: int) -> tuple[int, ...]:
+        """Dest ids, at least one, for one source token wherever it stands."""
+        found = self._table.get(token)
+        if found is None:
+            found = self._table[token] = self._spelled(token)
+        return found
+
+    def _spelled(self, token: int) -> tuple[int, ...]:
+        if token in self.special:
+            return (self.special[token],)
+        if token in self.pairs:
+            return (self.pairs[token],)
+        for data in (self.source.spell([token]), GAP, b" "):
+            if ids := self.dest.encode(data):
+                return tuple(ids)
+        return (next(i for i in (self.dest.eos, self.dest.bos, 0) if i is not None),)
+
+    def text(self, ids: Sequence[int]) -> list[int]:
+        """Dest ids for a stretch of text, split as the dest tokenizer splits it."""
+        return [
+            i for piece in self.pieces(ids) for i in ([piece] if isinstance(piece, int) else self.dest.encode(piece))
+        ]
+
+    def pieces(self, ids: Iterable[int]) -> Iterator[bytes | int]:
+        """Source ids as bytes, and the dest ids of special tokens between them."""
+        data = b""
+        for token in ids:
+            spelled = self.source.spell([token])
+            data += spelled
+            if not spelled:
+                for i in self.token(token):
+                    if self.dest.spell([i]):  # a line break for a token that the drafter lacks
+                        data += self.dest.spell([i])
+                        continue
+                    if data:
+                        yield data
+                    data = b""
+                    yield i
+        if data:
+            yield data
+
+    def beginning(self, ids: Sequence[int]) -> list[int]:
+        """`text`, from the first token on: the drafter's own begin-of-text comes first, and only once."""
+        begun = ids[0] in self.source.prefix and bool(self.dest.prefix)
+        return [*self.dest.prefix, *self.text(ids[1:] if begun else ids)]
+
+    def opening(self, token: int) -> tuple[int, ...]:
+        """Dest ids for the first token of a text: the drafter's own begin-of-text, then what the token spells."""
+        if token in self.source.prefix and self.dest.prefix:
+            return self.dest.prefix
+        return (*self.dest.prefix, *self.token(token))

@@ -1,0 +1,230 @@
+"""A vocabulary as byte strings: what each token spells, and bytes -> ids.
+
+Tokens of two tokenizers are compared by their bytes, since what a vocabulary file shows differs from family to family:
+
+| family                       | in the file            | here                    |
+|------------------------------|------------------------|-------------------------|
+| byte-level BPE               | "Ġthe", "Ã©"           | b" the", b"\\xc3\\xa9"    |
+| SentencePiece (BPE, Unigram) | "▁the", "<0xC3>"       | b" the", b"\\xc3"        |
+| WordPiece                    | "the", "##ing"         | b" the", b"ing"         |
+| ByT5                         | chr(195)               | b"\\xc3"                 |
+
+The bytes of a text are those of its tokens, joined; the families that put a space before the first word do so here too.
+Special tokens spell nothing.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.text import Tokenizer
+
+SPACE = "▁"  # how SentencePiece writes a space
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+FAMILIES = "byte-level BPE, SentencePiece (BPE or Unigram), WordPiece or ByT5"
+# Put before a text whose first word must not get the space of a text's beginning.
+ANCHORS = ("", "\n", "\na", "a")
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """tokens[id]: the bytes it spells; None for special and unknown tokens and for ids without a token.
+
+    special: {content: id}. prefix: ids that begin every text of this tokenizer (begin-of-text), maybe none.
+    """
+
+    name: str
+    tokens: tuple[bytes | None, ...]
+    special: dict[str, int]
+    bos: int | None
+    eos: int | None
+    prefix: tuple[int, ...]
+    backend: Backend | None = field(repr=False)
+    fallback: frozenset[int] = frozenset()  # <0xNN> tokens, which come second to a token with the same byte
+
+    def __len__(self) -> int:
+        """Number of tokens, special ones included."""
+        return sum(token is not None for token in self.tokens) + len(self.special)
+
+    @cached_property
+    def ids(self) -> dict[bytes, int]:
+        """bytes -> the id that an encoder would choose for them."""
+        ids: dict[bytes, int] = {}
+        for last in (False, True):
+            for i, token in enumerate(self.tokens):
+                if token and (i in self.fallback) is last:
+                    ids.setdefault(token, i)
+        return ids
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.ids), default=0)
+
+    def spell(self, ids: Iterable[int]) -> bytes:
+        """The bytes of some tokens, joined; special tokens and ids past the end add none."""
+        tokens, n = self.tokens, len(self.tokens)
+        return b"".join(tokens[i] or b"" for i in ids if i < n)
+
+    def encode(self, data: bytes) -> list[int]:
+        """Ids that spell `data`, as inside a text: no begin-of-text, no first space, never a special token.
+
+        The tokenizer's own choice wherever that spells the same bytes, else the longest match from the left. Bytes that
+        no token begins with are left out.
+        """
+        ids: list[int] = []
+        for piece in utf8_pieces(data):
+            own = self._own(piece) if isinstance(piece, str) else None
+            ids += self.longest_match(piece.encode() if isinstance(piece, str) else piece) if own is None else own
+        return ids
+
+    def longest_match(self, data: bytes) -> list[int]:
+        """Greedy segmentation, paper 001, s. 3: the longest token that begins the rest, again and again."""
+        ids, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + self.longest), at, -1):
+                token = self.ids.get(data[at:end])
+                if token is not None:
+                    ids.append(token)
+                    at = end
+                    break
+            else:
+                at += 1
+        return ids
+
+    def _own(self, text: str) -> list[int] | None:
+        """The tokenizer's own ids for `text`, None where they spell something else."""
+        if self.backend is None:
+            return None
+        want = text.encode()
+        for anchor in ANCHORS:
+            ids = self.backend.encode(anchor + text, add_special_tokens=False).ids
+            start = self._boundary(ids, anchor.encode())
+            if start is not None and self.spell(ids[start:]) == want and not any(self._silent(i) for i in ids[start:]):
+                return ids[start:]
+        return None
+
+    def _boundary(self, ids: Sequence[int], head: bytes) -> int | None:
+        """How many of the ids spell `head`, with or without a space before it."""
+        if not head:
+            return 0
+        spelled = b""
+        for i, token in enumerate(ids, start=1):
+            spelled += self.tokens[token] or b""
+            if spelled in (head, b" " + head):
+                return i
+        return None
+
+    def _silent(self, token: int) -> bool:
+        return not self.tokens[token]
+
+
+def utf8_pieces(data: bytes) -> Iterator[str | bytes]:
+    """`data` cut into texts and the bytes between them that are no text, such as half a character."""
+    while data:
+        try:
+            yield data.decode()
+            return
+        except UnicodeDecodeError as error:
+            if error.start:
+                yield data[: error.start].decode()
+            yield data[error.start : error.end]
+            data = data[error.end :]
+
+
+def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
+    """The bytes of every token of `tokenizer`. Raises ForetokenError, naming it, where they cannot be known."""
+    tok: Any = tokenizer  # whose stubs promise less than it does
+    name = name or tok.name_or_path or type(tokenizer).__name__
+    spec = _specification(tokenizer)
+    if spec is None and type(tokenizer).__name__ != "ByT5Tokenizer":
+        raise _no_bytes(name, type(tokenizer).__name__)
+    special = {str(t): i for i, t in tok.added_tokens_decoder.items() if t.special}
+    literal = {i: str(t) for i, t in tok.added_tokens_decoder.items() if not t.special}
+    for content in tok.all_special_tokens:  # those that are tokens of the model, not added ones
+        special.setdefault(content, tok.convert_tokens_to_ids(content))
+    spell = _byt5 if spec is None else _speller(spec, name)
+    entries: dict[str, int] = tok.get_vocab()
+    tokens: list[bytes | None] = [None] * (max(entries.values(), default=-1) + 1)
+    silent = set(special.values()) | ({_unknown(spec, entries)} if spec else set())
+    for token, i in entries.items():
+        if i not in silent:
+            tokens[i] = literal[i].encode() if i in literal else spell(token)
+    fallback = frozenset(i for token, i in entries.items() if BYTE.fullmatch(token)) if spec else frozenset()
+    begins = tok("a")["input_ids"]
+    prefix = begins[: next((n for n, i in enumerate(begins) if i not in special.values()), 0)]
+    backend = None if spec is None else _own_copy(tokenizer)
+    return Vocabulary(
+        name, tuple(tokens), special, tok.bos_token_id, tok.eos_token_id, tuple(prefix), backend, fallback
+    )
+
+
+def _specification(tokenizer: Any) -> dict[str, Any] | None:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None else json.loads(backend.to_str())
+
+
+def _own_copy(tokenizer: Any) -> Backend:
+    """Of the part that splits text, so that the caller's settings neither matter nor change."""
+    backend = Backend.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _unknown(spec: dict[str, Any], entries: dict[str, int]) -> int | None:
+    model = spec["model"]
+    return model["unk_id"] if "unk_id" in model else entries.get(model.get("unk_token") or "")
+
+
+def _speller(spec: dict[str, Any], name: str) -> Any:
+    """token -> bytes, by the decoders that the tokenizer uses."""
+    decoder: dict[str, Any] = spec["decoder"] or {"type": "none"}
+    parts: dict[str, dict[str, Any]] = {d["type"]: d for d in decoder.get("decoders", [decoder])}
+    spaced = any(d.get("replacement") == SPACE or d.get("pattern") == {"String": SPACE} for d in parts.values())
+    if "ByteLevel" in parts:
+        return _byte_level
+    if "WordPiece" in parts:
+        prefix = parts["WordPiece"]["prefix"]
+        return lambda token: (token[len(prefix) :] if token.startswith(prefix) else " " + token).encode()
+    if "Metaspace" in parts or spaced:
+        return _sentencepiece
+    raise _no_bytes(name, f"its decoder is {' and '.join(parts)}")
+
+
+def _no_bytes(name: str, why: str) -> ForetokenError:
+    return ForetokenError(
+        f"Tokenizer {name} does not tell the bytes of its tokens ({why}): use one of the families {FAMILIES}."
+    )
+
+
+def _sentencepiece(token: str) -> bytes:
+    byte = BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+
+
+def _byt5(token: str) -> bytes:
+    return bytes([ord(token)]) if len(token) == 1 and ord(token) < 256 else token.encode()
+
+
+def _alphabet() -> dict[str, int]:
+    """Byte-level BPE's letters: printable bytes stand for themselves, the others for letters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+LETTERS = _alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(LETTERS[letter] for letter in token)
+    except KeyError:  # an added token, written as it reads
+        return token.encode()

@@ -1,0 +1,54 @@
+"""Two table models with two real tokenizers over two letters, and their decoding, enumerated from the first draw on."""
+
+from collections import defaultdict
+
+import torch
+
+import tokenizers_zoo as zoo
+from foretoken.audit.branching import outcomes
+from foretoken.audit.decoding import Ids
+from foretoken.audit.table import TableLM, random_table
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder
+from foretoken.models.target import LMTarget
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
+
+EOS = zoo.EOS
+# Ids differ, one splits "ab" and the other "ba", and the end of text stands elsewhere.
+TARGET = zoo.letters([EOS, "a", "b", "ab"], [("a", "b")])
+DRAFTER = zoo.letters(["b", "ba", "a", EOS], [("b", "a")])
+CONTAINED = zoo.letters([EOS, "b", "a"])
+WIDER = zoo.letters(["a", "c", "b", "ab", "ca", EOS], [("a", "b"), ("c", "a")])  # "c" is not the target's
+APART = zoo.letters(["c", "d"], eos=False)
+
+
+def translation(drafter=DRAFTER, target=TARGET) -> Translation:
+    return Translation(vocabulary(target, "T"), vocabulary(drafter, "D"))
+
+
+def lms(drafter=DRAFTER, target=TARGET, seed=0) -> tuple[TableLM, TableLM]:
+    """Tables; the drafter's rows may be padded beyond its tokenizer."""
+    return (
+        TableLM("T", random_table(len(target), seed)),
+        TableLM("D", random_table(len(drafter), seed + 1)),
+    )
+
+
+def law_of(lm: TableLM, drafter, verifier, num_tokens: int, prompt: Ids = (1, 2), **sampling) -> dict[Ids, float]:
+    """{ids: probability} of the text that a real Decoder emits."""
+
+    def run() -> Ids:
+        decoder = Decoder(LMTarget(lm), drafter, verifier, 1, 64)
+        decoder._drafting = lambda call: call()  # a drafter that fails fails here
+        sequence = Sequence(list(prompt), Sampling(**sampling), torch.Generator(), num_tokens, frozenset({0}))
+        decoder.join(sequence)
+        while decoder.sequences:
+            decoder.step()
+        return tuple(sequence.ids[len(prompt) :])
+
+    law: dict[Ids, float] = defaultdict(float)
+    for ids, prob in outcomes(run):
+        law[ids] += prob
+    return dict(law)
