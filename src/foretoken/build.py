@@ -141,7 +141,10 @@ def _vocab_method(
         )
     if asked is None:
         return SAME
-    return compare(target, drafter).method if asked == AUTO else asked
+    if asked != AUTO:
+        return asked
+    advised = compare(target, drafter).method
+    return advised if advised in VOCABS or advised == SAME else "tli"
 
 
 def tree_policy(spec: str) -> TreePolicy:

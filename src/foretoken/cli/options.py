@@ -23,7 +23,8 @@ Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block. Default: rrsw, or exact-match for ngram."
+        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block. "
+        "Default: rrsw, or exact-match for ngram."
     ),
 ]
 Law = Annotated[
