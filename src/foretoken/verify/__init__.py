@@ -6,6 +6,11 @@ from foretoken.verify.hub import HubRule, SpecHub
 from foretoken.verify.kseq import KSeq
 from foretoken.verify.match import ExactMatch
 from foretoken.verify.rejection import RRS, RRSw, Standard
+from foretoken.verify.transport.exact import Transport
+from foretoken.verify.transport.grouped import TransportGrouped
 
-_RULES: tuple[Verifier, ...] = (ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block())
+_RULES: tuple[Verifier, ...] = (
+    *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block()),
+    *(Transport(), TransportGrouped()),
+)
 VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in _RULES}

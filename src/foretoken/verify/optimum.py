@@ -6,7 +6,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
-from foretoken.verify.acceptance import rows
+from foretoken.verify.rows import rows
 
 
 def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -20,10 +20,10 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
     if not isinstance(law, IID):
         raise ForetokenError(f"alpha_star does not know law {law.name}: give an iid law.")
     p_rows, q_rows, shape = rows(p, q)
-    return _iid(p_rows, q_rows, law).reshape(shape)
+    return iid_optimum(p_rows, q_rows, law).reshape(shape)
 
 
-def _iid(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: IID) -> Float[Tensor, " m"]:
+def iid_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: IID) -> Float[Tensor, " m"]:
     """1 + min over suffixes H: with A the tokens before H, p(H) - P(all in H) = g(q(A)) - p(A)."""
     order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, descending=True)
     p_before, q_before = p.gather(-1, order).cumsum(-1), q.gather(-1, order).cumsum(-1).clamp(max=1)

@@ -1,0 +1,169 @@
+"""Exact transport: lossless, optimal (against linear programming), and the compiled loops are the plain ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from torch import Tensor
+
+import foretoken
+from foretoken.audit import enumerate as exact
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Law, outcomes
+from foretoken.core.tree import Siblings
+from foretoken.verify import VERIFIERS
+from foretoken.verify.transport import grouped
+from foretoken.verify.transport.exact import Transport, draw_counts, plain_row
+from foretoken.verify.transport.exact_fast import by_ratio, fast_row
+
+RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
+COUNTS = [(0.2, 0.5, 0.3), (0.0, 0.3, 0.0, 0.7), (0.4, 0.6), (1.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2)]
+LAWS = [IID(n) for n in range(1, 5)] + [IID(len(c) - 1, c) for c in COUNTS]
+
+
+def random_pair(rng: torch.Generator, v: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """With zeros in one row of three."""
+    p, q = (torch.softmax(sharpness * torch.randn(v, generator=rng, dtype=torch.float64), 0) for _ in range(2))
+    kept = torch.rand(2, v, generator=rng) < 0.7
+    zeros = int(torch.randint(3, (), generator=rng))
+    if zeros < 2 and bool(kept[zeros].any()):
+        row = (p, q)[zeros]
+        row *= kept[zeros]
+        row /= row.sum()
+    return p, q
+
+
+def best_by_lp(law: Law, p: Tensor, q: Tensor) -> float:
+    """max sum over draws of the mass that goes to a token among them; a coupling of the draws with p."""
+    found = list(outcomes(law, q))
+    cells = [(i, x) for i, (draws, _) in enumerate(found) for x in set(draws)]
+    if not cells:
+        return 0.0
+    limits = np.zeros((len(found) + len(p), len(cells)))
+    for c, (i, x) in enumerate(cells):
+        limits[i, c] = limits[len(found) + x, c] = 1
+    solved = linprog(-np.ones(len(cells)), limits, np.array([*(prob for _, prob in found), *p.tolist()]))
+    assert solved.success
+    return -solved.fun
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_lossless_on_random_pairs(rule: Transport, law: IID) -> None:
+    rng = torch.Generator().manual_seed(law.k)
+    pairs = [random_pair(rng, v, sharp) for v in (2, 3, 4, 5)[: 6 - law.k] for sharp in (0.3, 1.0, 3.0, 10.0)]
+    assert exact.measure(rule, law, pairs + exact.all_pairs(5, most=3, num_random=3)).exact
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_optimal_by_linear_programming(law: IID) -> None:
+    rng = torch.Generator().manual_seed(law.k)
+    pairs = [random_pair(rng, v, sharp) for v in (3, 4)[: 5 - law.k] for sharp in (0.5, 2.0, 5.0)]
+    for p, q in pairs + exact.all_pairs(6, most=3):
+        best = best_by_lp(law, p, q)
+        found = sum(
+            prob * float(Transport()(p, Siblings(d, q, law))[sorted(set(d))].sum()) for d, prob in outcomes(law, q)
+        )
+        assert found == pytest.approx(best, abs=1e-9), (p, q)
+        assert float(foretoken.alpha_star(law, p, q)) == pytest.approx(best, abs=1e-9)
+
+
+def test_one_draw_is_the_standard_rule() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        p, q = random_pair(rng, 6, 2.0)
+        for x in torch.nonzero(q)[:, 0].tolist():
+            siblings = Siblings((x,), q, IID(1))
+            assert torch.allclose(VERIFIERS["transport"](p, siblings), VERIFIERS["standard"](p, siblings), atol=1e-12)
+
+
+def weights(v: int) -> st.SearchStrategy[list[float]]:
+    entry = st.one_of(st.just(0.0), st.floats(1e-30, 1.0), st.sampled_from([1.0, 0.5, 1e-8, 1e-300]))
+    return st.lists(entry, min_size=v, max_size=v).filter(lambda w: max(w) > 1e-3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), v=st.integers(1, 8), grouping=st.sampled_from([by_ratio, grouped.by_near_ratio]))
+def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, grouping) -> None:
+    p, q = np.array(data.draw(weights(v))), np.array(data.draw(weights(v)))
+    p, q = p / p.sum(), q / q.sum()
+    law = data.draw(st.sampled_from(LAWS))
+    draws = np.array(data.draw(st.lists(st.sampled_from(np.flatnonzero(q).tolist()), max_size=law.k)), dtype=np.int64)
+    ns, cs = draw_counts(law)
+    groups = grouping(p, q, float(ns @ cs))
+    fast, plain = fast_row(p, q, draws, groups, ns, cs), plain_row(p, q, draws, groups, ns, cs)
+    assert fast.min() >= 0
+    assert fast.sum() == pytest.approx(1, abs=1e-12)
+    # The row given draws that (almost) never happen is free, and rounding decides it: so weigh by their probability.
+    prob = law.prob(torch.from_numpy(q), tuple(draws.tolist()))
+    assert prob * np.abs(fast - plain).max() < 1e-10, (p, q, draws)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize(("temperature", "n"), list(itertools.product([0.02, 0.3, 1.0, 4.0], [1, 4, 64, 4096])))
+def test_large_rows(rule: Transport, temperature: float, n: int, dtype: torch.dtype) -> None:
+    """Prefix masses that underflow, thousands of draws: the row is a distribution of p's dtype, and accepts."""
+    rng = torch.Generator().manual_seed(n)
+    logits = 3 * torch.randn(2, 2000, generator=rng, dtype=torch.float64) + 3 * torch.randn(2000, generator=rng)
+    p, q = torch.softmax(logits / temperature, -1).to(dtype)
+    law = IID(n)
+    draws = tuple(law.draw(q[None], torch.rand(1, n, generator=rng, dtype=torch.float64))[0].tolist())
+    row = rule(p, Siblings(draws, q, law))
+    assert row.dtype == dtype
+    assert float(row.min()) >= 0
+    assert float(row.double().sum()) == pytest.approx(1, abs=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_the_sampled_law_is_p_at_full_size(rule: Transport) -> None:
+    """The mean row over 20,000 draws, without sampling the row: within 5 standard errors of p on sets of tokens."""
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 300, generator=rng, dtype=torch.float64)
+    p, q = torch.softmax(logits * 2, -1)
+    law, num = IID(4, (0.1, 0.2, 0.2, 0.2, 0.3)), 20_000
+    u = torch.rand(num, law.num_uniforms, generator=rng, dtype=torch.float64)
+    drawn = law.draw(q.expand(num, -1), u).tolist()
+    sets = torch.rand(300, 20, generator=rng).round().double()
+    shares = torch.stack([rule(p, Siblings(tuple(x for x in d if x >= 0), q, law)) @ sets for d in drawn])
+    errors = (shares.mean(0) - p @ sets).abs() / (shares.std(0) / num**0.5)
+    assert float(errors.max()) < 5
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 16])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_the_gap_of_groups_is_bounded(n: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with so few groups that there is a gap to see."""
+    rng = torch.Generator().manual_seed(n)
+    p, q = torch.softmax(torch.randn(2, 20, 3000, generator=rng, dtype=torch.float64) / temperature, -1)
+    best = foretoken.alpha_star(IID(n), p, q)
+    spread = 1 + (p - q).abs().sum(-1) / 2
+    for groups in (1024, 32, 8):
+        monkeypatch.setattr(grouped, "GROUPS", groups)
+        lost = best - foretoken.acceptance("transport-grouped", IID(n), p, q)
+        assert bool((lost <= grouped.gap(IID(n)) * spread + 1e-12).all())
+        assert bool((lost > -1e-12).all())
+        if groups == 8 and n > 1 and temperature >= 1:
+            assert float(lost.max()) > 0.05 * grouped.gap(IID(n)), "the test sees no gap"
+
+
+def test_no_draw_gives_p() -> None:
+    p, q = torch.tensor([0.2, 0.8]), torch.tensor([0.7, 0.3])
+    for law in (IID(0), IID(2, (1.0, 0.0, 0.0))):
+        assert torch.allclose(VERIFIERS["transport"](p, Siblings((), q, law)), p)
+        assert float(foretoken.acceptance("transport", law, p, q)) == pytest.approx(0, abs=1e-7)
+
+
+def test_more_draws_than_the_law_makes_and_tokens_that_q_cannot_give_are_refused() -> None:
+    p, q = torch.tensor([0.2, 0.8, 0.0]), torch.tensor([0.7, 0.3, 0.0])
+    for rule in RULES:
+        for draws, word in (((0, 1, 0), "at most 2"), ((2,), "Draw 2"), ((3,), "Draw 3")):
+            with pytest.raises(ForetokenError, match=word):
+                rule(p, Siblings(draws, q, IID(2)))
