@@ -23,7 +23,7 @@ Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block. "
+        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped. "
         "Default: rrsw, or exact-match for ngram."
     ),
 ]

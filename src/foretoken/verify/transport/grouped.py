@@ -4,7 +4,7 @@ The groups stand in the place of tokens, with their masses P_b and Q_b: a pick s
 so that m_i = min(p_i, q_i rho_b) is accepted and the row stays exactly lossless (docs/transport.md, section 5). What is
 given up of the optimum, alpha* - sum m, is at most
 
-    width / 4 * sum max(p, q)  =  width / 4 * (1 + TV(p, q)),        width = (1 + ln(max(1, E[N]))) / (GROUPS - 1)
+    width / 4 * sum max(p, q)  =  width / 4 * (1 + TV(p, q)),    1 / width = floor((GROUPS - 1) / (1 + ln max(1, E[N])))
 
 for groups of equal width in phi(r) = min(r, 1) + ln(max(r, 1)), r = p/q, up to r = E[N]; above that is one group.
 """
@@ -117,5 +117,5 @@ def group_loop(
 
 
 def _width(mean: float) -> float:
-    """The last group, above E[N], has no width."""
-    return (1 + math.log(max(1.0, mean))) / (GROUPS - 1)
+    """1 / width is whole, so that no group reaches across r = 1; the first group, above E[N], has no width."""
+    return 1 / max(1, int((GROUPS - 1) / (1 + math.log(max(1.0, mean)))))
