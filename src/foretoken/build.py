@@ -14,6 +14,7 @@ from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.tli import tli
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
@@ -27,10 +28,13 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 
 LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
-ModelDrafter = LMDrafter
+ModelDrafter = LMDrafter | SLEMDrafter
 SAME, AUTO = "same", "auto"
-VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], ModelDrafter]] = {"tli": tli}
-OPAQUE = ()  # methods whose drafts have no density
+VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], ModelDrafter]] = {
+    "tli": tli,
+    "slem": SLEMDrafter,
+}
+OPAQUE = ("slem",)  # methods whose drafts have no density
 
 
 def _chain(spec: str) -> TreePolicy:
@@ -141,10 +145,7 @@ def _vocab_method(
         )
     if asked is None:
         return SAME
-    if asked != AUTO:
-        return asked
-    advised = compare(target, drafter).method
-    return advised if advised in VOCABS or advised == SAME else "tli"
+    return compare(target, drafter).method if asked == AUTO else asked
 
 
 def tree_policy(spec: str) -> TreePolicy:

@@ -42,7 +42,7 @@ class TableTree:
 
 
 class TableRows(Rows):
-    """The rows of a TableLM: `join`, `leave`, `extend`, `score`, `keep` and `lengths`, as those of a CausalLM."""
+    """The rows of a TableLM: `join`, `leave`, `extend`, `score`, `keep`, `cut`, `lengths`, as those of a CausalLM."""
 
     def __init__(self, lm: TableLM) -> None:
         self.table = lm.table
@@ -85,6 +85,10 @@ class TableRows(Rows):
             self.ids[row] += [tree.tokens[node] for node in path]
             self.lengths[row] += len(path)
             self.trees[row] = TableTree()
+
+    def cut(self, row: int, length: int) -> None:
+        del self.ids[row][length:]
+        self.lengths[row] = length
 
 
 def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:

@@ -33,7 +33,7 @@ Law = Annotated[
 ]
 Vocab = Annotated[
     str | None,
-    typer.Option(help="How a drafter with another vocabulary drafts: tli, auto. See `foretoken vocab`."),
+    typer.Option(help="How a drafter with another vocabulary drafts: tli, slem, auto. See `foretoken vocab`."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]

@@ -235,6 +235,16 @@ class Rows:
             self.lengths[row] += len(path)
             self._trees[row].clear()
 
+    def cut(self, row: int, length: int) -> None:
+        """Forget the committed tokens of a row from `length` on; its tree must be empty."""
+        self._check_row(row)
+        if len(self._trees[row]) or not 0 <= length <= self.lengths[row]:
+            raise ForetokenError(
+                f"Row {row} has {self.lengths[row]} tokens and {len(self._trees[row])} scored nodes: keep a path, then "
+                "cut at most what is there."
+            )
+        self.lengths[row] = length
+
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):
             raise ForetokenError(

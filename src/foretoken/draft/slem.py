@@ -1,0 +1,174 @@
+"""SLEM, string-level exact match (paper 001, Algorithm 2): the drafter writes text in its own vocabulary, the target
+reads it in its own.
+
+The drafter grows a token tree in its own ids; every path of it is a string; the strings, split as the target's
+tokenizer splits them, merge into one tree of target ids. How likely such a token was is not known, so the law is
+opaque and the target's own draw decides (exact match): lossless at any temperature, whatever the strings are. A
+sampled token is accepted with probability sum p psi (Table 3), a likeliest one with p of it, which is mostly more.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from foretoken.core.interfaces import Path
+from foretoken.core.laws import Law, Opaque
+from foretoken.core.policy import TreePolicy
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.strings import Context, Healing, continuation
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.translation import Translation
+
+WIDER = 2  # target nodes allowed for each drafter node, for drafters with longer tokens; strings are cut there
+ENDLESS = 2**31
+
+
+@dataclass(frozen=True)
+class SLEMDrafter:
+    """policy, law: of the tree in the drafter's own tokens. vocab_size: the target's; no id beyond it is proposed."""
+
+    lm: CausalLM
+    translation: Translation
+    policy: TreePolicy
+    law: LawFamily
+    vocab_size: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.lm.name
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return (Opaque(self.policy.max_nodes),)
+
+    @property
+    def max_nodes(self) -> int:
+        return WIDER * self.policy.max_nodes
+
+    def open(self, batch: int, slots: int) -> "SLEMSession":
+        return SLEMSession(self, batch, 2 * slots)
+
+
+@dataclass
+class Row:
+    """One sequence in the drafter's ids; `inner` is what its own drafter sees."""
+
+    context: Context
+    healing: Healing
+    inner: Sequence | None = None
+
+    def ids(self, target_ids: list[int]) -> list[int]:
+        ids = self.context.follow(target_ids)
+        return self.healing.take(ids, self.context.floor)
+
+
+class SLEMSession:
+    """Keeps the drafter's cache: only ids that were split otherwise in the light of what followed are read again."""
+
+    def __init__(self, drafter: SLEMDrafter, batch: int, room: int) -> None:
+        self.drafter = drafter
+        self._batch, self._room = batch, room
+        self._session = self._open()
+        self._rows: list[Row] = []
+        self._trees: list[TokenTree] = []
+
+    def _open(self) -> LMDraftSession:
+        d = self.drafter
+        return LMDrafter(d.lm, d.policy, d.law, d.lm.vocab_size).open(self._batch, self._room)
+
+    def join(self) -> None:
+        self._session.join()
+        d = self.drafter
+        self._rows.append(Row(Context(d.translation), Healing(d.translation.dest, d.lm.vocab_size)))
+
+    def leave(self, row: int) -> None:
+        self._session.leave(row)
+        self._rows[row] = self._rows[-1]
+        self._rows.pop()
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        inner = [self._inner(row, seq) for row, seq in zip(self._rows, sequences, strict=True)]
+        self._reserve(max(len(seq.ids) for seq in inner) + self.drafter.policy.max_nodes)
+        self._trees = self._session.propose(inner)
+        return [self._translated(*each) for each in zip(self._rows, sequences, self._trees, strict=True)]
+
+    def _inner(self, row: Row, seq: Sequence) -> Sequence:
+        if row.inner is None:
+            # Bias, penalties and processors speak of the target's ids.
+            own = replace(
+                seq.sampling,
+                logit_bias={},
+                processors=(row.healing,),
+                repetition_penalty=1.0,
+                frequency_penalty=0.0,
+                presence_penalty=0.0,
+            )
+            row.inner = Sequence(row.ids(seq.ids), own, seq.rng, ENDLESS)
+        row.inner.num_prompt = len(row.inner.ids)
+        row.inner.max_new_tokens = ENDLESS if seq.num_left > 1 else 1  # at the last token nothing is drafted
+        return row.inner
+
+    def _reserve(self, needed: int) -> None:
+        """A text may take more of the drafter's tokens than was thought: its caches then start anew, with more room."""
+        if needed > self._room:
+            self._room = 2 * needed
+            self._session = self._open()
+            for _ in self._rows:
+                self._session.join()
+
+    def _translated(self, row: Row, seq: Sequence, tree: TokenTree) -> TokenTree:
+        """The strings of the drafter's tree as a tree in the target's ids."""
+        d = self.drafter
+        trie: dict = {}
+        room = self.drafter.max_nodes - 1
+        for leaf in sorted(set(range(len(tree))) - set(tree.parents)):
+            at = trie
+            string = self._string(row, seq, [tree.tokens[i] for i in tree.path_to(leaf)[1:]])
+            for token in string[: seq.num_left - 1]:
+                if token >= d.vocab_size or (token not in at and room == 0):
+                    break
+                room -= token not in at
+                at = at.setdefault(token, {})
+        builder = TreeBuilder(seq.ids[-1])
+        level = [(0, trie)]
+        for node, below in level:
+            if below:
+                children = builder.add(node, Siblings(tuple(below), None, Opaque(len(below))))
+                level += [(children[j], below[token]) for j, token in enumerate(below)]
+        return builder.build()
+
+    def _string(self, row: Row, seq: Sequence, tokens: list[int]) -> list[int]:
+        """Target ids of one drafted path; a special token ends it."""
+        source, dest = self.drafter.translation.source, self.drafter.translation.dest
+        end = next((i for i, token in enumerate(tokens) if not dest.spell([token])), len(tokens))
+        ids = continuation(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.taken) :])
+        ended = end < len(tokens) and tokens[end] == dest.eos and source.eos is not None
+        return [*ids, source.eos] if ended and source.eos is not None else ids
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        """Keep the drafter's nodes that spell what was accepted; forget cached ids that are now split otherwise."""
+        kept: list[Path] = []
+        agreed: list[int] = []
+        for row, seq, tree in zip(self._rows, sequences, self._trees, strict=True):
+            assert row.inner is not None
+            old, new = row.inner.ids, row.ids(seq.ids)
+            same = common_prefix(old, new)
+            path = [0]
+            if same == len(old):
+                for token in new[same:-1]:  # the last id is the next root, which no cache holds
+                    child = tree.child(path[-1], token)
+                    if child is None:
+                        break
+                    path.append(child)
+            kept.append(tuple(path))
+            agreed.append(min(same + len(path) - 1, len(new) - 1))
+            row.inner.ids = new
+        self._session.observe([row.inner for row in self._rows if row.inner is not None], self._trees, kept)
+        for row, length in enumerate(agreed):
+            self._session.rows.cut(row, min(length, self._session.rows.lengths[row]))
+
+
+def common_prefix(one: Seq[int], other: Seq[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

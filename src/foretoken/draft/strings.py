@@ -1,0 +1,127 @@
+"""Text as the meeting place of two vocabularies: a drafter's context in its own ids, and drafted text in the target's.
+
+Both directions encode again a few tokens from before the edge (the look-behind window), so that a word or a character
+that was cut by the edge is put together as the tokenizer would. A window begins at a whole character, if possible at a
+word, and never reaches behind a special token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import Vocabulary
+
+WINDOW = 6  # tokens encoded again; up to twice as many to begin at a word
+
+
+class Context:
+    """The drafter's ids for a text that grows in the target's ids."""
+
+    def __init__(self, translation: Translation) -> None:
+        self.translation = translation
+        self.ids: list[int] = []
+        self._seen = 0  # target ids
+        self.floor = 0  # drafter ids before this are settled
+
+    def follow(self, target_ids: Sequence[int]) -> list[int]:
+        """The drafter's ids, at least one, for the whole text; only its end may differ from the last call's."""
+        dest, new = self.translation.dest, target_ids[self._seen :]
+        ids = list(self.ids)
+        if self._seen == 0:
+            ids = list(dest.prefix)
+            self.floor = len(ids)
+            if ids and new and new[0] in self.translation.source.prefix:
+                new = new[1:]
+        for piece in self.translation.pieces(new):
+            if isinstance(piece, int):
+                ids.append(piece)
+                self.floor = len(ids)
+            else:
+                start = window(dest, ids, self.floor)
+                ids[start:] = dest.encode(dest.spell(ids[start:]) + piece)
+        self._seen = len(target_ids)
+        self.ids = ids or list(self.translation.token(target_ids[-1]))
+        return self.ids
+
+
+class Healing:
+    """A logits processor that lets a drafter write its last token again, as a longer one if it likes.
+
+    The text's edge is the target's, not the drafter's: after "):" + "\\n" a drafter whose own token is "\\n    " has
+    never seen an indentation follow. So its last token is taken off, and drafts must begin with that token's bytes.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, width: int) -> None:
+        """width: columns of the drafter's logits."""
+        self.vocabulary = vocabulary
+        self.width = width
+        self.length, self.taken = 0, b""
+        self._masks: dict[bytes, Tensor] = {}
+
+    def take(self, ids: Sequence[int], floor: int) -> list[int]:
+        """`ids` without the last one, where it is neither settled nor the only one; its bytes are to be drafted."""
+        last = self.vocabulary.spell(ids[-1:])
+        heals = len(ids) > max(floor, 1) and bool(last) and self.vocabulary.longest > 1
+        kept = list(ids[:-1] if heals else ids)
+        self.length, self.taken = len(kept), last if heals else b""
+        return kept
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] > self.length or not self.taken:
+            return scores
+        return scores.masked_fill(self._closed().to(scores.device), -torch.inf)
+
+    def _closed(self) -> Tensor:
+        """Tokens that do not begin with the bytes taken; the one that was taken does."""
+        closed = self._masks.get(self.taken)
+        if closed is None:
+            closed = torch.ones(self.width, dtype=torch.bool)
+            closed[[i for t, i in self.vocabulary.ids.items() if i < self.width and t.startswith(self.taken)]] = False
+            self._masks[self.taken] = closed
+        return closed
+
+
+def window(vocabulary: Vocabulary, ids: Sequence[int], floor: int = 0) -> int:
+    """Where the look-behind window of `ids` begins: WINDOW tokens back, or up to twice as many to begin at a word."""
+    tokens = vocabulary.tokens
+    end = len(ids)
+    whole = None
+    for start in range(max(end - WINDOW, floor), max(end - 2 * WINDOW, floor) - 1, -1):
+        token = tokens[ids[start]] if start < end and ids[start] < len(tokens) else b""
+        if start < end and not token:  # a special token: begin after it
+            return start + 1
+        if not token or token[:1].isspace() or start == floor:
+            return start
+        if whole is None and not 0x80 <= token[0] < 0xC0:
+            whole = start
+    return max(end - WINDOW, floor) if whole is None else whole
+
+
+def continuation(vocabulary: Vocabulary, ids: Sequence[int], drafted: bytes) -> list[int]:
+    """How `vocabulary` goes on after `ids` if the text goes on with `drafted`.
+
+    Of the window and the draft encoded together, what lies beyond the last of `ids`; where a token would reach over
+    that edge, which is past recall, the draft is encoded alone. A character that the draft leaves incomplete is cut.
+    """
+    drafted = drafted[: len(drafted) - incomplete(drafted)]
+    start = window(vocabulary, ids)
+    before = vocabulary.spell(ids[start:])
+    encoded = vocabulary.encode(before + drafted)
+    spelled, at = 0, 0
+    while spelled < len(before) and at < len(encoded):
+        spelled += len(vocabulary.tokens[encoded[at]] or b"")
+        at += 1
+    return encoded[at:] if spelled == len(before) else vocabulary.encode(drafted)
+
+
+def incomplete(data: bytes) -> int:
+    """How many bytes at the end begin a UTF-8 character and do not finish it."""
+    for n in range(1, min(4, len(data) + 1)):
+        byte = data[-n]
+        if byte >= 0xC0:
+            return n if n < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+        if byte < 0x80:
+            return 0
+    return 0

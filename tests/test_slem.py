@@ -1,0 +1,234 @@
+"""SLEM: strings as drafts. Whatever is drafted, the text is the target's; and what is drafted is the drafter's text."""
+
+import pytest
+import torch
+
+import foretoken
+import tiny
+import tiny_tables as tables
+import tokenizers_zoo as zoo
+from foretoken.audit.decoding import Decoding, deviation, own_law
+from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.slem import SLEMDrafter
+from foretoken.draft.strings import Context, Healing, continuation, incomplete
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.overlap import compare
+from foretoken.models.target import LMTarget
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+
+CASES = [
+    (IID, static.chain(2), tables.DRAFTER),
+    (WithoutReplacement, static.kary(2, 1), tables.DRAFTER),
+    (Opaque, static.kary(2, 2), tables.DRAFTER),
+    (Opaque, static.chain(3), tables.CONTAINED),
+    (IID, static.chain(1), tables.WIDER),
+    (Opaque, static.kary(2, 2), tables.APART),  # nothing it writes can be said in the target's vocabulary
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("law", "policy", "drafter"), CASES)
+def test_decoding_with_two_tokenizers_is_the_targets_own(law, policy, drafter):
+    lm, small = tables.lms(drafter)
+    drafting = SLEMDrafter(small, tables.translation(drafter), policy, law, lm.vocab_size)
+    verifier = VERIFIERS["exact-match"]
+    got = tables.law_of(lm, drafting, verifier, 2)
+    want = own_law(Decoding(LMTarget(lm), drafting, verifier, (1, 2), 2, Sampling(), frozenset({0})))
+    assert deviation(got, want) < 1e-12
+
+
+T, D = vocabulary(zoo.byte_level()), vocabulary(zoo.byte_level([("h", "e"), ("he", "l"), ("Ċ", "Ġ"), ("ĊĠ", "Ġ")]))
+TEXT = " the hello\n\n  théllo 日本🙂\n   x  hello ther"
+
+
+@pytest.mark.parametrize("dest", [D, vocabulary(zoo.byte_only()), vocabulary(zoo.unigram())])
+@pytest.mark.parametrize("source", [T, vocabulary(zoo.sentencepiece_bpe())])
+def test_the_drafters_context_is_the_text_token_by_token(source, dest):
+    """Also where a target token ends inside a character, and where the drafter's tokens reach over the edge."""
+    ids = source.longest_match(TEXT.encode())
+    context = Context(Translation(source, dest))
+    for n in range(1, len(ids) + 1):
+        got = context.follow(ids[:n])
+        assert dest.spell(got) == source.spell(ids[:n])
+        if not incomplete(source.spell(ids[:n])):
+            assert got == dest.encode(source.spell(ids[:n]))  # as if the whole text were encoded anew
+
+
+def test_begin_of_text_comes_once_and_special_tokens_part_the_text():
+    source, dest = zoo.byte_level(), vocabulary(zoo.sentencepiece_bpe())
+    t = vocabulary(source)
+    context = Context(Translation(t, dest))
+    ids = [*t.encode(b"a the"), t.eos, *t.encode(b"hello")]
+    for n in range(1, len(ids) + 1):
+        got = context.follow(ids[:n])
+        assert got.count(1) == 1
+        assert got[0] == 1
+    assert got == [1, *dest.encode(b"a the"), dest.eos, *dest.encode(b"hello")]
+
+
+def test_a_draft_goes_on_where_the_target_stands():
+    def drafted(before: str, more: bytes) -> list[bytes]:
+        return [T.tokens[i] for i in continuation(T, T.encode(before.encode()), more)]
+
+    assert drafted("a", b" the hello") == [b" the", b" ", b"hello"]
+    assert drafted("he", b"llo") == [b"llo"]  # "hello" would reach over the edge
+    assert drafted("a ", b"the") == [b"t", b"he"]  # as would " the"
+    assert drafted("a", "é".encode()) == ["é".encode()]
+    assert drafted("a", "aé".encode()[:2]) == [b"a"]  # half a character is cut
+    half = [*T.encode(b"a"), T.ids[b"\xc3"]]  # the target itself stands inside a character
+    assert [T.tokens[i] for i in continuation(T, half, b"\xa9 the")] == [b"\xa9", b" the"]
+    assert drafted("a", b"<|end|>")[0] == b"<"  # never the special token
+    assert continuation(T, [T.eos], b"hello") == T.encode(b"hello")
+
+
+def test_incomplete_characters():
+    for text, cut, n in (("é", 1, 1), ("日", 2, 2), ("🙂", 3, 3), ("🙂", 1, 1)):
+        assert incomplete(b"a" + text.encode()[:cut]) == n
+        assert incomplete(b"a" + text.encode()) == 0
+    assert incomplete(b"\x80\x80\x80\x80") == incomplete(b"") == 0
+
+
+def test_the_drafters_last_token_may_grow():
+    healing = Healing(D, 300)
+    ids = D.encode(b"hel\n")
+    assert healing.take(ids, 0) == ids[:-1]
+    scores = healing(torch.tensor([ids[:-1]]), torch.zeros(1, 300))
+    left = {D.tokens[i] for i in torch.nonzero(scores[0] == 0)[:, 0].tolist()}
+    assert left == {b"\n", b"\n ", b"\n  "}
+    assert torch.equal(healing(torch.tensor([ids]), torch.zeros(1, 300)), torch.zeros(1, 300))
+    assert healing.take(ids, len(ids)) == ids  # a settled one may not
+    assert healing.take(ids[:1], 0) == ids[:1]
+    bytes_ = vocabulary(zoo.byte_only())
+    assert Healing(bytes_, 257).take(bytes_.encode(b"ab"), 0) == bytes_.encode(b"ab")  # nothing longer there
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny.llama(0, vocab=len(zoo.byte_level())), tiny.llama(1, vocab=257)
+
+
+def load(pair, **options):
+    settings = {"vocab": "slem", "tree": "kary:2x3", "device": "cpu", **options}
+    return foretoken.load(
+        pair[0], drafter=pair[1], tokenizer=zoo.byte_level(), drafter_tokenizer=zoo.byte_only(), **settings
+    )
+
+
+PROMPTS = ["the hello", "  two\n\n lines", "é 日本", "<|end|>", [0], [1]]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("law", [None, "iid"])
+def test_text_is_the_plain_text_alone_and_in_a_batch(pair, law):
+    engine = load(pair, law=law)
+    plain = foretoken.load(pair[0], tokenizer=zoo.byte_level(), device="cpu")
+    want = [r.token_ids for r in plain.generate(PROMPTS, max_new_tokens=14, temperature=0.0)]
+    assert [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=14, temperature=0.0)] == want
+    alone = [engine.generate(p, max_new_tokens=14, temperature=0.8, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    together = engine.generate(PROMPTS, max_new_tokens=14, temperature=0.8, seed=5)
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+
+
+def decoder_of(engine, slots):
+    sequence = Sequence([5, 6, 7], Sampling(), torch.Generator().manual_seed(0), 30)
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, slots)
+    decoder._drafting = lambda call: call()
+    decoder.join(sequence)
+    return decoder, sequence
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("merges", [[], zoo.MERGES[:5]])
+def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
+    """Its scores after many steps are those of a fresh read of the same ids."""
+    drafter = zoo.byte_level(merges)
+    model = tiny.llama(1, vocab=len(drafter))
+    engine = foretoken.load(
+        pair[0],
+        drafter=model,
+        tokenizer=zoo.byte_level(),
+        drafter_tokenizer=drafter,
+        vocab="slem",
+        tree="chain:3",
+        law="opaque",
+        device="cpu",
+    )
+    decoder, sequence = decoder_of(engine, 40)
+    lm = CausalLM(model)
+    for _ in range(12):
+        decoder.step()
+        session = decoder.drafter
+        inner, rows = session._rows[0].inner, session._session.rows
+        assert rows.lengths[0] < len(inner.ids)
+        if rows.lengths[0] == 0:
+            continue  # cut wholly, or started anew
+        # one more token after what is cached, against a fresh cache of the same ids
+        cached = inner.ids[: rows.lengths[0]]
+        fresh = lm.open(1, 200)
+        fresh.join()
+        fresh.extend(0, cached)
+        nxt = inner.ids[rows.lengths[0]]
+        got, want = rows.score([[nxt]], [[-1]]), fresh.score([[nxt]], [[-1]])
+        torch.testing.assert_close(got[0], want[0], atol=1e-4, rtol=1e-4)
+        rows.keep([[]])
+    assert sequence.num_new >= 12
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_target_drafting_for_itself_by_strings_is_mostly_accepted():
+    """The same tokenizer and model on both sides: at temperature 0 what it writes is what it would have written."""
+    model = tiny.llama(0, vocab=257)
+    engine = foretoken.load(
+        model,
+        drafter=tiny.llama(0, vocab=257),
+        tokenizer=zoo.byte_only(),
+        drafter_tokenizer=zoo.byte_only(),
+        vocab="slem",
+        tree="chain:4",
+        device="cpu",
+    )
+    ascii_only = {i: -1e9 for i in range(257) if not 32 <= (vocabulary(zoo.byte_only()).tokens[i] or b"\0")[0] < 127}
+    with torch.no_grad():
+        for m in (model, engine.drafter.lm.model):
+            m.lm_head.weight[list(ascii_only)] = 0
+    result = engine.generate("the hello", max_new_tokens=40, temperature=0.0, logit_bias=ascii_only)
+    plain = foretoken.load(model, tokenizer=zoo.byte_only(), device="cpu")
+    assert (
+        result.token_ids
+        == plain.generate("the hello", max_new_tokens=40, temperature=0.0, logit_bias=ascii_only).token_ids
+    )
+    assert result.stats.block_efficiency > 3
+
+
+def test_rows_can_be_cut():
+    lm = CausalLM(tiny.llama(0))
+    rows = lm.open(1, 20)
+    rows.join()
+    rows.extend(0, [1, 2, 3, 4])
+    rows.cut(0, 2)
+    (got,) = rows.score([[9]], [[-1]])
+    other = lm.open(1, 20)
+    other.join()
+    other.extend(0, [1, 2])
+    torch.testing.assert_close(got, other.score([[9]], [[-1]])[0])
+    with pytest.raises(foretoken.ForetokenError, match="keep a path"):
+        rows.cut(0, 1)
+    rows.keep([[]])
+    with pytest.raises(foretoken.ForetokenError, match="cut at most"):
+        rows.cut(0, 3)
+
+
+def test_auto_takes_what_is_advised(pair):
+    assert isinstance(load(pair, vocab="auto").drafter, LMDrafter)  # 257 of 266 tokens are common
+    assert compare(tables.TARGET, tables.CONTAINED).method == "slem"  # 3 of 4
+    with pytest.raises(foretoken.ForetokenError, match="exact-match"):
+        load(pair, verifier="rrsw")
+    assert isinstance(load(pair).verifier, type(VERIFIERS["exact-match"]))
+    assert isinstance(load(pair).drafter, SLEMDrafter)
