@@ -9,7 +9,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import TreePolicy
-from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
@@ -26,6 +26,7 @@ from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.verify.transport.plan import Solver
 
 LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
 ModelDrafter = LMDrafter | SLEMDrafter
@@ -175,11 +176,19 @@ def verifier_named(name: str) -> Verifier:
     """The verification rule `name`: a pure function (p, siblings) -> row."""
     if name not in VERIFIERS:
         raise ForetokenError(f"Unknown verifier {name}: choose one of {', '.join(VERIFIERS)}.")
-    return VERIFIERS[name]
+    rule = VERIFIERS[name]
+    if isinstance(rule, Solver):
+        rule.check_installed()
+    return rule
 
 
 def check_pair(drafter: Drafter, rule: Verifier) -> None:
     """Refuse a drafter whose laws the rule is not lossless for."""
+    if isinstance(rule, Approximate):
+        raise ForetokenError(
+            f"Verifier {rule.name} is only approximately lossless, so no engine takes it: choose "
+            f"{rule.name}-thinned, which is exactly lossless, or another rule."
+        )
     for drafted in drafter.laws:
         if isinstance(rule, PathVerifier) and drafted.k > 1:
             raise ForetokenError(
@@ -187,7 +196,11 @@ def check_pair(drafter: Drafter, rule: Verifier) -> None:
                 "at a node: choose a tree that does not branch, e.g. chain:5, or another verifier."
             )
         if not rule.accepts(drafted):
-            able = [name for name, other in VERIFIERS.items() if other.accepts(drafted)]
+            able = [
+                name
+                for name, other in VERIFIERS.items()
+                if other.accepts(drafted) and not isinstance(other, Approximate)
+            ]
             raise ForetokenError(
                 f"Verifier {rule.name} is not lossless for law {drafted.name} with {drafted.k} draws at a node, which "
                 f"drafter {drafter.name} makes: choose verifier {' or '.join(able)}, or another tree or law."

@@ -13,7 +13,7 @@ from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.sampling import Processor, Sampling
-from foretoken.core.verifier import Verifier
+from foretoken.core.verifier import Approximate, Verifier
 from foretoken.decode import Decoder
 from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, encode
@@ -92,6 +92,11 @@ class Engine:
     max_batch: int = 8
 
     def __post_init__(self) -> None:
+        if isinstance(self.verifier, Approximate):
+            raise ForetokenError(
+                f"Verifier {self.verifier.name} is only approximately lossless, so no engine takes it: "
+                "choose global-resolution-thinned or another rule."
+            )
         for law in self.drafter.laws:
             if not self.verifier.accepts(law):
                 raise ForetokenError(

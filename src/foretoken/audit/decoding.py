@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from foretoken.audit.branching import outcomes
+from foretoken.audit.enumerate import remembering
 from foretoken.audit.table import TableLM, TableRows, random_table
 from foretoken.core.interfaces import Drafter, Target
 from foretoken.core.policy import TreePolicy
@@ -81,7 +82,7 @@ class WholeDeviation:
 def measure(verifier: Verifier, family: LawFamily, shape: Shape, seed: int, num_tokens: int = 3) -> WholeDeviation:
     """Enumerate decoding with `shape` over random tables."""
     target, drafter = table_pair(shape.policy, family, shape.v, seed)
-    decoding = Decoding(target, drafter, verifier, num_tokens=num_tokens)
+    decoding = Decoding(target, drafter, remembering(verifier), num_tokens=num_tokens)
     law, accepted = enumerate_law(decoding)
     worst = deviation(law, own_law(decoding))
     return WholeDeviation(verifier.name, family.name, shape.name, num_tokens, len(law), worst, accepted)

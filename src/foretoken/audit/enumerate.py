@@ -8,7 +8,7 @@ and q alone; the pairs include everything that breaks formulas: zeros, one-hots,
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.verifier import Approximate, LawFamily, Verifier
+from foretoken.verify.transport.plan import Rows, Solver
 
 TOLERANCE = 1e-12
 FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub, Opaque)
@@ -33,10 +34,44 @@ class Deviation:
     k: int
     num_pairs: int
     worst: float
+    tolerance: float = TOLERANCE
 
     @property
     def exact(self) -> bool:
-        return self.worst <= TOLERANCE
+        """Within the tolerance: of rounding, or the one that an approximate rule declares."""
+        return self.worst <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """A solver that keeps what it solved: an enumeration asks for the same p and q with all draws in turn."""
+
+    solver: Solver
+    solved: dict[tuple[bytes, bytes, Law], Rows] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.solver.name
+
+    @property
+    def laws(self) -> tuple[LawFamily, ...]:
+        return self.solver.laws
+
+    def accepts(self, law: Law) -> bool:
+        return self.solver.accepts(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        q, law = siblings.q, siblings.law
+        assert q is not None
+        key = (p.numpy().tobytes(), q.numpy().tobytes(), law)
+        if key not in self.solved:
+            self.solved[key] = self.solver.plan(p, q, law)
+        return torch.from_numpy(self.solved[key].row(siblings.draws)).to(p)
+
+
+def remembering(rule: Verifier) -> Verifier:
+    """The rule, with a memory if it solves for all draws at once."""
+    return Remembering(rule) if isinstance(rule, Solver) else rule
 
 
 def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
@@ -46,8 +81,10 @@ def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
 
 def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
     """The rule's worst deviation from the identity; over at most (largest support) ** law.k draws a pair."""
-    worst = max(deviation(rule, law, p, q) for p, q in pairs)
-    return Deviation(rule.name, law.name, law.k, len(pairs), worst)
+    remembered = remembering(rule)
+    worst = max(deviation(remembered, law, p, q) for p, q in pairs)
+    tolerance = rule.tolerance if isinstance(rule, Approximate) else TOLERANCE
+    return Deviation(rule.name, law.name, law.k, len(pairs), worst, tolerance)
 
 
 def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-OK, FAILED, WEAK = "ok", "FAILED", "weak"
+OK, FAILED, WEAK, APPROXIMATE = "ok", "FAILED", "weak", "approx"
 
 
 @dataclass(frozen=True)
 class Check:
-    """outcome: OK; FAILED (the audit fails); WEAK (it could not have told a wrong rule here; the audit goes on)."""
+    """outcome: OK; FAILED (the audit fails); WEAK (it could not have told a wrong rule here; the audit goes on);
+    APPROXIMATE (not lossless by design, within the tolerance it declares; the engine refuses it)."""
 
     name: str
     outcome: str

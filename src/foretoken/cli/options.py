@@ -23,8 +23,9 @@ Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped. "
-        "Default: rrsw, or exact-match for ngram."
+        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped; for few "
+        "tokens (top-k) also ot-lp, ot-maxflow, ot-maxflow-optimised, canonical, global-resolution-thinned "
+        "(global-resolution itself is only approximately lossless: refused). Default: rrsw, or exact-match for ngram."
     ),
 ]
 Law = Annotated[

@@ -45,3 +45,11 @@ class HasAcceptance(Protocol):
         Raises ForetokenError where this law has no closed form of affordable cost.
         """
         ...
+
+
+@runtime_checkable
+class Approximate(Protocol):
+    """A verifier that is not lossless: the law it emits is within `tolerance` (L1) of p. The engine refuses it."""
+
+    @property
+    def tolerance(self) -> float: ...

@@ -6,11 +6,16 @@ from foretoken.verify.hub import HubRule, SpecHub
 from foretoken.verify.kseq import KSeq
 from foretoken.verify.match import ExactMatch
 from foretoken.verify.rejection import RRS, RRSw, Standard
+from foretoken.verify.transport.canonical import Canonical
 from foretoken.verify.transport.exact import Transport
+from foretoken.verify.transport.global_resolution import GlobalResolution, ThinnedGlobalResolution
 from foretoken.verify.transport.grouped import TransportGrouped
+from foretoken.verify.transport.lp import LinearProgram
+from foretoken.verify.transport.maxflow import MaxFlow, OptimisedMaxFlow
 
 _RULES: tuple[Verifier, ...] = (
     *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block()),
     *(Transport(), TransportGrouped()),
+    *(LinearProgram(), MaxFlow(), OptimisedMaxFlow(), Canonical(), GlobalResolution(), ThinnedGlobalResolution()),
 )
 VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in _RULES}

@@ -1,0 +1,136 @@
+"""A transport plan S(i, A), and the rule it gives; shared by the solvers of the relaxed transport problem."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import LawFamily
+from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.transport.sets import DrawSets
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """What a solver found for one p, q and law: the row for any draws."""
+
+    def row(self, draws: tuple[int, ...]) -> np.ndarray:
+        """[v], float64: the law of the token given the draws."""
+        ...
+
+
+@runtime_checkable
+class CountedRows(Rows, Protocol):
+    @property
+    def acceptance(self) -> float:
+        """P(the emitted token is among the draws)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """row = S(., A) / Q(A) plus what is missing to 1 times the residual, p - sum_A S normalised.
+
+    flow: S, one number an entry of `sets`; feasible, see `feasible`.
+    """
+
+    sets: DrawSets
+    p: np.ndarray
+    flow: np.ndarray
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        left = np.maximum(self.p - self.sets.per_token(self.flow), 0)
+        total = left.sum()
+        return left / total if total > TINY else self.p
+
+    def row(self, draws: tuple[int, ...]) -> np.ndarray:
+        key = tuple(sorted(set(draws)))
+        if key not in self.sets.index:  # not drawn under this law: nothing is known of it, and p is always right
+            return self.p
+        number = self.sets.index[key]
+        entries = self.sets.owner == number
+        row = np.zeros(self.sets.v)
+        row[self.sets.token[entries]] = self.flow[entries] / self.sets.prob[number]
+        return row + max(1 - row.sum(), 0) * self.residual
+
+    @property
+    def acceptance(self) -> float:
+        slack = np.maximum(self.sets.prob - self.sets.per_set(self.flow), 0)
+        again = self.sets.per_set(self.residual[self.sets.token])  # P(the residual's token is among the draws | A)
+        return float(self.flow.sum() + slack @ again)
+
+
+def feasible(sets: DrawSets, p: np.ndarray, flow: np.ndarray) -> np.ndarray:
+    """The nearest flow below that breaks no constraint by more than rounding: a solver's tolerance then costs
+    acceptance, never losslessness."""
+    flow = np.maximum(flow, 0)
+    flow = flow * _cut(sets.prob, sets.per_set(flow))[sets.owner]
+    return flow * _cut(p, sets.per_token(flow))[sets.token]
+
+
+def _cut(capacity: np.ndarray, used: np.ndarray) -> np.ndarray:
+    return np.where(used > capacity, capacity / np.maximum(used, TINY), 1.0)
+
+
+class Solver(ABC):
+    """A rule that solves for all draws of one p and q at once. `__call__` solves anew each time; where many draws of
+    the same p and q are asked for, `plan` once and take its rows."""
+
+    name: str
+    needs = "scipy"  # the package that it cannot do without
+
+    @property
+    @abstractmethod
+    def laws(self) -> tuple[LawFamily, ...]: ...
+
+    @abstractmethod
+    def accepts(self, law: Law) -> bool: ...
+
+    @abstractmethod
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Rows:
+        """p, q: [v], float64, normalised."""
+        ...
+
+    def check_installed(self) -> None:
+        if find_spec(self.needs) is None:
+            raise ForetokenError(f"Verifier {self.name} needs {self.needs}: pip install 'foretoken[transport]'.")
+
+    def plan(self, p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Rows:
+        """The rows for all draws of `law` at p and q."""
+        self.check_installed()
+        p_array, q_array = (x.detach().double().cpu().numpy() for x in (p, q))
+        return self.solve(p_array / p_array.sum(), q_array / q_array.sum(), law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        assert siblings.q is not None
+        row = self.plan(p, siblings.q, siblings.law).row(siblings.draws)
+        return torch.from_numpy(row).to(p)
+
+
+class SetSolver(Solver):
+    """A solver that enumerates the draw sets, for any law that has them."""
+
+    @property
+    def laws(self) -> tuple[LawFamily, ...]:
+        return (IID, WithoutReplacement, Hub)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, self.laws)
+
+    @abstractmethod
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> CountedRows: ...
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """By one solve a row, summed over all draws: exact for the rule as it is."""
+        solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
+        return torch.tensor(solved, dtype=torch.float64)

@@ -1,0 +1,163 @@
+"""What may be drawn, by the set of distinct tokens: all that an optimal rule for a small support has to know.
+
+A rule may treat two draw tuples with the same tokens alike (average its rows over them), so the relaxed optimal
+transport problem (paper 003, eq. 2) has one row of variables per SET A of distinct tokens, of probability Q(A):
+
+    maximise sum S(i, A)   over S >= 0, i in A,   with  sum_i S(i, A) <= Q(A)  and  sum_A S(i, A) <= p(i).
+
+Any such S gives a lossless rule: emit i in A with S(i, A) / Q(A), else a token of p - sum_A S, normalised.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+
+MOST_SETS = 300_000
+DENSE = 20_000_000  # numbers in a table of sets by tokens
+
+
+@dataclass(frozen=True, eq=False)
+class DrawSets:
+    """The sets of positive probability at one q. Entry e says: token[e] belongs to set owner[e].
+
+    prob: [sets]. owner, token: [entries], grouped by set in order, tokens ascending. v: the vocabulary size.
+    """
+
+    prob: np.ndarray
+    owner: np.ndarray
+    token: np.ndarray
+    v: int
+
+    @cached_property
+    def index(self) -> dict[tuple[int, ...], int]:
+        """The number of a set, by its tokens in ascending order."""
+        ends = np.cumsum(np.bincount(self.owner, minlength=len(self.prob)))[:-1]
+        return {tuple(tokens.tolist()): i for i, tokens in enumerate(np.split(self.token, ends))}
+
+    def per_set(self, values: np.ndarray) -> np.ndarray:
+        """Sums of entry values over each set."""
+        return np.bincount(self.owner, values, len(self.prob))
+
+    def per_token(self, values: np.ndarray) -> np.ndarray:
+        """Sums of entry values over each token."""
+        return np.bincount(self.token, values, self.v)
+
+
+def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
+    """Every set of distinct tokens that `law` can draw from q [v] (normalised), with its probability.
+
+    Raises ForetokenError where there are more than MOST_SETS of them.
+    """
+    support = np.flatnonzero(q > 0)
+    sizes = _sizes(law, len(support))
+    if isinstance(law, Hub):
+        count = max(len(support) - law.k + 1, 1)
+    else:
+        count = sum(math.comb(len(support), size) for size in sizes)
+    if count > MOST_SETS:
+        raise ForetokenError(
+            f"Law {law.name} with {law.k} draws over {len(support)} tokens is too large to enumerate: it makes {count} "
+            f"sets of tokens, and the limit is {MOST_SETS}; draw from fewer tokens (top-k), or choose another verifier."
+        )
+    blocks = []  # one per size: members [sets, size], prob [sets]
+    for size in sizes:
+        members = _hub_members(q, support, size) if isinstance(law, Hub) else _subsets(support, size)
+        blocks.append((members, _probability(law, q, members)))
+    prob = np.concatenate([prob for _, prob in blocks])
+    widths = np.concatenate([np.full(len(members), members.shape[1]) for members, _ in blocks])
+    return DrawSets(
+        prob, np.repeat(np.arange(len(prob)), widths), np.concatenate([m.ravel() for m, _ in blocks]), len(q)
+    )
+
+
+def _sizes(law: Law, support: int) -> list[int]:
+    if isinstance(law, WithoutReplacement | Hub):
+        return [min(law.k, support)]
+    if isinstance(law, IID):
+        least = 0 if law.k == 0 or (law.counts is not None and law.counts[0] > 0) else 1
+        return list(range(least, min(law.k, support) + 1))
+    raise ForetokenError(f"Law {law.name} has no density to enumerate: verify its draws with exact-match.")
+
+
+def _subsets(tokens: np.ndarray, size: int) -> np.ndarray:
+    chosen = list(itertools.combinations(tokens.tolist(), size))
+    return np.array(chosen, dtype=np.int64).reshape(len(chosen), size)
+
+
+def _hub_members(q: np.ndarray, support: np.ndarray, size: int) -> np.ndarray:
+    ranked = support[np.argsort(-q[support], kind="stable")]
+    hubs, rest = ranked[: size - 1], ranked[size - 1 :]
+    return np.sort(np.concatenate([np.tile(hubs, (len(rest), 1)), rest[:, None]], axis=1), axis=1)
+
+
+def _probability(law: Law, q: np.ndarray, members: np.ndarray) -> np.ndarray:
+    if isinstance(law, IID):
+        return iid_probability(q, members, law)
+    if isinstance(law, Hub):
+        marginal = law.marginals(torch.from_numpy(q)[None])[0].numpy()
+        return marginal[members].prod(axis=1)
+    others = _outside(q, members)[:, None]
+    prob = np.zeros(len(members))
+    for order in itertools.permutations(range(members.shape[1])):
+        weights = q[members[:, order]]
+        # What is left before each draw is summed, not subtracted from 1: nothing cancels in a peaked q.
+        left = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1] + others
+        prob += (weights / left).prod(axis=1)
+    return prob
+
+
+def _outside(q: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """The q-mass outside each set."""
+    q_support = q[q > 0]
+    if len(members) * len(q_support) > DENSE:
+        return np.maximum(1 - q[members].sum(axis=1), 0)
+    rest = np.tile(q_support, (len(members), 1))
+    np.put_along_axis(rest, np.cumsum(q > 0)[members] - 1, 0.0, axis=1)
+    return rest.sum(axis=1)
+
+
+def iid_probability(q: np.ndarray, members: np.ndarray, law: IID, free: float = 0.0) -> np.ndarray:
+    """P(the draws outside a free set of q-mass `free` are exactly the tokens of the row), for each row of members.
+
+    By exponential generating functions: N! times the coefficient of t^N in e^(free t) prod_i (e^(q_i t) - 1), whose
+    terms are all positive, so that nothing cancels.
+    """
+    n = law.k
+    factorials = np.array([math.factorial(j) for j in range(n + 1)], dtype=float)
+    powers = np.arange(n + 1)
+    series = np.tile(free**powers / factorials, (len(members), 1))  # coefficients of t^0 .. t^n
+    for column in range(members.shape[1]):
+        factor = q[members[:, column], None] ** powers / factorials
+        factor[:, 0] = 0.0
+        series = np.stack([(series[:, : j + 1] * factor[:, j::-1]).sum(axis=1) for j in range(n + 1)], axis=1)
+    counts = np.eye(n + 1)[n] if law.counts is None else np.array(law.counts)
+    return series @ (factorials * counts)
+
+
+def hall_set(sets: DrawSets, law: Law, p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """H, a minimiser of p(H) - P(all draws in H), as a mask [v]; alpha* is 1 plus that minimum (Hu et al. 2025).
+
+    It is a suffix of the tokens by p / P(drawn) descending for i.i.d. draws, draws without replacement, and hubs, which
+    come last since nothing is caught without them.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(q > 0, p / q, np.inf)
+    if isinstance(law, Hub):
+        hits = sets.per_token(sets.prob[sets.owner])
+        ratio = np.where(hits > 1 - 1e-15, -1.0, ratio)
+    order = np.argsort(-ratio, kind="stable")
+    rank = np.empty(sets.v, dtype=np.int64)
+    rank[order] = np.arange(sets.v)
+    first = np.full(len(sets.prob), sets.v)  # the lowest rank in each set: it lies in every suffix from before that
+    np.minimum.at(first, sets.owner, rank[sets.token])
+    caught = np.bincount(first, sets.prob, sets.v + 1)[::-1].cumsum()[::-1]
+    weight = np.append(p[order][::-1].cumsum()[::-1], 0.0)
+    start = int(np.argmin(weight - caught))
+    return rank >= start
