@@ -98,12 +98,12 @@ def bench(
     interrupted = False
     with Lines(out, header) as lines:
         try:
-            _collect(measure(compared, chosen, settings, _progress), done, lines.add)
+            _collect(measure(compared, chosen, settings, options.progress), done, lines.add)
         except KeyboardInterrupt:
             if not done:
                 raise
             interrupted = True
-    _progress("")
+    options.progress("")
     print(f"{len(done)} runs written to {out}", file=sys.stderr)
     counts = {"max_new_tokens": max_new_tokens, "num_prompts": len(chosen), "rounds": rounds, "seed": seed}
     report = Report(header | counts, summarise(done), interrupted)
@@ -143,11 +143,3 @@ def _prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":
                 f"context of {context}: lower --max-new-tokens."
             )
     return chosen
-
-
-def _progress(line: str) -> None:
-    """One line that is overwritten on a terminal; one line a call elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-    elif line:
-        print(line, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, generate, vocab
+from foretoken.cli import audit, bench, generate, reproduce, rules, vocab
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("audit")(audit.audit)
+app.command("rules")(rules.rules)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(bench.app, name="bench")
 app.command("vocab")(vocab.vocab)
 

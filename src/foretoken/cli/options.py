@@ -1,6 +1,7 @@
 """Options that several commands share, and the models they default to."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,3 +107,11 @@ def spare_threads(num_parameters: int) -> None:
 
     if num_parameters < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def progress(line: str) -> None:
+    """To stderr: one line that is overwritten on a terminal; one line a call elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif line:
+        print(line, file=sys.stderr, flush=True)

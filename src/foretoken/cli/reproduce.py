@@ -1,0 +1,74 @@
+"""`foretoken reproduce NAME`: a paper's figure beside ours."""
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli import options
+from foretoken.cli import rules as rules_command
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.compare.rows import ScoredText
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="What to reproduce; --list shows the names.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the names and leave.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer pairs, positions and seconds: a first look.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    cell_seconds: Annotated[
+        float | None, typer.Option(help="Time limit of one cell in tables of times. Default: 15, with --quick 2.")
+    ] = None,
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    text: rules_command.Text = None,
+    positions: Annotated[
+        int | None, typer.Option(help="Places in the text to measure at. Default: 240, with --quick 24.")
+    ] = None,
+    markdown: rules_command.Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Print figures of the papers beside ours. Where a paper's figure does not follow from its text, the notes say so.
+
+    Figures on models are of the demo pair unless another is named. Ctrl-C prints what was measured.
+    """
+    from foretoken.reproduce import ARTEFACTS
+
+    if list_:
+        for known, (what, _) in ARTEFACTS.items():
+            print(f"{known:32}{what}")
+        return
+    if name not in ARTEFACTS:
+        what = "No name was given" if name is None else f"Nothing is known as {name}"
+        raise ForetokenError(f"{what}: choose one of {', '.join(ARTEFACTS)}.")
+    if cell_seconds is not None and not 0 < cell_seconds < float("inf"):
+        raise ForetokenError(f"cell-seconds is {cell_seconds}: it must be a finite number > 0.")
+    import torch
+
+    from foretoken.bench.machine import machine
+    from foretoken.compare.table import Report
+    from foretoken.reproduce.run import Run
+
+    num_positions = positions if positions is not None else (24 if quick else 240)
+    models = rules_command.names(target, drafter)
+    header = {**machine(torch.device("cpu")), "seed": seed, "quick": quick, **models, "positions": num_positions}
+    title, artefact = ARTEFACTS[name]
+    report = Report(f"{name}: {title}", header)
+
+    @cache
+    def scored() -> "ScoredText":
+        return rules_command.score(target, drafter, text, num_positions, device, dtype)
+
+    limit_s = cell_seconds if cell_seconds is not None else (2.0 if quick else 15.0)
+    try:
+        artefact(Run(report, seed, quick, limit_s, scored, options.progress))
+    except KeyboardInterrupt:
+        report.interrupted = True
+    options.progress("")
+    rules_command.show(report, json_, markdown)
+    if report.interrupted:
+        raise typer.Exit(130)

@@ -1,0 +1,110 @@
+"""`foretoken rules`: which verification rule accepts most drafts."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.compare.rows import ScoredText
+    from foretoken.compare.table import Report
+
+DEFAULT_DRAWS = "1,2,3,4,8"
+DEFAULT_TEMPERATURES = "1,0.6,0.3"
+Text = Annotated[str | None, typer.Option(help="UTF-8 text file to score. Default: the held-out texts of the demo.")]
+Positions = Annotated[int, typer.Option(help="Places in the text, spread evenly, at which rules are compared.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
+
+
+def rules(
+    toy: Annotated[bool, typer.Option("--toy", help="Enumerate every rule on toy distributions; no model.")] = False,
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    text: Text = None,
+    draws: Annotated[str, typer.Option(help="Numbers of drafts to compare, with commas.")] = DEFAULT_DRAWS,
+    temperature: Annotated[str, typer.Option(help="Temperatures of both models, with commas.")] = DEFAULT_TEMPERATURES,
+    positions: Positions = 240,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    plot: Annotated[str | None, typer.Option(help="Draw acceptance to this file (needs matplotlib).")] = None,
+    markdown: Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Compare verification rules by acceptance, time and deviation from the target's distribution.
+
+    On a real pair of models over a text (by default the demo pair), or with --toy on the toy distributions of the
+    SpecHub paper, where every draw of every rule is enumerated. The table goes to stdout.
+    """
+    from foretoken.bench.machine import machine
+    from foretoken.bench.plot import check_plot
+    from foretoken.compare.contenders import Effort
+    from foretoken.compare.measure import Settings, measure_pair, measure_toy
+    from foretoken.compare.plot import plot as draw
+    from foretoken.compare.table import Report
+
+    settings = Settings(
+        tuple(int(k) for k in _numbers(draws, "draws", whole=True)),
+        _numbers(temperature, "temperature"),
+        Effort(seed=seed),
+    )
+    if plot is not None:
+        check_plot(plot)
+    scored = None if toy else score(target, drafter, text, positions, device, dtype)
+    import torch
+
+    header = {**machine(torch.device("cpu")), "seed": seed}
+    if scored is not None:
+        header |= {**names(target, drafter), "text": text or "held-out", "positions": positions}
+    report = Report("Verification rules compared", header)
+    try:
+        if scored is None:
+            measure_toy(report, settings, options.progress)
+        else:
+            measure_pair(report, scored, settings, options.progress)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    options.progress("")
+    show(report, json_, markdown)
+    if plot is not None:
+        draw(report.tables, report.title, plot)
+    if report.interrupted:
+        raise typer.Exit(130)
+
+
+def names(target: str | None, drafter: str | None) -> dict[str, str]:
+    """The models of a report's header: as they were named, since a full path is of no use elsewhere."""
+    return {"target": target or "demo", "drafter": drafter or ("ngram" if target else "demo")}
+
+
+def score(
+    target: str | None, drafter: str | None, text: str | None, positions: int, device: str | None, dtype: str | None
+) -> "ScoredText":
+    """Both models over the text; ForetokenError before they are loaded if the text cannot be read."""
+    from foretoken.compare.rows import read_text, score_text
+
+    texts = [read_text(text)] if text else [p["prompt"] + p["reference"] for p in options.heldout_prompts()]
+    engine = options.load_engine(target, drafter, "chain:1", None, None, device, dtype)
+    options.progress(f"scoring {positions} positions")
+    return score_text(engine, texts, positions)
+
+
+def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
+    if as_json:
+        print(json.dumps(report.json()))
+    elif as_markdown:
+        print(report.markdown())
+    else:
+        report.print()
+
+
+def _numbers(text: str, name: str, whole: bool = False) -> tuple[float, ...]:
+    try:
+        found = [(int if whole else float)(part) for part in text.split(",")]
+    except ValueError:
+        kind = "whole numbers" if whole else "numbers"
+        raise ForetokenError(f"--{name} is {text!r}: give {kind} with commas between them.") from None
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,33 @@
+"""`foretoken reproduce`: figures of the papers beside ours. One file per artefact; the papers' numbers stand there as
+constants, each a citation of its table or figure, and only ever appear in a column or a note named after the paper."""
+
+from foretoken.reproduce import global_resolution_acceptance, global_resolution_times
+from foretoken.reproduce.run import Artefact, Run
+from foretoken.reproduce.spechub_drafts import spechub_drafts
+from foretoken.reproduce.spechub_figures import spechub_figures
+from foretoken.reproduce.spechub_table4 import spechub_table4
+
+
+def _temperature(run: Run) -> None:
+    global_resolution_acceptance.by_temperature(run)
+    global_resolution_times.by_temperature(run)
+
+
+ARTEFACTS: dict[str, tuple[str, Artefact]] = {
+    "spechub-figures": ("SpecHub, Figures 4-5: three tokens, two drafts", spechub_figures),
+    "spechub-table4": ("SpecHub, Table 4: toy distributions", spechub_table4),
+    "spechub-tables1-3": ("SpecHub, Tables 1-3: first and second draft by temperature", spechub_drafts),
+    "global-resolution-table1": ("Global Resolution, Table 1: solve time and success", global_resolution_times.table1),
+    "global-resolution-table2": (
+        "Global Resolution, Table 2: acceptance in 10 and 100 ms",
+        global_resolution_times.table2,
+    ),
+    "global-resolution-figure1": (
+        "Global Resolution, Figures 1-3: acceptance by drafts",
+        global_resolution_acceptance.figure1,
+    ),
+    "global-resolution-temperature": (
+        "Global Resolution, Figures 4-5: the target's temperature",
+        _temperature,
+    ),
+}

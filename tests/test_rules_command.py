@@ -1,0 +1,204 @@
+"""`foretoken rules` and `foretoken reproduce`, on tiny models in place of the demo pair."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import command
+import tiny
+from foretoken.cli import options
+from foretoken.compare import measure
+from foretoken.reproduce import ARTEFACTS
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ["--positions", 4, "--draws", "1,2", "--temperature", "1"]
+LOSSLESS = 1e-12
+APPROXIMATE = 1e-3 / 2  # half of an L1 distance
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("demo")
+    target = tiny.llama(0)
+    tiny.save(target, root / "target")
+    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
+    texts = [
+        {"id": str(i), "file": "f.py", "prompt": "def f(x):\n", "reference": "    return x\n" * 4} for i in range(3)
+    ]
+    (root / "heldout.jsonl").write_text("".join(json.dumps(p) + "\n" for p in texts))
+    return root
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    demo: Path,
+    tmp_path: Path,
+    unchecked: None,
+) -> Command:
+    """Run a command in an empty folder; (exit code, stdout, stderr)."""
+    monkeypatch.setattr(options, "demo_folder", lambda: demo)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        return command.run(monkeypatch, capsys, *arguments)
+
+    return call
+
+
+def test_rules_on_a_pair_of_models(run: Command) -> None:
+    code, out, err = run("rules", *SMALL, "--json")
+    assert code == 0
+    assert "scoring 4 positions" in err
+    report = json.loads(out)
+    assert (report["target"], report["drafter"], report["positions"]) == ("demo", "demo", 4)
+    accepted, times, deviations = report["tables"]
+    rows = {(row["rule"], row["law"]): row for row in accepted["rows"]}
+    best = rows["optimum, iid", "bound"]
+    for name in ("rrs", "kseq", "transport"):
+        assert 0 < rows[name, "iid"]["k=2"] <= best["k=2"] + 1e-9
+    assert rows["transport", "iid"]["k=2"] == pytest.approx(best["k=2"], abs=1e-9)
+    assert rows["standard", "iid"]["k=2"] is None
+    assert rows["rrs", "iid"]["k=1"] == pytest.approx(rows["hub", "hub"]["k=1"], abs=1e-9)
+    hindsight = rows["better-of, p known", "bound"]["k=2"]
+    assert hindsight >= max(rows["budgeted", "iid, random N"]["k=2"], rows["hub", "hub"]["k=2"])
+    assert hindsight >= rows["better-of", "chosen from q"]["k=2"]
+    assert any(row["rule"] == "transport" and row["k=2"] > 0 for row in times["rows"])
+    assert len(deviations["rows"]) >= 8
+    for row in deviations["rows"]:
+        assert all(row[k] is None or row[k] <= LOSSLESS for k in ("k=1", "k=2")), row
+
+
+def test_rules_on_toy_distributions(run: Command) -> None:
+    code, out, _ = run("rules", "--toy", "--draws", "1,2", "--temperature", "0.5", "--json")
+    assert code == 0
+    tables = json.loads(out)["tables"]
+    assert len(tables) == len(measure.SIMILARITIES)
+    for table in tables:
+        rows = {(row["rule"], row["law"]): row for row in table["rows"]}
+        for (name, law), row in rows.items():
+            if row["deviation"] is not None:
+                allowed = APPROXIMATE if name == "global-resolution" else LOSSLESS
+                assert row["deviation"] <= allowed, name
+            if law == "iid" and row["k=2"] is not None:
+                assert row["k=2"] <= rows["optimum, iid", "bound"]["k=2"] + 1e-9, name
+        for name in ("ot-lp", "ot-maxflow", "ot-maxflow-optimised", "transport"):
+            best = rows["optimum, iid", "bound"]["k=2"]
+            assert rows[name, "iid"]["k=2"] == pytest.approx(best, abs=1e-6), name
+
+
+def test_rules_print_text_markdown_and_a_plot(run: Command, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "some.txt").write_text("import os\n" * 20)
+    code, out, _ = run("rules", *SMALL, "--text", "some.txt", "--markdown", "--plot", "x.png")
+    assert code == 0
+    assert "#### Acceptance, temperature 1\n\n| rule | law | k=1 | k=2 |\n|---|---|---|---|\n" in out
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = run("rules", *SMALL)
+    assert code == 0
+    assert "Processor time of one verification" in out
+
+
+def test_an_interrupt_prints_what_is_there(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "_times", interrupted)
+    code, out, _ = run("rules", *SMALL)
+    assert code == 130
+    assert "transport" in out
+    assert "Interrupted" in out
+
+
+def test_the_names_are_listed(run: Command) -> None:
+    code, out, _ = run("reproduce", "--list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(ARTEFACTS)
+
+
+def figures(run: Command, name: str, *arguments: object) -> list[dict]:
+    code, out, _ = run("reproduce", name, "--quick", "--json", *arguments)
+    assert code == 0
+    return json.loads(out)["tables"]
+
+
+def test_spechub_figures_come_out_as_printed(run: Command) -> None:
+    masses, pairs = figures(run, "spechub-figures")
+    assert [row["figure"] for row in masses["rows"]] == ["4a", "4b", "5"]
+    for row in masses["rows"]:
+        for what in ("a", "b", "c", "cost"):
+            assert row[f"{what}, ours"] == pytest.approx(row[f"{what}, paper"], abs=1e-9), row
+    for row in pairs["rows"]:
+        assert row["ours"] == pytest.approx(row["paper"], abs=1.1e-3), row
+
+
+def test_spechub_table4_follows_from_normal_logits_only(run: Command) -> None:
+    (table,) = figures(run, "spechub-table4")
+    assert len(table["rows"]) == 30
+    off = {
+        key: sum(abs(row[f"ours, {key} logits"] - row["paper"]) for row in table["rows"]) / 30
+        for key in ("normal", "uniform")
+    }
+    assert off["normal"] < 0.06  # ten pairs: a standard error of a mean is about 0.05
+    assert off["uniform"] > 3 * off["normal"]
+
+
+def test_spechub_tables_are_shares_of_all_positions(run: Command) -> None:
+    (table,) = figures(run, "spechub-tables1-3")
+    assert len(table["rows"]) == 9
+    for row in table["rows"]:
+        assert 0 <= row["first, ours"] <= 1
+        assert 0 <= row["second, ours"] <= 1 - row["first, ours"] + 1e-9
+
+
+def test_global_resolution_times_and_limits(run: Command) -> None:
+    (table,) = figures(run, "global-resolution-table1", "--cell-seconds", 0.05, "--positions", 3)
+    cells = {(row["(V, n)"], row["solver"]): row for row in table["rows"]}
+    assert len({cell for cell, _ in cells}) == 7
+    assert cells["(10, 2)", "ot-lp"]["paper, ms (success)"] == "4.07"
+    assert all(row["positions"] >= 1 for (_, solver), row in cells.items() if solver == "transport")
+    assert "not run" in cells["(1000, 2)", "ot-lp"]["ours, ms (success)"]
+    (table,) = figures(run, "global-resolution-table2", "--cell-seconds", 0.05, "--positions", 3)
+    ours = [row for row in table["rows"] if row["solver"].startswith("transport")]
+    for row in ours:
+        assert row["ms"] <= float(row["limit, ms"])
+        rivals = [r["ours"] for r in table["rows"] if r["limit, ms"] == row["limit, ms"] and r["ours"] is not None]
+        assert row["ours"] == max(rivals)
+
+
+@pytest.mark.parametrize("name", ["global-resolution-figure1", "global-resolution-temperature"])
+def test_optimal_acceptance_grows_with_drafts_and_tokens(run: Command, name: str) -> None:
+    table = figures(run, name, "--positions", 3, "--cell-seconds", 0.05)[0]
+    ours = [row for row in table["rows"] if "paper" not in str(row.get("law", ""))]
+    assert len(ours) >= 8
+    for row in ours:
+        values = [row[column] for column in row if column.startswith("n=")]
+        assert values == sorted(values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rules", "--draws", "1,x"], "--draws is '1,x'"),
+        (["rules", "--draws", "0"], "draws is [0]"),
+        (["rules", "--temperature", "0"], "temperature is [0.0]"),
+        (["rules", "--positions", 0], "positions is 0"),
+        (["rules", "--positions", 10**6], "fewer than 1000000"),
+        (["rules", "--text", "nowhere.txt"], "Cannot read text file nowhere.txt"),
+        (["rules", "--drafter", "ngram"], "no distribution"),
+        (["rules", "--toy", "--draws", "9"], "up to 4"),
+        (["rules", "--plot", "x.docx"], "plot"),
+        (["reproduce"], "No name was given: choose one of spechub-figures"),
+        (["reproduce", "table9"], "Nothing is known as table9"),
+        (["reproduce", "spechub-figures", "--cell-seconds", 0], "cell-seconds is 0.0"),
+    ],
+)
+def test_bad_input_is_one_sentence(run: Command, tmp_path: Path, arguments: list[object], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert words in err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
