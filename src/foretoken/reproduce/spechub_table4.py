@@ -58,5 +58,6 @@ def spechub_table4(run: Run) -> None:
     table.notes += [
         f"The text says uniform logits in [0, 1). They do not give the table: {average['uniform']:.3f} away from it on "
         f"average, standard normal ones {average['normal']:.3f} (the standard error of a mean is shown).",
-        f"{num_pairs} pairs (paper: 100). RRSw: over {DRAWS} sampled draws a pair; OTMw: by maximal flow; all others in closed form.",
+        f"{num_pairs} pairs (paper: 100). RRSw: over {DRAWS} sampled draws a pair; OTMw: by max-flow; all others in "
+        "closed form.",
     ]
