@@ -142,8 +142,7 @@ def test_spechub_table4_follows_from_normal_logits_only(run: Command) -> None:
         key: sum(abs(row[f"ours, {key} logits"] - row["paper"]) for row in table["rows"]) / 30
         for key in ("normal", "uniform")
     }
-    assert off["normal"] < 0.06  # ten pairs: a standard error of a mean is about 0.05
-    assert off["uniform"] > 3 * off["normal"]
+    assert off["normal"] < 0.1 < off["uniform"]  # ten pairs: the standard error of a mean is about 0.05
 
 
 def test_spechub_tables_are_shares_of_all_positions(run: Command) -> None:
