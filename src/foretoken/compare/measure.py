@@ -47,19 +47,22 @@ def measure_pair(report: Report, scored: ScoredText, settings: Settings, progres
     for temperature in settings.temperatures:
         p, q = scored.rows(temperature)
         table = report.table(f"Acceptance, temperature {temperature:g}", ["rule", "law", *ks])
-        errors = [0.0]
+        errors: dict[str, float] = {}  # of what was sampled
         for contender in contenders:
             progress(f"temperature {temperature:g}: {contender.name}")
             cells: list[Cell] = []
             for k in settings.draws:
                 found = _acceptance(table, contender, p, q, k, settings.effort)
                 cells.append(None if found is None else found.mean)
-                errors.append(0.0 if found is None or found.error is None else found.error)
+                if found is not None and found.error is not None:
+                    errors[contender.name] = max(found.error, errors.get(contender.name, 0.0))
             table.add(contender.name, contender.law_name, *cells)
-        table.notes.append(
-            f"P(a draft is accepted), mean over {num_pairs} positions, {v} tokens; exact, but rrsw over "
-            f"{settings.effort.num_draws} sampled draws a position (largest standard error {max(errors):.4f})."
-        )
+        table.notes.append(f"P(a draft is accepted), mean over {num_pairs} positions, {v} tokens; without sampling.")
+        if errors:
+            table.notes.append(
+                f"But {', '.join(errors)}: {settings.effort.num_draws} sampled draws a position, standard error up to "
+                f"{max(errors.values()):.4f}."
+            )
     p, q = scored.rows(settings.temperatures[0])
     _times(report, p, q, settings, progress)
     _deviations(report, p, q, settings, progress)
