@@ -25,7 +25,8 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.hub_fast import fast_spechub_row
-from foretoken.verify.rejection import is_single, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import is_single, recursive_row
+from foretoken.verify.rejection_acceptance import rrs_acceptance
 from foretoken.verify.rejection_fast import TINY
 
 

@@ -23,6 +23,7 @@ from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.verify.rejection_acceptance import rrs_acceptance, rrsw_acceptance
 from foretoken.verify.rejection_fast import TINY, fast_row
 
 
@@ -123,17 +124,9 @@ class RRSw:
         assert siblings.q is not None
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=True)
 
-
-def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-    """1 - E[Z_{N+1}] with Z_j = sum (p - c_j q)+: draw j is rejected with probability Z_{j+1} / Z_j, given the past."""
-    counts = law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
-    c, z = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
-    rejected = counts[0] * z
-    for count in counts[1:]:
-        c = c + z
-        z = (p - c * q).clamp(min=0).sum(-1, keepdim=True)
-        rejected = rejected + count * z
-    return 1 - rejected[:, 0]
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """A sum over the sequences of rejected draws but the last: O(v^(k-1)) of them, which limits k and v."""
+        return rrsw_acceptance(p, q, law)
 
 
 def is_single(law: Law) -> bool:

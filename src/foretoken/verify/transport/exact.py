@@ -26,6 +26,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.optimum import iid_optimum
+from foretoken.verify.rejection import is_single
 from foretoken.verify.transport.exact_fast import Grouping, Groups, by_ratio, fast_row
 
 
@@ -41,22 +42,21 @@ class Transport:
     laws: tuple[LawFamily, ...] = (IID,)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID)
+        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return transport_row(p, siblings, by_ratio)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """alpha* = 1 + min over j of G_j - P_j, where P_j counts the tokens with q = 0 too."""
-        assert isinstance(law, IID)
-        return iid_optimum(p, q, law)
+        return iid_optimum(p, q, as_iid(law))
 
 
 def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping) -> Float[Tensor, " v"]:
     """The row for tokens put into groups by `grouping`: exact if tokens of one group have one ratio p/q."""
-    law, q = siblings.law, siblings.q
-    if not isinstance(law, IID) or len(siblings.draws) > law.k:
-        raise ForetokenError(f"Transport needs at most {law.k} i.i.d. draws, not {len(siblings.draws)} of {law.name}.")
+    law, q = as_iid(siblings.law), siblings.q
+    if len(siblings.draws) > law.k:
+        raise ForetokenError(f"The law makes at most {law.k} draws at a node, but there are {len(siblings.draws)}.")
     if law.k == 0:
         return p
     assert q is not None
@@ -66,6 +66,15 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
     draws = np.array(siblings.draws, dtype=np.int64)
     check_draws(draws, groups[0])
     return torch.from_numpy(fast_row(p_row, q_row, draws, groups, ns, cs)).to(p.device, p.dtype)
+
+
+def as_iid(law: Law) -> IID:
+    """A single draw is i.i.d. under other laws too."""
+    if isinstance(law, IID):
+        return law
+    if is_single(law):
+        return IID(law.k)
+    raise ForetokenError(f"Transport is not lossless for law {law.name} with {law.k} draws: draw them i.i.d.")
 
 
 def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:

@@ -21,7 +21,8 @@ from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.transport.exact import draw_counts, transport_row
+from foretoken.verify.rejection import is_single
+from foretoken.verify.transport.exact import as_iid, draw_counts, transport_row
 from foretoken.verify.transport.exact_fast import Groups, selected_loop
 
 GROUPS = 1024
@@ -38,7 +39,7 @@ class TransportGrouped:
     laws: tuple[LawFamily, ...] = (IID,)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID)
+        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return transport_row(p, siblings, by_near_ratio)
@@ -46,11 +47,10 @@ class TransportGrouped:
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """sum m: the picks that are accepted. The token after a rejected one may by chance be a draw too: less than
         `gap` in all, and not counted."""
-        assert isinstance(law, IID)
         if law.k == 0:
             return torch.zeros_like(p[:, 0])
         pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
-        return torch.tensor([accepted_mass(*pair, law) for pair in pairs], dtype=p.dtype, device=p.device)
+        return torch.tensor([accepted_mass(*pair, as_iid(law)) for pair in pairs], dtype=p.dtype, device=p.device)
 
 
 def gap(law: IID) -> float:
