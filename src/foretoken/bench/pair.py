@@ -16,7 +16,7 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand, size_named
-from foretoken.models.packed import pack
+from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 
 NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked

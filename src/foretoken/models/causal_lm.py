@@ -17,6 +17,7 @@ from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.layout import PROBE, decoder, layout
 from foretoken.models.llama import llama_forward
+from foretoken.models.llama_kernel import llama_kernel
 
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
@@ -36,6 +37,7 @@ class CausalLM:
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
+        self.kernel = llama_kernel(model)
         self._check_tree()
 
     @property
@@ -90,11 +92,12 @@ class Rows:
     def __init__(self, lm: CausalLM, batch: int, slots: int) -> None:
         self._lm = lm
         self._batch, self._slots = batch, slots
-        self._cache = SlotCache(lm._layout.planes, batch, slots)
+        self._kernel = None if lm.kernel is None else lm.kernel.open(batch, slots)
+        self._cache = self._kernel or SlotCache(lm._layout.planes, batch, slots)
         # finfo.min rather than -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
         self._low = max(torch.finfo(lm.dtype).min, torch.finfo(torch.float32).min)
         self._windows = lm._layout.windows
-        self._fast = llama_forward(lm.model, slots)  # positions are below slots
+        self._fast = None if self._kernel else llama_forward(lm.model, slots)  # positions are below slots
         self._trees: list[GrowingTree] = []
         self.lengths = []
 
@@ -197,6 +200,8 @@ class Rows:
     ) -> Tensor:
         """Logits [b, n, v]; of no meaning where head is False."""
         lm = self._lm
+        if self._kernel is not None:
+            return self._kernel(torch.tensor(ids), torch.tensor(positions), masks, head)
         if self._fast is not None:
             return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head)
         device, dtype = lm.device, lm.dtype

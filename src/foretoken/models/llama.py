@@ -23,7 +23,6 @@ from transformers import (
 
 from foretoken.core.shapes import Float, Int
 from foretoken.models.cache import SlotCache
-from foretoken.models.packed import PackedLinear, side_by_side
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -35,21 +34,24 @@ Sum = Callable[[Tensor, Tensor], Tensor]
 
 def llama_forward(model: PreTrainedModel, positions: int) -> "LlamaForward | None":
     """The fast forward of `model` for positions [0, positions), None where it would not be the same computation."""
+    return LlamaForward(model, positions) if is_plain_llama(model, nn.Linear) else None
+
+
+def is_plain_llama(model: PreTrainedModel, linear: type[nn.Module]) -> bool:
+    """Whether `model` computes as its class does in float32 on a CPU, its linear layers all being of class `linear`."""
     if type(model) not in FAMILY or model.device.type != "cpu" or model.dtype != torch.float32:
-        return None
+        return False
     config: Any = model.config
     if config.hidden_act != "silu" or config.rope_parameters.get("rope_type") not in STATIC_ROPE:
-        return None
-    known = (nn.Linear, PackedLinear, nn.Embedding, nn.ModuleList, nn.SiLU)
+        return False
+    known = (linear, nn.Embedding, nn.ModuleList, nn.SiLU)
     for module in model.modules():
         ours = type(module) in known or type(module).__module__ == type(model).__module__ or _is_silu(module)
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
         if not ours or changed:  # adapters, quantised layers, hooks, offloading
-            return None
+            return False
     inner: Any = model.model
-    if 2 * inner.rotary_emb.inv_freq.numel() != inner.layers[0].self_attn.head_dim:
-        return None
-    return LlamaForward(model, positions)
+    return 2 * inner.rotary_emb.inv_freq.numel() == inner.layers[0].self_attn.head_dim
 
 
 def _is_silu(module: nn.Module) -> bool:
@@ -179,39 +181,25 @@ def _rms_norm(norm: Any) -> Product:
     return apply
 
 
-def _product(linear: Any) -> Product:
-    if isinstance(linear, PackedLinear):
-        return linear.forward
+def _product(linear: nn.Linear) -> Product:
     weight, bias = _weights(linear)
     return lambda x: F.linear(x, weight, bias)
 
 
-def _joint_product(linears: list[Any]) -> Product:
+def _joint_product(linears: list[nn.Linear]) -> Product:
     """The outputs of several linear layers one after the other."""
-    joint = side_by_side(linears)
-    if joint is not None:
-        weight, bias = joint
-        return lambda x: F.linear(x, weight, bias)
     first, second, third = (_product(p) for p in linears)
     return lambda x: torch.cat((first(x), second(x), third(x)), -1)
 
 
-def _product_plus(linear: Any) -> Sum:
+def _product_plus(linear: nn.Linear) -> Sum:
     """(y, x) -> linear(y) + x."""
-    if isinstance(linear, PackedLinear):
-        packed, bias = linear.packed, linear.bias
-        fused = torch.ops.mkldnn._linear_pointwise.binary
-        return lambda y, x: fused(y, x, packed, bias, "add")
     weight, bias = _weights(linear)
     return lambda y, x: F.linear(y, weight, bias).add_(x)
 
 
-def _gated(gate: Any, up: Any) -> Product:
+def _gated(gate: nn.Linear, up: nn.Linear) -> Product:
     """x -> silu(gate(x)) * up(x)."""
-    if isinstance(gate, PackedLinear) and isinstance(up, PackedLinear):
-        of_gate, of_up = gate.packed, up.packed
-        plain, fused = torch.ops.mkldnn._linear_pointwise.default, torch.ops.mkldnn._linear_pointwise.binary
-        return lambda x: fused(x, plain(x, of_gate, gate.bias, "swish", [], ""), of_up, up.bias, "mul")
     left, right = _product(gate), _product(up)
     return lambda x: F.silu(left(x)).mul_(right(x))
 

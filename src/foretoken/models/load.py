@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.packed import pack
+from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

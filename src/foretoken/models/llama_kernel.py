@@ -1,0 +1,149 @@
+"""The Llama family over packed weights: one compiled call a forward, float32 on a CPU."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.core.shapes import Float, Int
+from foretoken.models.llama import is_plain_llama
+from foretoken.models.panels import PanelLinear, use_threads
+
+LANES = 16  # tile.LANES
+
+
+class LlamaKernel:
+    """The weights of one model in the form that kernel.py reads; shared by all rows."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config: Any = model.config
+        inner: Any = model.model
+        layers = list(inner.layers)
+        attention = layers[0].self_attn
+        self.dim: int = attention.head_dim
+        self.key_heads = attention.k_proj.out_features // self.dim
+        query_heads = attention.q_proj.out_features // self.dim
+        width: int = layers[0].mlp.gate_proj.out_features
+        wide = -(-width // LANES) * LANES
+        self.sizes = (query_heads, self.key_heads, self.dim, width, wide)
+        self.scale = np.float32(attention.scaling)
+        self.eps = np.float32(inner.norm.variance_epsilon)
+        self.rotary = inner.rotary_emb
+        self.embedding: Tensor = inner.embed_tokens.weight.detach()
+        self.norm = _array(inner.norm.weight)
+        self.norms = np.stack(
+            [np.stack([_array(x.input_layernorm.weight), _array(x.post_attention_layernorm.weight)]) for x in layers]
+        )
+        self.head_norms, self.head_eps = np.zeros((0, 2, self.dim), np.float32), np.float32(0)
+        if hasattr(attention, "q_norm"):  # Qwen3: each query and key head by itself
+            both = [(x.self_attn.q_norm.weight, x.self_attn.k_norm.weight) for x in layers]
+            self.head_norms = np.stack([np.stack([_array(q), _array(k)]) for q, k in both])
+            self.head_eps = np.float32(attention.q_norm.variance_epsilon)
+        linears = [_linears(x) for x in layers]
+        self.panels = [linear.panels for row in linears for linear in row]  # the addresses below point into these
+        self.addresses = np.array([[linear.panels.ctypes.data for linear in row] for row in linears])
+        self.halves = np.array([[linear.halved for linear in row] for row in linears])
+        self.biases = (
+            np.stack([np.concatenate([_bias(p) for p in row[:3]]) for row in linears]),
+            np.stack([_bias(row[3]) for row in linears]),
+            np.stack([np.concatenate([_bias(p, wide) for p in row[4:6]]) for row in linears]),
+            np.stack([_bias(row[6]) for row in linears]),
+        )
+        head: Any = model.get_output_embeddings()
+        self.head: PanelLinear = head
+        self.head_bias = _bias(head) if head.bias is not None else np.zeros(0, np.float32)
+        kinds = getattr(config, "layer_types", None) or [None] * len(layers)
+        self.kinds = list(dict.fromkeys(kinds))
+        self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
+        self.low = np.float32(torch.finfo(torch.float32).min)
+
+    def open(self, batch: int, slots: int) -> "KernelRows":
+        return KernelRows(self, batch, slots)
+
+
+class KernelRows:
+    """The slot cache of a batch in the kernel's layout; the same calls as SlotCache, and the forward itself.
+
+    keys [layers, batch, heads, dim, slots], values [layers, batch, heads, slots, dim].
+    """
+
+    def __init__(self, kernel: LlamaKernel, batch: int, slots: int) -> None:
+        self.kernel = kernel
+        layers, room = len(kernel.addresses), -(-(slots + 1) // LANES) * LANES  # one slot takes the writes of padding
+        self.keys = np.zeros((layers, batch, kernel.key_heads, kernel.dim, room), np.float32)
+        self.values = np.zeros((layers, batch, kernel.key_heads, room, kernel.dim), np.float32)
+        cos, sin = kernel.rotary(kernel.embedding, torch.arange(slots)[None])
+        self.cos, self.sin = cos[0].numpy(), sin[0].numpy()
+        self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
+
+    def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
+        """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
+        self._rows, self._used = rows, used
+        if isinstance(start, int):
+            self._slots = np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
+        else:
+            self._slots = np.array(start)
+
+    def __call__(
+        self, ids: Int[Tensor, "b n"], positions: Int[Tensor, "b n"], masks: Mapping[str, np.ndarray | None], head: bool
+    ) -> Float[Tensor, "b n v"]:
+        """Logits of the nodes whose slots were aimed at; the last layer's states where head is False."""
+        from foretoken.models import kernel as loops
+
+        k, threads = self.kernel, use_threads()
+        b, n = ids.shape
+        x = k.embedding[ids.view(-1)].numpy()
+        none = np.zeros((b, 1, n, 0), np.float32)
+        given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else list(masks.values())
+        loops.forward(
+            x, positions.view(-1).numpy(), self._rows.start, self._slots, self.keys, self.values,
+            tuple(none if mask is None else mask for mask in given), k.kind_of_layer, self._used, k.low,
+            self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, k.norms, k.head_norms, k.addresses, k.halves,
+            k.biases, threads,
+        )  # fmt: skip
+        if not head:
+            return torch.from_numpy(x).view(b, n, -1)
+        y = np.empty((b * n, k.head.out_features), np.float32)
+        loops.head(x, k.norm, k.eps, k.head.panels.ctypes.data, k.head.halved, k.head_bias, y, threads)
+        return torch.from_numpy(y).view(b, n, -1)
+
+    def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
+        source = np.array(nodes) + start
+        self.keys[:, row, :, :, start : start + len(nodes)] = self.keys[:, row][..., source]
+        self.values[:, row, :, start : start + len(nodes)] = self.values[:, row][:, :, source]
+
+    def copy_row(self, source: int, target: int, used: int) -> None:
+        """Copy the first `used` slots of row `source` to row `target`."""
+        self.keys[:, target, :, :, :used] = self.keys[:, source, :, :, :used]
+        self.values[:, target, :, :used] = self.values[:, source, :, :used]
+
+
+def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
+    """The compiled forward of a packed model, None where it would not be the same computation."""
+    inner: Any = model.base_model
+    if not is_plain_llama(model, PanelLinear) or not isinstance(model.get_output_embeddings(), PanelLinear):
+        return None
+    if inner.layers[0].self_attn.head_dim % LANES:
+        return None
+    return LlamaKernel(model)
+
+
+def _linears(layer: Any) -> list[PanelLinear]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]  # fmt: skip  # noqa: E501
+
+
+def _bias(linear: PanelLinear, width: int | None = None) -> np.ndarray:
+    """The bias, zeros where there is none, with zeros up to `width`."""
+    out = np.zeros(width or linear.out_features, np.float32)
+    if linear.bias is not None:
+        out[: linear.out_features] = _array(linear.bias)
+    return out
+
+
+def _array(parameter: Tensor) -> np.ndarray:
+    return parameter.detach().numpy()
