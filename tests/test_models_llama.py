@@ -1,4 +1,4 @@
-"""The hand-written Llama forward and packed weights equal the generic path, and know when to stand back."""
+"""The hand-written Llama forward equals the generic path, and knows when to stand back."""
 
 from typing import Any
 
@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from foretoken.models import llama, packed
+from foretoken.models import llama
 from foretoken.models.causal_lm import CausalLM, Rows
-from foretoken.models.packed import PackedLinear, pack
-from models_zoo import FAMILIES, TOLERANCE, VOCAB, assert_close, check_random_steps, one_thread, plain, tiny
+from models_zoo import TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 
 __all__ = ["one_thread"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,30 +92,9 @@ def assert_equal_paths(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) 
             rows.keep([[0]])
 
 
-@pytest.mark.parametrize("packing", ["none", "default", "all"])
 @pytest.mark.parametrize(("family", "changes"), VARIANTS + CHANGED)
-def test_equals_the_generic_path(
-    family: str, changes: dict[str, Any], packing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = random_model(family, changes)
-    if packing == "all":
-        monkeypatch.setattr(packed, "SMALLEST", 1)
-    if packing != "none":
-        before = plain(model, [1, 2, 3])
-        pack(model)
-        assert_close(plain(model, [1, 2, 3]), before, torch.float32)
-    assert_equal_paths(model, monkeypatch)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_generic_path_of_packed_models(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "SMALLEST", 1)
-    monkeypatch.setattr("foretoken.models.causal_lm.llama_forward", lambda *_: None)
-    model = tiny(family)
-    pack(model)
-    assert any(isinstance(m, PackedLinear) for m in model.modules())
-    assert not any(type(m) is nn.Linear for m in model.modules())
-    check_random_steps(model, seed=7, steps=3)
+def test_equals_the_generic_path(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_equal_paths(random_model(family, changes), monkeypatch)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_sliding", "qwen3", "mistral"])
@@ -177,30 +155,3 @@ def test_stands_back() -> None:
     nn.Module.to(model, torch.bfloat16)
     assert not found(model)
     assert not found(tiny("granite"))
-
-
-def test_pack_frees_and_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "SMALLEST", VOCAB * 32)  # only the head is that large
-    model: Any = tiny("llama", random_weights=True, tie_word_embeddings=True)
-    embedding = model.model.embed_tokens.weight
-    pack(model)
-    assert isinstance(model.lm_head, PackedLinear)
-    assert model.model.embed_tokens.weight is embedding
-    attention = model.model.layers[0].self_attn
-    assert type(attention.q_proj) is nn.Linear
-    joint = packed.side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
-    assert joint is not None
-    assert torch.equal(joint[0], torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]))
-    assert packed.side_by_side([attention.k_proj, attention.q_proj, attention.v_proj]) is None
-
-
-def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "SMALLEST", 1)
-    model = tiny("llama")
-    nn.Module.to(model, torch.bfloat16)
-    pack(model)
-    assert not any(isinstance(m, PackedLinear) for m in model.modules())
-    monkeypatch.setattr(packed, "_works", lambda: False)
-    model = tiny("llama")
-    pack(model)
-    assert not any(isinstance(m, PackedLinear) for m in model.modules())

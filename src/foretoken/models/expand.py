@@ -176,7 +176,8 @@ def _widened(
     if name.endswith("bias") or name.endswith(ZERO):
         new = torch.zeros(size, dtype=dtype)
     else:
-        new = torch.empty(size, dtype=dtype).uniform_(-0.03, 0.03, generator=rng)
+        # bfloat16 values, as in nearly every published model: panels.py stores those in half the space.
+        new = torch.empty(size).uniform_(-0.03, 0.03, generator=rng).bfloat16().to(dtype)
     return new if source is None else _placed(new, source)
 
 

@@ -1,0 +1,242 @@
+"""Panels and the compiled Llama forward equal torch and the generic path, and know when to stand back."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from foretoken.models import kernel, panels
+from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
+from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.tile import LANES, gate_row, machine_code, softmax_row, times
+from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
+from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
+
+__all__ = ["one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def product(x: torch.Tensor, linear: PanelLinear, threads: bool = False) -> torch.Tensor:
+    y = np.full((len(x), linear.out_features), np.nan, np.float32)
+    m, k = x.shape
+    times(x.numpy(), k, k, m, linear.panels.ctypes.data, linear.halved, y, 0, y.shape[1], y.shape[1], threads)
+    return torch.from_numpy(y)
+
+
+def linear(out: int, k: int, halved: bool) -> PanelLinear:
+    plain = nn.Linear(k, out, bias=False)
+    if halved:
+        plain.weight = nn.Parameter(plain.weight.detach().bfloat16().float())
+    made = PanelLinear(plain)
+    assert made.halved == halved
+    made.dense = plain.weight.detach().double()
+    return made
+
+
+@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (320, 192)])
+def test_product(out: int, k: int, halved: bool) -> None:
+    torch.manual_seed(0)
+    w = linear(out, k, halved)
+    x = torch.randn(29, k)
+    want = (x.double() @ w.dense.T).float()
+    for m in [*range(1, 15), 29]:  # every height of a block, and several blocks
+        got = product(x[:m].contiguous(), w)
+        torch.testing.assert_close(got, want[:m], rtol=0, atol=1e-5)
+        # A row does not depend on the rows beside it: trees and plain decoding see the same bits.
+        assert torch.equal(got[-1:], product(x[m - 1 : m].contiguous(), w))
+
+
+def test_threads_give_the_same_bits() -> None:
+    torch.manual_seed(0)
+    w, x = linear(1500, 300, True), torch.randn(4, 300)
+    assert torch.equal(product(x, w), product(x, w, threads=True))
+
+
+def test_softmax_rows() -> None:
+    run = machine_code(_softmax_two)
+    torch.manual_seed(0)
+    x = torch.randn(2, 48) * 30
+    x[1, 5:] = -math.inf
+    y = x.clone().numpy().reshape(-1)
+    run(y, 3)
+    # x less the largest is rounded: 90 * 2**-24 = 5e-6, which is the relative error of its exponential.
+    torch.testing.assert_close(torch.from_numpy(y).view(2, 48), x.double().softmax(-1).float(), rtol=8e-6, atol=1e-37)
+    for bad in (math.nan, math.inf):
+        x[0, 17] = bad
+        y = x.clone().numpy().reshape(-1)
+        run(y, 3)
+        assert np.isnan(y[:48]).all()
+        assert np.isfinite(y[48:]).all()
+
+
+def _softmax_two(x, chunks):  # type: ignore[no-untyped-def]
+    for row in range(2):
+        softmax_row(x, row * chunks * LANES, chunks)
+
+
+def _gate(y, bias, width, out):  # type: ignore[no-untyped-def]
+    gate_row(y, 0, bias, 0, width, out, 0)
+
+
+def test_gate() -> None:
+    torch.manual_seed(0)
+    y, bias = torch.randn(96) * 20, torch.randn(96)
+    y[:3] = torch.tensor([-1000.0, 1000.0, 0.0])
+    out = np.empty(48, np.float32)
+    machine_code(_gate)(y.numpy(), bias.numpy(), 48, out)
+    a, b = (y + bias).double().split(48)
+    torch.testing.assert_close(torch.from_numpy(out), (a.sigmoid() * a * b).float(), rtol=3e-6, atol=1e-30)
+
+
+def compiled_rows(model: PreTrainedModel, batch: int, slots: int) -> tuple[Rows, Rows]:
+    """The compiled path and the generic one, over the same packed model."""
+    pack(model)
+    lm = CausalLM(model)
+    assert isinstance(lm.kernel, LlamaKernel)
+    fast = lm.open(batch, slots)
+    lm.kernel = None
+    slow = lm.open(batch, slots)
+    assert slow._kernel is None
+    assert slow._fast is None
+    return fast, slow
+
+
+def assert_equal_paths(model: PreTrainedModel) -> None:
+    """Prefill, ragged batches, trees, kept paths and rows that leave, step by step through both paths."""
+    both = compiled_rows(model, 3, 120)
+    for rows in both:
+        rows.extend(rows.join(), list(range(1, 71)))  # more queries than share a block, beyond the windows
+        rows.extend(rows.join(), [5, 6, 7])
+        rows.join()
+    tokens = [[1, 2, 3, 4], [5, 6], [7]]
+    parents = [[-1, 0, 0, 2], [-1, -1], [-1]]
+    steps: list[tuple[Any, Any, Any]] = [
+        (tokens, parents, [[0, 2, 3], [1], [0]]),
+        ([[1], [2], [3]], [[-1]] * 3, [[0]] * 3),
+        ([[], [4, 5], []], [[], [-1, 0], []], [[], [0, 1], []]),
+    ]
+    for new, above, paths in steps:
+        for x, y in zip(*(rows.score(new, above) for rows in both), strict=True):
+            assert x.shape == y.shape
+            assert_close(x, y, torch.float32)
+        for rows in both:
+            rows.keep(paths)
+    for rows in both:
+        rows.leave(0)
+    for x, y in zip(*(rows.score([[9], [8]], [[-1], [-1]]) for rows in both), strict=True):
+        assert_close(x, y, torch.float32)
+
+
+@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize(("family", "changes"), VARIANTS + CHANGED)
+def test_equals_the_generic_path(family: str, changes: dict[str, Any], halved: bool) -> None:
+    model = random_model(family, {"head_dim": 16, **changes})
+    if halved:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    assert_equal_paths(model)
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama", {"head_dim": 16, "hidden_size": 512, "intermediate_size": 700})
+    pack(model)
+    lm = CausalLM(model)
+    scores = []
+    for threads in (False, True):
+        monkeypatch.setattr("foretoken.models.llama_kernel.use_threads", lambda threads=threads: threads)
+        rows = lm.open(2, 1200)
+        rows.extend(rows.join(), [1 + i % 99 for i in range(1100)])  # long enough to spread the heads as well
+        rows.extend(rows.join(), [5, 6, 7])
+        scores.append(torch.cat(rows.score([[1, 2, 3, 4], [5, 6]], [[-1, 0, 0, 2], [-1, -1]])))
+    assert torch.equal(*scores)
+
+
+def test_a_chain_gives_the_bits_of_plain_decoding() -> None:
+    model = random_model("llama", {"head_dim": 16})
+    pack(model)
+    lm = CausalLM(model)
+    at_once, one_by_one = lm.open(1, 40), lm.open(1, 40)
+    for rows in (at_once, one_by_one):
+        rows.extend(rows.join(), [3, 1, 4, 1, 5])
+    (chain,) = at_once.score([[9, 2, 6, 5, 3, 5, 8]], [list(range(-1, 6))])
+    for i, token in enumerate([9, 2, 6, 5, 3, 5, 8]):
+        ((row,),) = one_by_one.score([[token]], [[-1]])
+        one_by_one.keep([[0]])
+        assert torch.equal(row, chain[i])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_works_when_packed(family: str) -> None:
+    model = tiny(family)
+    before = plain(model, [1, 2, 3])
+    pack(model)
+    assert any(isinstance(m, PanelLinear) for m in model.modules())
+    assert not any(type(m) is nn.Linear for m in model.modules())
+    assert_close(plain(model, [1, 2, 3]), before, torch.float32)
+    check_random_steps(model, seed=7, steps=3)
+
+
+def test_a_wrong_product_is_seen() -> None:
+    """The comparison fails where the rotation goes the wrong way."""
+    model = tiny("llama", random_weights=True, head_dim=16)
+    want = plain(model, [1, 2, 3, 4, 5])
+    pack(model)
+    rows = CausalLM(model).open(1, 40)
+    assert rows._kernel is not None
+    rows._kernel.sin = -rows._kernel.sin
+    rows.extend(rows.join(), [1, 2, 3, 4])
+    (x,) = rows.score([[5]], [[-1]])
+    assert float((x[0] - want).abs().max()) > 50 * TOLERANCE[torch.float32]
+
+
+def test_stands_back() -> None:
+    def found(model: PreTrainedModel) -> bool:
+        return llama_kernel(model) is not None
+
+    model = tiny("llama", random_weights=True, head_dim=16)
+    assert not found(model)  # not packed: a caller's own
+    pack(model)
+    assert found(model)
+    inner: Any = model.model
+    handle = inner.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert not found(model)
+    handle.remove()
+    inner.layers[0].self_attn.o_proj = Adapter(64, 32)
+    assert not found(model)
+    model = tiny("llama")  # heads of 8
+    pack(model)
+    assert not found(model)
+    assert not found(tiny("granite"))
+
+
+def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    nn.Module.to(model, torch.bfloat16)
+    pack(model)
+    assert not any(isinstance(m, PanelLinear) for m in model.modules())
+    monkeypatch.setattr(panels, "_works", lambda: False)
+    model = tiny("llama")
+    pack(model)
+    assert not any(isinstance(m, PanelLinear) for m in model.modules())
+
+
+def test_pack_keeps_a_tied_embedding() -> None:
+    model: Any = tiny("llama", random_weights=True, tie_word_embeddings=True)
+    embedding = model.model.embed_tokens.weight
+    pack(model)
+    assert isinstance(model.lm_head, PanelLinear)
+    assert model.model.embed_tokens.weight is embedding
+
+
+def test_columns_agree() -> None:
+    from foretoken.models import llama_kernel as module
+    from foretoken.models import tile
+
+    assert panels.COLUMNS == tile.PANEL
+    assert module.LANES == kernel.LANES == tile.LANES
