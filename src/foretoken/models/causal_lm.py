@@ -93,7 +93,7 @@ class Rows:
         self._lm = lm
         self._batch, self._slots = batch, slots
         self._kernel = None if lm.kernel is None else lm.kernel.open(batch, slots)
-        self._cache = self._kernel or SlotCache(lm._layout.planes, batch, slots)
+        self._cache = SlotCache(lm._layout.planes, batch, slots) if self._kernel is None else self._kernel
         # finfo.min rather than -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
         self._low = max(torch.finfo(lm.dtype).min, torch.finfo(torch.float32).min)
         self._windows = lm._layout.windows
@@ -202,6 +202,7 @@ class Rows:
         lm = self._lm
         if self._kernel is not None:
             return self._kernel(torch.tensor(ids), torch.tensor(positions), masks, head)
+        assert isinstance(self._cache, SlotCache)
         if self._fast is not None:
             return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head)
         device, dtype = lm.device, lm.dtype

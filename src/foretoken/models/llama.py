@@ -68,7 +68,8 @@ class LlamaForward:
         types = getattr(model.config, "layer_types", None) or [None] * len(self.layers)
         self.layer_types: list[str | None] = list(types)
         self.norm = _rms_norm(inner.norm)
-        self.head = _product(model.get_output_embeddings())
+        head: Any = model.get_output_embeddings()
+        self.head = _product(head)
         cos, sin = inner.rotary_emb(self.embedding, torch.arange(positions)[None])
         half = cos.shape[-1] // 2
         self.cos: Tensor = cos[0]

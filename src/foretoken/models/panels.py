@@ -51,7 +51,7 @@ class PanelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         bits = 16 if self.halved else 32
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {bits=}"
+        return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {bits} bits"
 
 
 def _panels(weight: np.ndarray) -> np.ndarray:
