@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.bench.rounds import Measurement
 from foretoken.bench.summary import Row, Spread
 from foretoken.core.errors import ForetokenError
 
@@ -92,6 +91,11 @@ def _outside(row: Row) -> str:
     return text if row.outside_scoring is None else f"{text} ({row.outside_scoring:.0%})"
 
 
+@runtime_checkable
+class Recorded(Protocol):
+    def record(self) -> dict[str, Any]: ...
+
+
 class Lines:
     """JSONL that appears under its name when it is complete: lines go to FILE.tmp, which is moved on leaving."""
 
@@ -107,8 +111,8 @@ class Lines:
     def __enter__(self) -> "Lines":
         return self
 
-    def add(self, measurement: Measurement) -> None:
-        self._file.write(json.dumps({**measurement.record(), **self._header}) + "\n")
+    def add(self, line: Recorded) -> None:
+        self._file.write(json.dumps({**line.record(), **self._header}) + "\n")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._file.close()

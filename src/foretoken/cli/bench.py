@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli import options
+from foretoken.cli import execution, options
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Benchmarks(TyperGroup):
 
 app = typer.Typer(cls=Benchmarks, help="Measure speed.")
 DEFAULT = "decoding"
+app.command("execution")(execution.execution)
 DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 

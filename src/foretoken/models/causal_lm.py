@@ -18,6 +18,7 @@ from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mas
 from foretoken.models.layout import PROBE, decoder, layout
 from foretoken.models.llama import llama_forward
 from foretoken.models.llama_kernel import llama_kernel
+from foretoken.models.panels import PanelLinear
 
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
@@ -47,6 +48,15 @@ class CausalLM:
     @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
+
+    @property
+    def execution(self) -> str:
+        """How its forwards are run: "kernel", "panels", "direct" (torch by hand) or "modules" (transformers')."""
+        if self.kernel is not None:
+            return "kernel"
+        if any(isinstance(module, PanelLinear) for module in self.model.modules()):
+            return "panels"
+        return "modules" if llama_forward(self.model, 1) is None else "direct"
 
     def open(self, batch: int, slots: int) -> "Rows":
         """Room for up to `batch` sequences of `slots` committed tokens and tree nodes each."""
