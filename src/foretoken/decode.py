@@ -9,8 +9,18 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from foretoken.core.errors import NotFiniteError
-from foretoken.core.interfaces import Drafter, DraftSession, Path, Target
+from foretoken.core.errors import ForetokenError, NotFiniteError
+from foretoken.core.interfaces import (
+    Drafter,
+    DraftSession,
+    FeatureDrafter,
+    FeatureSession,
+    FeatureTarget,
+    LearningSession,
+    Path,
+    Target,
+    TargetSession,
+)
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
@@ -53,7 +63,7 @@ class Decoder:
         self.name = target.name
         self.walk = walk_of(verifier)
         self.sequences: list[Sequence] = []
-        self.target = target.open(batch, slots)
+        self.target = _open(target, drafter, batch, slots)
         self.drafter: DraftSession = drafter.open(batch, slots)
 
     def join(self, sequence: Sequence) -> None:
@@ -71,6 +81,8 @@ class Decoder:
     def step(self) -> list[tuple[Sequence, Step]]:
         """One target forward for every sequence; those that finished have left when it returns."""
         sequences = list(self.sequences)
+        if isinstance(self.drafter, LearningSession) and isinstance(self.target, FeatureSession):
+            self.drafter.learn(self.target.features(sequences))
         trees = self._drafting(lambda: self.drafter.propose(sequences))
         scores = self.target.score(sequences, trees)
         steps, paths = [], []
@@ -115,3 +127,12 @@ class Decoder:
             )
             self.drafter = NoDrafter()
             return call()
+
+
+def _open(target: Target, drafter: Drafter, batch: int, slots: int) -> TargetSession:
+    """The target's session, with the hidden states that the drafter reads."""
+    if not isinstance(drafter, FeatureDrafter):
+        return target.open(batch, slots)
+    if not isinstance(target, FeatureTarget):
+        raise ForetokenError(f"Drafter {drafter.name} reads hidden states, which target {target.name} does not give.")
+    return target.open_with_features(batch, slots, drafter.feature_layers)

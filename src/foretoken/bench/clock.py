@@ -70,13 +70,13 @@ class TimedLM(CausalLM):
         self.__dict__.update(lm.__dict__)  # shares everything: a second probe of the model would be waste
         self.scoring, self.forwards = scoring, forwards
 
-    def open(self, batch: int, slots: int) -> Rows:
-        return TimedRows(self, batch, slots)
+    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> Rows:
+        return TimedRows(self, batch, slots, layers)
 
 
 class TimedRows(Rows):
-    def __init__(self, lm: TimedLM, batch: int, slots: int) -> None:
-        super().__init__(lm, batch, slots)
+    def __init__(self, lm: TimedLM, batch: int, slots: int, layers: tuple[int, ...]) -> None:
+        super().__init__(lm, batch, slots, layers)
         self._scoring, self._forwards = lm.scoring, lm.forwards
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:

@@ -33,6 +33,15 @@ class TargetSession(Protocol):
 
 
 @runtime_checkable
+class FeatureSession(TargetSession, Protocol):
+    """A target's session that kept the hidden states of its forwards."""
+
+    def features(self, sequences: Seq[Sequence]) -> list[Float[Tensor, "_ f"]]:
+        """Those of every committed id but the last, after prefilling what is missing; none costs a forward again."""
+        ...
+
+
+@runtime_checkable
 class DraftSession(Protocol):
     def join(self) -> None: ...
 
@@ -48,6 +57,15 @@ class DraftSession(Protocol):
 
 
 @runtime_checkable
+class LearningSession(DraftSession, Protocol):
+    """A drafter's session that drafts from the target's hidden states."""
+
+    def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
+        """Told before every `propose`: per row the states of all committed ids but the last, as views."""
+        ...
+
+
+@runtime_checkable
 class Target(Protocol):
     @property
     def name(self) -> str: ...
@@ -57,6 +75,13 @@ class Target(Protocol):
 
     def open(self, batch: int, slots: int) -> TargetSession:
         """A session for up to `batch` sequences of up to `slots` tokens, tree nodes included."""
+        ...
+
+
+@runtime_checkable
+class FeatureTarget(Target, Protocol):
+    def open_with_features(self, batch: int, slots: int, layers: tuple[int, ...]) -> FeatureSession:
+        """As `open`; its session keeps the hidden states of `layers`, side by side."""
         ...
 
 
@@ -78,3 +103,13 @@ class Drafter(Protocol):
         ...
 
     def open(self, batch: int, slots: int) -> DraftSession: ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that reads hidden states of the target; its sessions are LearningSessions."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Whose states: l for those that enter layer l, -1 for those that the LM head reads."""
+        ...

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
+from foretoken.models.features import FINAL, FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.layout import PROBE, decoder, layout
 from foretoken.models.llama import llama_forward
@@ -58,11 +59,29 @@ class CausalLM:
             return "panels"
         return "modules" if llama_forward(self.model, 1) is None else "direct"
 
-    def open(self, batch: int, slots: int) -> "Rows":
-        """Room for up to `batch` sequences of `slots` committed tokens and tree nodes each."""
+    @property
+    def num_layers(self) -> int:
+        return len(self._layout.planes)
+
+    @property
+    def hidden_size(self) -> int:
+        config: Any = self.model.config.get_text_config(decoder=True)
+        return config.hidden_size
+
+    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> "Rows":
+        """Room for up to `batch` sequences of `slots` committed tokens and tree nodes each.
+
+        layers: hidden states to keep of every token, see `Rows.features`; those that enter layer 0 .. num_layers - 1,
+        or FINAL, those that the LM head reads.
+        """
         if batch < 1 or slots < 1:
             raise ForetokenError(f"Cannot open {batch} rows of {slots} slots: both must be at least 1.")
-        return Rows(self, batch, slots)
+        if not all(layer == FINAL or 0 <= layer < self.num_layers for layer in layers):
+            raise ForetokenError(
+                f"{self.name} has no hidden states {layers}: give layers 0..{self.num_layers - 1}, or {FINAL} for "
+                "those that the LM head reads."
+            )
+        return Rows(self, batch, slots, layers)
 
     @torch.inference_mode()
     def _check_tree(self) -> None:
@@ -99,7 +118,7 @@ class Rows:
     lengths: list[int]  # committed slots of each row in use
 
     @torch.inference_mode()
-    def __init__(self, lm: CausalLM, batch: int, slots: int) -> None:
+    def __init__(self, lm: CausalLM, batch: int, slots: int, layers: tuple[int, ...] = ()) -> None:
         self._lm = lm
         self._batch, self._slots = batch, slots
         self._kernel = None if lm.kernel is None else lm.kernel.open(batch, slots)
@@ -108,6 +127,8 @@ class Rows:
         self._low = max(torch.finfo(lm.dtype).min, torch.finfo(torch.float32).min)
         self._windows = lm._layout.windows
         self._fast = None if self._kernel else llama_forward(lm.model, slots)  # positions are below slots
+        width = len(layers) * lm.hidden_size if layers else 0
+        self._features = FeatureStore(layers, batch, slots, width, lm.dtype, lm.device) if layers else None
         self._trees: list[GrowingTree] = []
         self.lengths = []
 
@@ -128,7 +149,10 @@ class Rows:
         self._check_row(row)
         last = len(self.lengths) - 1
         if row != last:
-            self._cache.copy_row(last, row, self.lengths[last] + len(self._trees[last]))
+            used = self.lengths[last] + len(self._trees[last])
+            self._cache.copy_row(last, row, used)
+            if self._features is not None:
+                self._features.copy_row(last, row, used)
             self.lengths[row], self._trees[row] = self.lengths[last], self._trees[last]
         self.lengths.pop()
         self._trees.pop()
@@ -145,7 +169,7 @@ class Rows:
         for i in range(0, len(tokens), CHUNK):
             chunk = tokens[i : i + CHUNK]
             start, n = self.lengths[row], len(chunk)
-            self._cache.aim(slice(row, row + 1), start, n, start + n)
+            self._aim(slice(row, row + 1), start, n, start + n)
             masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
             self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
             self.lengths[row] += n
@@ -191,15 +215,20 @@ class Rows:
             for tree, length, first, count in zip(trees, lengths, firsts, counts, strict=True)
         ]
         if min(starts) == max(starts) and starts[0] + n <= self._slots + 1:
-            self._cache.aim(rows, starts[0], n, used)
+            self._aim(rows, starts[0], n, used)
         else:
             slots = [
                 [*range(start, start + count), *[self._slots] * (n - count)]
                 for start, count in zip(starts, counts, strict=True)
             ]
-            self._cache.aim(rows, slots, n, used)
+            self._aim(rows, slots, n, used)
         masks = {kind: additive_mask(trees, lengths, firsts, n, used, window) for kind, window in self._windows.items()}
         return self._forward(ids, positions, masks, head=True)
+
+    def _aim(self, rows: slice, start: int | list[list[int]], n: int, used: int) -> None:
+        self._cache.aim(rows, start, n, used)
+        if self._features is not None:
+            self._features.aim(rows, start, n)
 
     def _forward(
         self,
@@ -211,10 +240,10 @@ class Rows:
         """Logits [b, n, v]; of no meaning where head is False."""
         lm = self._lm
         if self._kernel is not None:
-            return self._kernel(torch.tensor(ids), torch.tensor(positions), masks, head)
+            return self._kernel(torch.tensor(ids), torch.tensor(positions), masks, head, self._features)
         assert isinstance(self._cache, SlotCache)
         if self._fast is not None:
-            return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head)
+            return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head, self._features)
         device, dtype = lm.device, lm.dtype
         tensors = {
             kind: None if mask is None else torch.from_numpy(mask).to(device=device, dtype=dtype)
@@ -229,9 +258,12 @@ class Rows:
             "past_key_values": self._cache,
             "use_cache": True,
         }
-        if head:
-            return lm.model(**inputs)[0]
-        return (lm._decoder or lm.model)(**inputs)[0]
+        model = lm.model if head or lm._decoder is None else lm._decoder
+        if self._features is None:
+            return model(**inputs)[0]
+        out = model(**inputs, output_hidden_states=True)
+        from_hidden_states(out.hidden_states, self._features)
+        return out[0]
 
     @torch.inference_mode()
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
@@ -247,9 +279,19 @@ class Rows:
                 placed += 1
             if placed < len(path):
                 # node i stands in slot start + i and goes to slot start + (its place in the path)
-                self._cache.move(row, start + placed, [node - placed for node in path[placed:]])
+                nodes = [node - placed for node in path[placed:]]
+                self._cache.move(row, start + placed, nodes)
+                if self._features is not None:
+                    self._features.move(row, start + placed, nodes)
             self.lengths[row] += len(path)
             self._trees[row].clear()
+
+    def features(self, row: int) -> Float[Tensor, "t f"]:
+        """The hidden states of a row's committed tokens, layer beside layer in the order asked for; a view."""
+        self._check_row(row)
+        if self._features is None:
+            raise ForetokenError("These rows keep no hidden states: open them with the layers that are wanted.")
+        return self._features.read(row, self.lengths[row])
 
     def cut(self, row: int, length: int) -> None:
         """Forget the committed tokens of a row from `length` on; its tree must be empty."""

@@ -23,6 +23,7 @@ from transformers import (
 
 from foretoken.core.shapes import Float, Int
 from foretoken.models.cache import SlotCache
+from foretoken.models.features import FINAL, FeatureStore
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -83,6 +84,7 @@ class LlamaForward:
         masks: Mapping[str, np.ndarray | None],
         cache: SlotCache,
         head: bool,
+        features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
         """Logits of nodes whose slots `cache` was aimed at; the last layer's states where head is False."""
         b, n = ids.shape
@@ -95,7 +97,11 @@ class LlamaForward:
         x = F.embedding(ids.view(-1), self.embedding)
         for layer, kind in zip(self.layers, self.layer_types, strict=True):
             mask = only if len(tensors) == 1 else tensors[kind or ""]
+            if features is not None and layer.index in features.layers:
+                features.write(layer.index, x.view(b, n, -1))
             x = layer(x, b, n, cos, sin, mask, grouped, cache, pairs)
+        if features is not None and FINAL in features.layers:
+            features.write(FINAL, self.norm(x).view(b, n, -1))
         if not head:
             return x.view(b, n, -1)
         return self.head(self.norm(x)).view(b, n, -1)

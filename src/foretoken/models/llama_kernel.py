@@ -1,5 +1,6 @@
 """The Llama family over packed weights: one compiled call a forward, float32 on a CPU."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.shapes import Float, Int
+from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
 
@@ -88,7 +90,12 @@ class KernelRows:
             self._slots = np.array(start)
 
     def __call__(
-        self, ids: Int[Tensor, "b n"], positions: Int[Tensor, "b n"], masks: Mapping[str, np.ndarray | None], head: bool
+        self,
+        ids: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        masks: Mapping[str, np.ndarray | None],
+        head: bool,
+        features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
         """Logits of the nodes whose slots were aimed at; the last layer's states where head is False."""
         from foretoken.models import kernel as loops
@@ -98,12 +105,23 @@ class KernelRows:
         x = k.embedding[ids.view(-1)].numpy()
         none = np.zeros((b, 1, n, 0), np.float32)
         given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else list(masks.values())
-        loops.forward(
-            x, positions.view(-1).numpy(), self._rows.start, self._slots, self.keys, self.values,
-            tuple(none if mask is None else mask for mask in given), k.kind_of_layer, self._used, k.low,
-            self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, k.norms, k.head_norms, k.addresses, k.halves,
-            k.biases, threads,
-        )  # fmt: skip
+        # Hidden states between layers are read by running the layers in several calls.
+        wanted = () if features is None else features.layers
+        ends = sorted({0, len(k.addresses), *(layer for layer in wanted if layer != FINAL)})
+        for first, last in itertools.pairwise(ends):
+            if features is not None:
+                features.write(first, torch.from_numpy(x).view(b, n, -1))
+            part = slice(first, last)
+            loops.forward(
+                x, positions.view(-1).numpy(), self._rows.start, self._slots, self.keys[part], self.values[part],
+                tuple(none if mask is None else mask for mask in given), k.kind_of_layer[part], self._used, k.low,
+                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, k.norms[part], k.head_norms[part],
+                k.addresses[part], k.halves[part], tuple(bias[part] for bias in k.biases), threads,
+            )  # fmt: skip
+        if features is not None and FINAL in wanted:
+            normed = np.empty_like(x)
+            loops.norm(x, k.norm, k.eps, normed)
+            features.write(FINAL, torch.from_numpy(normed).view(b, n, -1))
         if not head:
             return torch.from_numpy(x).view(b, n, -1)
         y = np.empty((b * n, k.head.out_features), np.float32)

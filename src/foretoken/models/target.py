@@ -28,6 +28,9 @@ class LMTarget:
     def open(self, batch: int, slots: int) -> "LMTargetSession":
         return LMTargetSession(self.lm.open(batch, slots))
 
+    def open_with_features(self, batch: int, slots: int, layers: tuple[int, ...]) -> "LMTargetSession":
+        return LMTargetSession(self.lm.open(batch, slots, layers))
+
 
 class LMTargetSession:
     """Invariant between steps: a row's cache holds all its committed ids but the last, which is the next root."""
@@ -41,10 +44,17 @@ class LMTargetSession:
     def leave(self, row: int) -> None:
         self.rows.leave(row)
 
-    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
+    def catch_up(self, sequences: Seq[Sequence]) -> None:
         for row, seq in enumerate(sequences):
             if self.rows.lengths[row] < len(seq.ids) - 1:
                 self.rows.extend(row, seq.ids[self.rows.lengths[row] : -1])
+
+    def features(self, sequences: Seq[Sequence]) -> list[Float[Tensor, "_ f"]]:
+        self.catch_up(sequences)
+        return [self.rows.features(row) for row in range(len(sequences))]
+
+    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
+        self.catch_up(sequences)
         return self.rows.score([tree.tokens for tree in trees], [tree.parents for tree in trees])
 
     def keep(self, paths: Seq[Path]) -> None:

@@ -1,0 +1,103 @@
+"""The hidden states that a scoring forward leaves behind equal those of a plain forward, on every path."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.features import FINAL
+from foretoken.models.llama import LlamaForward
+from foretoken.models.llama_kernel import KernelRows
+from foretoken.models.panels import pack
+from models_zoo import FAMILIES, TOLERANCE, one_thread, path_to, random_parents, text, tiny
+
+__all__ = ["one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+LAYERS = (2, FINAL, 0)
+
+
+def plain_states(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """[t, 3d] by one forward without a cache."""
+    with torch.inference_mode():
+        ids = torch.tensor([tokens])
+        out = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        final = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return torch.cat([out.hidden_states[2], final, out.hidden_states[0]], -1)[0]
+
+
+def check(model: PreTrainedModel, rows: Rows, batch: int) -> None:
+    """Random trees and paths on rows of different lengths, one of which leaves."""
+    rng = random.Random(0)
+    committed = [text(rng, 7 + 3 * r) for r in range(batch)]
+    for ids in committed:
+        rows.extend(rows.join(), ids)
+    for step in range(2):
+        tokens = [text(rng, 4 + r) for r in range(batch)]
+        parents = [random_parents(rng, 0, 4 + r) for r in range(batch)]
+        rows.score(tokens, parents)
+        more = [text(rng, 2) for _ in range(batch)]
+        rows.score(more, [random_parents(rng, 4 + r, 2) for r in range(batch)])
+        paths = [path_to(above, rng.randrange(3, len(above))) for above in parents]
+        rows.keep(paths)
+        for ids, drafted, path in zip(committed, tokens, paths, strict=True):
+            ids += [drafted[i] for i in path]
+        if step == 0 and batch > 1:
+            rows.leave(0)
+            committed[0] = committed.pop()
+            batch -= 1
+        for row, ids in enumerate(committed):
+            torch.testing.assert_close(
+                rows.features(row), plain_states(model, ids), rtol=0, atol=TOLERANCE[torch.float32]
+            )
+
+
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((family, 3) for family in FAMILIES)])
+def test_generic(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.models.causal_lm.llama_forward", lambda *_: None)
+    model = tiny(family)
+    check(model, CausalLM(model).open(batch, 60, LAYERS), batch)
+
+
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), ("qwen2_sliding", 3), ("qwen3", 3), ("mistral", 3)])
+def test_direct_llama(family: str, batch: int) -> None:
+    model = tiny(family)
+    rows = CausalLM(model).open(batch, 60, LAYERS)
+    assert isinstance(rows._fast, LlamaForward)
+    check(model, rows, batch)
+
+
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), ("qwen2_sliding", 3), ("qwen3", 3)])
+def test_kernel(family: str, batch: int) -> None:
+    changes = {"head_dim": 16}
+    packed = tiny(family, random_weights=True, **changes)
+    model = tiny(family, random_weights=True, **changes)
+    pack(packed)
+    rows = CausalLM(packed).open(batch, 60, LAYERS)
+    assert isinstance(rows._kernel, KernelRows)
+    check(model, rows, batch)
+
+
+def test_logits_do_not_change() -> None:
+    packed = tiny("llama", random_weights=True, head_dim=16)
+    pack(packed)
+    lm = CausalLM(packed)
+    scores = []
+    for layers in ((), LAYERS):
+        rows = lm.open(1, 30, layers)
+        rows.extend(rows.join(), [3, 1, 4, 1, 5])
+        scores.append(rows.score([[9, 2, 6]], [[-1, 0, 0]])[0])
+    assert torch.equal(*scores)
+
+
+def test_refused() -> None:
+    lm = CausalLM(tiny("llama"))
+    with pytest.raises(ForetokenError, match="has no hidden states"):
+        lm.open(1, 8, (3,))
+    rows = lm.open(1, 8)
+    rows.join()
+    with pytest.raises(ForetokenError, match="keep no hidden states"):
+        rows.features(0)
