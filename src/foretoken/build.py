@@ -12,6 +12,7 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
+from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.slem import SLEMDrafter
@@ -36,6 +37,8 @@ VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], Model
     "slem": SLEMDrafter,
 }
 OPAQUE = ("slem",)  # methods whose drafts have no density
+FIXED = "fixed"
+METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
 
 
 def _chain(spec: str) -> TreePolicy:
@@ -60,7 +63,8 @@ def load(
     target: str | HFModel,
     *,
     drafter: str | HFModel | None = None,
-    tree: str = "chain:5",
+    method: str = FIXED,
+    tree: str | None = None,
     verifier: str | None = None,
     law: str | None = None,
     device: str | torch.device | None = None,
@@ -74,7 +78,9 @@ def load(
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
     drafter: a model with the target's vocabulary; "ngram" (prompt lookup, needs no model); None or "none" for plain
-    decoding. tree: see `foretoken.tree`. verifier: see `foretoken.verifier`; by default rrsw, or exact-match where
+    decoding. method: "fixed" drafts `tree` at every step (default chain:5); "auto" cuts it, at most chain:12 by
+    default, at the depth that pays at each step, and does not draft where nothing pays; its depths depend on measured
+    times, so that at temperature > 0 a seed does not fix the text. tree: see `foretoken.tree`. verifier: see `foretoken.verifier`; by default rrsw, or exact-match where
     the drafter has no density. law: how children are drawn; by default the one the verifier is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
@@ -84,14 +90,17 @@ def load(
     """
     if max_batch < 1:
         raise ForetokenError(f"max_batch is {max_batch}: it must be at least 1.")
+    if method not in METHODS:
+        raise ForetokenError(f"Unknown method {method}: choose one of {', '.join(METHODS)}.")
+    tree = tree or METHODS[method]
     policy = tree_policy(tree)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
     has_model = drafter not in (None, "none", "ngram")
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
-    method = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
-    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" or method in OPAQUE else "rrsw"))
+    spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
+    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" or spelling in OPAQUE else "rrsw"))
     family = law_family(law) if law else rule.laws[0]
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
@@ -108,13 +117,13 @@ def load(
         proposing = NoDrafter()
     elif drafter == "ngram":
         proposing = NgramDrafter(policy)
-    elif method == SAME:
+    elif spelling == SAME:
         proposing = LMDrafter(causal_lm(drafter), policy, family, 0)
     else:
         assert tokenizer is not None
         assert drafter_tokenizer is not None
         translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer))
-        proposing = VOCABS[method](causal_lm(drafter), translation, policy, family)
+        proposing = VOCABS[spelling](causal_lm(drafter), translation, policy, family)
     check_pair(proposing, rule)
     model = causal_lm(target)
     if isinstance(proposing, ModelDrafter):
@@ -124,6 +133,9 @@ def load(
                 "put both on one device."
             )
         proposing = replace(proposing, vocab_size=model.vocab_size)
+    if method == AUTO and not isinstance(proposing, NoDrafter):
+        proposing = AutoDrafter(proposing, policy.sizes)
+        tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
 
 

@@ -1,13 +1,16 @@
-"""A rule known to be wrong, kept so that every test of losslessness can show that it sees the difference."""
+"""A rule and a drafter known to be wrong, kept so that the tests of losslessness can show that they see the difference."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from foretoken.core.interfaces import Drafter, DraftSession, Path
 from foretoken.core.laws import IID, Law, WithoutReplacement
+from foretoken.core.sequence import Sequence as CoreSequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings
+from foretoken.core.tree import Siblings, TokenTree, root_only
 from foretoken.core.verifier import LawFamily
 
 
@@ -37,3 +40,54 @@ class EachAlone:
         residual = (p - q).clamp(min=0)
         total = float(residual.sum())
         return row + reach * (residual / total if total > 0 else p)
+
+
+@dataclass(frozen=True)
+class PeekingDrafter:
+    """Looks at what was drawn before it decides whether to draft: lossy for every law but the opaque one.
+
+    It drops a step's tree when its first draw is an unlikely one (q below `least`) and decodes plainly instead. What
+    was dropped had been drawn; the tokens that are left are no longer draws from q.
+    """
+
+    inner: Drafter
+    least: float = 0.5
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return self.inner.laws
+
+    @property
+    def max_nodes(self) -> int:
+        return self.inner.max_nodes
+
+    def open(self, batch: int, slots: int) -> "PeekingSession":
+        return PeekingSession(self.inner.open(batch, slots), self.least)
+
+
+@dataclass
+class PeekingSession:
+    inner: DraftSession
+    least: float
+    trees: Sequence[TokenTree] = ()
+
+    def join(self) -> None:
+        self.inner.join()
+
+    def leave(self, row: int) -> None:
+        self.inner.leave(row)
+
+    def propose(self, sequences: Sequence[CoreSequence]) -> list[TokenTree]:
+        self.trees = self.inner.propose(sequences)
+        return [root_only(tree.tokens[0]) if self._unlikely(tree) else tree for tree in self.trees]
+
+    def _unlikely(self, tree: TokenTree) -> bool:
+        siblings = tree.siblings[0]
+        return siblings is not None and siblings.q is not None and float(siblings.q[tree.tokens[1]]) < self.least
+
+    def observe(self, sequences: Sequence[CoreSequence], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
+        self.inner.observe(sequences, self.trees, paths)

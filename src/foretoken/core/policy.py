@@ -30,6 +30,11 @@ class TreePolicy(Protocol):
         """The largest number of draws at one node."""
         ...
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes besides the root, at most, when the tree is cut at depth 0, 1, .. its own."""
+        ...
+
     def is_leaf(self, state: Any) -> bool:
         """True where the node gets no children whatever q is, so that the drafter need not score it."""
         ...

@@ -10,6 +10,8 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 
+ANY_DEPTH = 2**31
+
 
 @dataclass(frozen=True)
 class Step:
@@ -29,6 +31,7 @@ class Sequence:
     """Committed ids, and what decides the next ones. The last id is always the next tree's root.
 
     rng: a CPU generator of this sequence alone, so its text does not depend on the batch around it.
+    max_depth: of the next tree; whoever sets it does so before the tree is drawn.
     """
 
     ids: list[int]
@@ -38,6 +41,7 @@ class Sequence:
     eos_ids: frozenset[int] = frozenset()
     num_prompt: int = field(init=False)
     finished: bool = False
+    max_depth: int = ANY_DEPTH
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -50,6 +54,11 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens it may still emit."""
         return self.max_new_tokens - self.num_new
+
+    @property
+    def depth_left(self) -> int:
+        """Depth at which the next tree ends at the latest; its last token needs no draft."""
+        return min(self.num_left - 1, self.max_depth)
 
     def uniforms(self, rows: int, columns: int) -> Float[Tensor, "rows columns"]:
         """float64 uniforms in [0, 1) from this sequence's own generator."""

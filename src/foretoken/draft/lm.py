@@ -89,7 +89,7 @@ class LMDraftSession:
                 self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
             pending = self._known(seq.ids[self.rows.lengths[row] :])
             root = self.drafter.policy.root
-            grow = not self.drafter.policy.is_leaf(root) and seq.num_left > 1
+            grow = not self.drafter.policy.is_leaf(root) and seq.depth_left > 0
             self.growths.append(
                 Growth(TreeBuilder(seq.ids[-1]), [root], {0: len(pending) - 1}, len(pending), [0] if grow else [])
             )
@@ -138,7 +138,7 @@ class LMDraftSession:
                 record = Siblings(kept, None if law is Opaque else q_row, law(len(states)))
                 for j, child in g.builder.add(node, record).items():
                     g.states.append(states[j])
-                    if not policy.is_leaf(states[j]) and depth < seq.num_left - 1:
+                    if not policy.is_leaf(states[j]) and depth < seq.depth_left:
                         g.frontier.append(child)
 
     def _weights(

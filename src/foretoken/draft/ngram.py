@@ -75,7 +75,7 @@ class NgramSession:
         index.update(seq.ids)
         builder = TreeBuilder(seq.ids[-1])
         frontier = [(0, self.policy.root, index.longest_match(seq.ids))]
-        for _ in range(seq.num_left - 1):
+        for _ in range(seq.depth_left):
             frontier = [below for node in frontier for below in self._children(builder, seq.ids, *node)]
             if not frontier:
                 break

@@ -58,8 +58,10 @@ class Row:
     context: Context
     healing: Healing
     inner: Sequence | None = None
+    seen: int = 0  # target ids
 
     def ids(self, target_ids: list[int]) -> list[int]:
+        self.seen = len(target_ids)
         ids = self.context.follow(target_ids)
         return self.healing.take(ids, self.context.floor)
 
@@ -89,12 +91,12 @@ class SLEMSession:
         self._rows.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        inner = [self._inner(row, seq) for row, seq in zip(self._rows, sequences, strict=True)]
+        inner = [self._inner(i, row, seq) for i, (row, seq) in enumerate(zip(self._rows, sequences, strict=True))]
         self._reserve(max(len(seq.ids) for seq in inner) + self.drafter.policy.max_nodes)
         self._trees = self._session.propose(inner)
         return [self._translated(*each) for each in zip(self._rows, sequences, self._trees, strict=True)]
 
-    def _inner(self, row: Row, seq: Sequence) -> Sequence:
+    def _inner(self, index: int, row: Row, seq: Sequence) -> Sequence:
         if row.inner is None:
             # Bias, penalties and processors speak of the target's ids.
             own = replace(
@@ -106,8 +108,14 @@ class SLEMSession:
                 presence_penalty=0.0,
             )
             row.inner = Sequence(row.ids(seq.ids), own, seq.rng, ENDLESS)
+        elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
+            old, new = row.inner.ids, row.ids(seq.ids)
+            length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])
+            self._session.rows.cut(index, length)
+            row.inner.ids = new
         row.inner.num_prompt = len(row.inner.ids)
         row.inner.max_new_tokens = ENDLESS if seq.num_left > 1 else 1  # at the last token nothing is drafted
+        row.inner.max_depth = seq.max_depth
         return row.inner
 
     def _reserve(self, needed: int) -> None:

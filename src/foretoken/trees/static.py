@@ -34,6 +34,14 @@ class StaticTree:
             children[parent].append(i)
         return tuple(tuple(c) for c in children)
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes besides the root when the tree is cut at depth 0, 1, .. its own."""
+        depths = [0] * len(self.parents)
+        for i, parent in enumerate(self.parents[1:], start=1):
+            depths[i] = depths[parent] + 1
+        return tuple(sum(0 < depth <= d for depth in depths) for d in range(max(depths) + 1))
+
     @property
     def root(self) -> int:
         return 0

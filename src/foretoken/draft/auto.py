@@ -1,0 +1,99 @@
+"""A drafter that drafts as deep as pays, and not at all where nothing pays: any other drafter under a controller.
+
+The depth of each step is chosen before anything of it is drawn, from what earlier steps accepted and how long they
+took. So every step is one of the other drafter's own, cut at a depth that is fixed beforehand, and is lossless as such.
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from foretoken.core.interfaces import Drafter, DraftSession, Path
+from foretoken.core.laws import Law
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree, root_only
+from foretoken.draft.controller import Controller, Experience
+
+CAUGHT_UP = 2  # committed ids that a drafter reads at any step: what the last one accepted last, and the root
+
+
+@dataclass(frozen=True)
+class AutoDrafter:
+    """inner: what drafts. sizes[d]: nodes that its tree has at most when it is cut at depth d, the root left out.
+
+    experience: what earlier texts taught of costs and acceptance, kept from one text to the next; only where the next
+    one starts depends on it. clock: seconds; what it tells steers the depths, and so, at temperature > 0, which of
+    the equally distributed texts comes out for a seed.
+    """
+
+    inner: Drafter
+    sizes: tuple[int, ...]
+    experience: Experience = field(default_factory=Experience)
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return self.inner.laws
+
+    @property
+    def max_nodes(self) -> int:
+        return self.inner.max_nodes
+
+    def open(self, batch: int, slots: int) -> "AutoSession":
+        return AutoSession(self.inner.open(batch, slots), Controller(self.sizes, self.experience), self.clock)
+
+
+class AutoSession:
+    def __init__(self, inner: DraftSession, controller: Controller, clock: Callable[[], float]) -> None:
+        self.inner = inner
+        self.controller = controller
+        self.clock = clock
+        self._new = False  # a row joined: the next step reads its prompt
+        self._seen: list[int] = []  # ids of each row that the drafter was shown
+        self._depth, self._began = 0, 0.0
+        self._limits: list[int] = []
+        self._lengths: list[int] = []
+
+    def join(self) -> None:
+        self.inner.join()
+        self.controller.join()
+        self._seen.append(0)
+        self._new = True
+
+    def leave(self, row: int) -> None:
+        self.inner.leave(row)
+        self.controller.leave(row)
+        self._seen[row] = self._seen[-1]
+        self._seen.pop()
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        self._began = self.clock()
+        self._depth = self.controller.choose() if any(seq.num_left > 1 for seq in sequences) else 0
+        self._lengths = [len(seq.ids) for seq in sequences]
+        if self._depth == 0:
+            return [root_only(seq.ids[-1]) for seq in sequences]
+        for seq in sequences:
+            seq.max_depth = self._depth
+        self._limits = [seq.depth_left for seq in sequences]
+        return self.inner.propose(sequences)
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        batch, usual = len(sequences), True
+        if self._depth:
+            self.inner.observe(sequences, trees, paths)
+            behind = max(length - seen for length, seen in zip(self._lengths, self._seen, strict=True))
+            usual = behind <= CAUGHT_UP
+            self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
+            accepted = [len(path) - 1 for path in paths]
+            self.controller.learn_acceptance(self._limits, [tree.num_drafted for tree in trees], accepted)
+        if self._new:
+            self._new = False
+            return
+        nodes = sum(tree.num_drafted for tree in trees) / batch
+        tokens = sum(map(len, paths)) / batch
+        self.controller.learn_cost(self._depth, nodes, tokens, self.clock() - self._began, usual)

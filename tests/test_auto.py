@@ -1,0 +1,306 @@
+"""The run-time controller: it never changes what comes out, drafts where it pays, and finds out when that changes."""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import foretoken
+import tiny
+import tiny_tables
+from foretoken.audit.branching import outcomes
+from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
+from foretoken.audit.table import TableRows
+from foretoken.audit.wrong import PeekingDrafter
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder, NoDrafter
+from foretoken.draft.auto import AutoDrafter, AutoSession
+from foretoken.draft.controller import Controller, Costs, Experience
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.slem import SLEMDrafter
+from foretoken.draft.tli import tli
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.load import wrap_model
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+
+# Losslessness, enumerated: a text's depths depend on what was accepted before, and its law is the target's own.
+
+PLAIN_S, LEVEL_S = 1.0, 0.4
+
+
+class Work:
+    """A clock that tells what was done: a forward of the target takes PLAIN_S, one of the drafter LEVEL_S."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        score = TableRows.score
+
+        def counted(rows: TableRows, *args):
+            self.seconds += PLAIN_S if rows.table is self.target else LEVEL_S
+            return score(rows, *args)
+
+        self.target = torch.empty(0)
+        monkeypatch.setattr(TableRows, "score", counted)
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def experienced() -> Experience:
+    """Costs as Work has them, and little trust in the drafter, so that one step's outcome changes the next one's depth."""
+    costs = Costs(plain_s=PLAIN_S, num_plain=5, prior=np.array([0.0, LEVEL_S, 0.0]))
+    return Experience(acceptance=0.55, weight=0.8, costs={1: costs})
+
+
+def enumerated(drafter, target, verifier, num_tokens: int, prompt=(0, 1)) -> tuple[dict, set]:
+    """({ids: probability}, the tuples of tree sizes that occurred), whole decodings of a fresh decoder each."""
+    law, sizes = defaultdict(float), set()
+
+    def run():
+        decoder = Decoder(target, drafter(), verifier, 1, 64)
+        decoder._drafting = lambda call: call()  # a drafter that fails fails here
+        sequence = Sequence(list(prompt), Sampling(), torch.Generator(), num_tokens)
+        decoder.join(sequence)
+        drafted = []
+        while decoder.sequences:
+            drafted += [step.num_drafted for _, step in decoder.step()]
+        return tuple(sequence.ids[len(prompt) :]), tuple(drafted)
+
+    for (ids, drafted), prob in outcomes(run):
+        law[ids] += prob
+        sizes.add(drafted)
+    return dict(law), sizes
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("rule", "family", "policy"),
+    [
+        ("standard", IID, static.chain(2)),
+        ("rrsw", WithoutReplacement, static.kary(2, 2)),
+        ("transport", IID, static.StaticTree((-1, 0, 0, 1))),
+        ("block", IID, static.chain(2)),
+        ("exact-match", Opaque, static.chain(2)),
+    ],
+    ids=lambda x: getattr(x, "name", str(x)) if not isinstance(x, static.StaticTree) else str(x.parents),
+)
+def test_whole_decodings_under_the_controller_have_the_targets_law(monkeypatch, rule, family, policy):
+    target, inner = table_pair(policy, family, 2, seed=3)
+    work = Work(monkeypatch)
+    work.target = target.lm.table
+    drafter = lambda: AutoDrafter(inner, policy.sizes, experienced(), work)  # noqa: E731
+    law, sizes = enumerated(drafter, target, VERIFIERS[rule], 4)
+    assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
+    own = own_law(Decoding(target, inner, VERIFIERS[rule], num_tokens=4))
+    assert deviation(law, own) <= 1e-12
+    second = {drafted[1] for drafted in sizes if len(drafted) > 2}
+    assert 0 in second, "the controller never stopped drafting"
+    assert len(second) > 1, "what was accepted never changed the next depth"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_controller_that_peeks_is_caught():
+    target, inner = table_pair(static.chain(2), IID, 2, seed=3)
+    law, _ = enumerated(lambda: PeekingDrafter(inner), target, VERIFIERS["standard"], 3)
+    own = own_law(Decoding(target, inner, VERIFIERS["standard"], num_tokens=3))
+    assert deviation(law, own) > 0.01
+
+
+# The bars, on a machine of known costs: a step of depth d takes 1 + once + d (level + node) plain steps, with noise.
+
+MACHINES = {"slow drafter": (0.2, 0.25, 0.1), "quick drafter": (0.1, 0.05, 0.04), "costly drafter": (0.1, 0.9, 0.05)}
+DEEPEST = 12
+
+
+def steps(depth: int, machine: tuple[float, float, float]) -> float:
+    once, level, node = machine
+    return 1.0 + (once + depth * (level + node) if depth else 0.0)
+
+
+def simulate(acceptance, machine, num_tokens: int, experience: Experience, rng) -> tuple[float, list[tuple[int, int]]]:
+    """(plain steps that a text took, (position, depth) of every step); acceptance(position) is that of one draft."""
+    controller = Controller(range(DEEPEST + 1), experience)
+    controller.join()
+    position, total, plain_run, path = 0, 0.0, 0, []
+    while position < num_tokens:
+        depth = controller.choose() if num_tokens - position > 1 else 0
+        limit = min(depth, num_tokens - position - 1)
+        accepted = 0
+        while accepted < limit and rng.random() < acceptance(position + accepted):
+            accepted += 1
+        catch_up = machine[1] * 0.05 * plain_run if depth and plain_run > 1 else 0.0
+        seconds = (steps(limit, machine) + catch_up) * math.exp(0.1 * rng.standard_normal())
+        if rng.random() < 0.02:
+            seconds *= 3  # another program had the core
+        total += seconds
+        if depth:
+            controller.learn_acceptance([limit], [limit], [accepted])
+        if position:
+            controller.learn_cost(depth, float(limit), accepted + 1.0, seconds, plain_run <= 1)
+        path.append((position, depth))
+        plain_run = 0 if depth else plain_run + 1
+        position += accepted + 1
+    controller.leave(0)
+    return total, path
+
+
+def mean_cost(acceptance, machine, num_tokens, num_texts=30) -> float:
+    """Plain steps a token, over texts that share their experience; a plain step costs 1.04 with this noise."""
+    rng, experience = np.random.default_rng(0), Experience()
+    totals = [simulate(acceptance, machine, num_tokens, experience, rng)[0] for _ in range(num_texts)]
+    return sum(totals) / num_texts / num_tokens
+
+
+NOISE = math.exp(0.1**2 / 2) * 1.04
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("num_tokens", [128, 600])
+def test_a_useless_drafter_costs_little(machine, num_tokens):
+    assert mean_cost(lambda _: 0.03, machine, num_tokens) / NOISE <= 1.05
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("machine", list(MACHINES.values())[:2], ids=list(MACHINES)[:2])
+@pytest.mark.parametrize("acceptance", [0.7, 0.85, 0.95])
+def test_a_good_drafter_comes_near_the_best_fixed_depth(machine, acceptance):
+    best = max(sum(acceptance**i for i in range(d + 1)) / steps(d, machine) for d in range(DEEPEST + 1))
+    assert NOISE / mean_cost(lambda _: acceptance, machine, 600) >= 0.95 * best
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_text_that_changes_is_followed():
+    """Nothing to gain in the first 300 tokens, much in the next 300, and again."""
+
+    def easy(position: int) -> bool:
+        return position // 300 % 2 == 1
+
+    rng, machine = np.random.default_rng(1), MACHINES["quick drafter"]
+    depths = defaultdict(list)
+    total = 0.0
+    for _ in range(10):
+        seconds, path = simulate(lambda p: 0.9 if easy(p) else 0.03, machine, 1200, Experience(), rng)
+        total += seconds
+        for position, depth in path:
+            if position % 300 >= 100:  # time to notice
+                depths[easy(position)].append(depth)
+    assert Counter(d > 0 for d in depths[False])[True] / len(depths[False]) < 0.1
+    assert sum(d >= 4 for d in depths[True]) / len(depths[True]) > 0.9
+    best = max(sum(0.9**i for i in range(d + 1)) / steps(d, machine) for d in range(DEEPEST + 1))
+    ideal = 10 * NOISE * (600 + 600 / best)
+    assert total / ideal < 1.15
+
+
+# Real drafters: after plain steps they go on as if they had been asked all along.
+
+
+def drafters() -> dict[str, tuple[Drafter, str]]:
+    policy = static.chain(3)
+    small = wrap_model(tiny.perturbed(tiny.llama(0), 0.1, seed=9))
+    return {
+        "lm": (LMDrafter(small, policy, WithoutReplacement, 257), "rrsw"),
+        "ngram": (NgramDrafter(policy), "exact-match"),
+    }
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.llama(0)
+
+
+class Schedule(AutoSession):
+    """Drafts at the steps that a pattern names."""
+
+    pattern = "d"
+
+    def propose(self, sequences):
+        number = self.number = getattr(self, "number", -1) + 1
+        self.controller.choose = lambda: 3 if self.pattern[number % len(self.pattern)] == "d" else 0
+        return super().propose(sequences)
+
+
+def generated(target, drafter, verifier, pattern, monkeypatch, **settings):
+    engine = foretoken.load(target, drafter="ngram", tokenizer=tiny.tokenizer())
+    engine = replace(engine, drafter=drafter, verifier=VERIFIERS[verifier])
+    if pattern:
+        session = type("Patterned", (Schedule,), {"pattern": pattern})
+        monkeypatch.setattr("foretoken.draft.auto.AutoSession", session)
+        engine = replace(engine, drafter=AutoDrafter(drafter, static.chain(3).sizes))
+    return engine.generate(["def f(x):", "ab ab ab"], max_new_tokens=70, seed=0, **settings)
+
+
+@pytest.mark.parametrize("pattern", ["dp", "p" * 25 + "dd"])
+@pytest.mark.parametrize("kind", ["lm", "ngram"])
+def test_greedy_text_is_the_plain_text_and_caches_catch_up(target, kind, pattern, monkeypatch):
+    drafter, verifier = drafters()[kind]
+    plain = generated(target, NoDrafter(), verifier, "", monkeypatch, temperature=0.0)
+    got = generated(target, drafter, verifier, pattern, monkeypatch, temperature=0.0)
+    assert [r.token_ids for r in got] == [r.token_ids for r in plain]
+    assert sum(r.stats.num_drafted for r in got) > 0
+
+
+def proposals(drafter: Drafter, ids: list[int], start: int, shown: list[int]):
+    """The greedy tree for `ids` of a session that was asked at the lengths `shown` before, in between not."""
+    session = drafter.open(1, 400)
+    session.join()
+    seq = Sequence(ids[:start], Sampling(temperature=0.0), torch.Generator(), 10**6)
+    for length in shown:
+        seq.ids = ids[:length]
+        trees = session.propose([seq])
+        seq.ids = ids[: length + 1]  # the target took its own token
+        child = trees[0].child(0, ids[length])
+        session.observe([seq], trees, [(0,)])
+        assert child is None or child == 1
+    seq.ids = list(ids)
+    (tree,) = session.propose([seq])
+    return tree.tokens, tree.parents
+
+
+def text_ids(n: int) -> list[int]:
+    rng = torch.Generator().manual_seed(5)
+    return torch.randint(1, 200, (n,), generator=rng).tolist()
+
+
+@pytest.mark.parametrize("shown", [[10], [10, 11, 12, 14], [10, 40], [38]])
+def test_a_language_model_catches_up_after_any_pause(shown):
+    drafter = LMDrafter(CausalLM(tiny.llama(1)), static.kary(2, 2), Opaque, 257)
+    ids = text_ids(60)
+    assert proposals(drafter, ids, 8, shown) == proposals(drafter, ids, 8, [])
+
+
+@pytest.mark.parametrize("method", ["slem", "tli"])
+@pytest.mark.parametrize("shown", [[3], [3, 4, 8], [20]])
+def test_drafters_of_other_vocabularies_catch_up(method, shown):
+    lm, small = tiny_tables.lms()
+    make = SLEMDrafter if method == "slem" else tli
+    drafter = make(small, tiny_tables.translation(), static.chain(3), Opaque)
+    drafter = replace(drafter, vocab_size=lm.vocab_size)
+    ids = [1, 2, 3, 1, 1, 2, 3, 3, 2, 1, 3, 2, 2, 1, 3, 1, 2, 1, 3, 3, 1, 2, 2, 3, 1]
+    assert proposals(drafter, ids, 2, shown) == proposals(drafter, ids, 2, [])
+
+
+# The way in.
+
+
+def test_load_takes_the_method(target):
+    engine = foretoken.load(target, drafter="ngram", method="auto", tokenizer=tiny.tokenizer())
+    assert isinstance(engine.drafter, AutoDrafter)
+    assert engine.drafter.sizes == tuple(range(13))
+    results = engine.generate(["ab ab ab ab", "x", "def"], max_new_tokens=40, seed=0)
+    assert all(len(r.token_ids) == 40 for r in results)
+    assert foretoken.load(target, method="auto").drafter == NoDrafter()
+
+
+def test_an_unknown_method_is_refused(target):
+    with pytest.raises(ForetokenError, match="Unknown method best: choose one of fixed, auto"):
+        foretoken.load(target, method="best")
