@@ -16,12 +16,12 @@ from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
 from foretoken.audit.table import TableRows
 from foretoken.audit.wrong import PeekingDrafter
 from foretoken.core.errors import ForetokenError
-from foretoken.core.interfaces import Drafter
+from foretoken.core.interfaces import Drafter, FeatureDrafter, LearningSession
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
-from foretoken.draft.auto import AutoDrafter, AutoSession
+from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
 from foretoken.draft.controller import Controller, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
@@ -56,7 +56,7 @@ class Work:
 
 
 def experienced() -> Experience:
-    """Costs as Work has them, and little trust in the drafter, so that one step's outcome changes the next one's depth."""
+    """Costs as Work has them, and little trust in the drafter: one step's outcome changes the next one's depth."""
     costs = Costs(plain_s=PLAIN_S, num_plain=5, prior=np.array([0.0, LEVEL_S, 0.0]))
     return Experience(acceptance=0.55, weight=0.8, costs={1: costs})
 
@@ -97,7 +97,7 @@ def test_whole_decodings_under_the_controller_have_the_targets_law(monkeypatch, 
     target, inner = table_pair(policy, family, 2, seed=3)
     work = Work(monkeypatch)
     work.target = target.lm.table
-    drafter = lambda: AutoDrafter(inner, policy.sizes, experienced(), work)  # noqa: E731
+    drafter = lambda: AutoDrafter(inner, policy.sizes(), experienced(), work)  # noqa: E731
     law, sizes = enumerated(drafter, target, VERIFIERS[rule], 4)
     assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
     own = own_law(Decoding(target, inner, VERIFIERS[rule], num_tokens=4))
@@ -235,7 +235,7 @@ def generated(target, drafter, verifier, pattern, monkeypatch, **settings):
     if pattern:
         session = type("Patterned", (Schedule,), {"pattern": pattern})
         monkeypatch.setattr("foretoken.draft.auto.AutoSession", session)
-        engine = replace(engine, drafter=AutoDrafter(drafter, static.chain(3).sizes))
+        engine = replace(engine, drafter=AutoDrafter(drafter, static.chain(3).sizes()))
     return engine.generate(["def f(x):", "ab ab ab"], max_new_tokens=70, seed=0, **settings)
 
 
@@ -304,3 +304,23 @@ def test_load_takes_the_method(target):
 def test_an_unknown_method_is_refused(target):
     with pytest.raises(ForetokenError, match="Unknown method best: choose one of fixed, auto"):
         foretoken.load(target, method="best")
+
+
+def test_a_drafter_of_hidden_states_is_still_told_them():
+    class Inner(NgramDrafter):
+        feature_layers = (-1,)
+
+        def open(self, batch, slots):
+            session = super().open(batch, slots)
+            session.learn = learnt.append
+            return session
+
+    learnt: list = []
+    drafter = auto_drafter(Inner(static.chain(2)), (0, 1, 2))
+    assert isinstance(drafter, FeatureDrafter)
+    assert drafter.feature_layers == (-1,)
+    session = drafter.open(1, 10)
+    assert isinstance(session, LearningSession)
+    session.learn([torch.zeros(1, 2)])
+    assert len(learnt) == 1
+    assert not isinstance(auto_drafter(NgramDrafter(static.chain(2)), (0, 1, 2)), FeatureDrafter)

@@ -12,7 +12,7 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
-from foretoken.draft.auto import AutoDrafter
+from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.slem import SLEMDrafter
@@ -78,10 +78,11 @@ def load(
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
     drafter: a model with the target's vocabulary; "ngram" (prompt lookup, needs no model); None or "none" for plain
-    decoding. method: "fixed" drafts `tree` at every step (default chain:5); "auto" cuts it, at most chain:12 by
-    default, at the depth that pays at each step, and does not draft where nothing pays; its depths depend on measured
-    times, so that at temperature > 0 a seed does not fix the text. tree: see `foretoken.tree`. verifier: see `foretoken.verifier`; by default rrsw, or exact-match where
-    the drafter has no density. law: how children are drawn; by default the one the verifier is made for.
+    decoding. method: "fixed" drafts `tree` at every step (default chain:5); "auto" cuts it (default chain:12) at the
+    depth that pays, step by step, and does not draft where nothing pays. Its depths depend on measured times, so that
+    at temperature > 0 a seed does not fix the text. tree: see `foretoken.tree`.
+    verifier: see `foretoken.verifier`; by default rrsw, or exact-match where the drafter has no density. law: how
+    children are drawn; by default the one the verifier is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
     vocab: how a drafter with another vocabulary drafts: tli, slem or auto (docs/vocabularies.md); needs both
@@ -134,7 +135,7 @@ def load(
             )
         proposing = replace(proposing, vocab_size=model.vocab_size)
     if method == AUTO and not isinstance(proposing, NoDrafter):
-        proposing = AutoDrafter(proposing, policy.sizes)
+        proposing = auto_drafter(proposing, policy.sizes())
         tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
 

@@ -25,7 +25,8 @@ def custom_generate(
     stopping_criteria: Any = None,
     generation_config: Any = None,
     draft_model: HFModel | str | None = None,
-    tree: str = "chain:5",
+    tree: str | None = None,
+    method: str = "fixed",
     verifier: str | None = None,
     law: str | None = None,
     **model_kwargs: Any,
@@ -33,13 +34,13 @@ def custom_generate(
     """Decode for `model.generate`, which hands over its own processors (temperature and truncation included), stopping
     criteria and configuration; returns what `generate` returns, [b, t] ids padded on the right.
 
-    draft_model: a transformers model with the same vocabulary, a folder, or "ngram". tree, verifier, law: as in
+    draft_model: a transformers model with the same vocabulary, a folder, or "ngram". tree, method, verifier, law: as in
     `foretoken.load`. Prompts may be left-padded with an attention mask. Seeds come from torch's global generator, as
     everywhere in transformers. Refused: beams, several sequences a prompt, scores and other extra outputs, processors
     that keep state. transformers does not hand a `streamer` to such a callable: use `foretoken.load(...).stream`.
     """
     _refuse(generation_config, logits_processor or ())
-    engine = load(model, drafter=draft_model, tree=tree, verifier=verifier, law=law)
+    engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)
     mask = model_kwargs.get("attention_mask")
     kept = input_ids.ne(-1) if mask is None else mask.bool()
     max_new = generation_config.max_length - input_ids.shape[1]

@@ -1,4 +1,4 @@
-"""A rule and a drafter known to be wrong, kept so that the tests of losslessness can show that they see the difference."""
+"""A rule and a drafter known to be wrong, so that tests of losslessness can show that they see the difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -23,7 +23,8 @@ def generate(
     ] = None,
     target: options.Target = None,
     drafter: options.Drafter = None,
-    tree: options.Tree = options.DEFAULT_TREE,
+    method: options.Method = "fixed",
+    tree: options.LargestTree = None,
     verifier: options.Verifier = None,
     law: options.Law = None,
     vocab: options.Vocab = None,
@@ -51,7 +52,7 @@ def generate(
     The text streams to stdout, statistics follow on stderr.
     """
     prompts = _prompts(prompt, batch_file, target)
-    engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab)
+    engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method)
     arguments: dict[str, Any] = {
         "stop": tuple(stop or ()),
         "temperature": temperature,

@@ -20,7 +20,18 @@ Drafter = Annotated[
         "drafter for the demo target, else ngram."
     ),
 ]
-Tree = Annotated[str, typer.Option(help="Token tree: chain:D, kary:KxD, or list:FILE (JSON parent list).")]
+TREE_FORMS = "Token tree: chain:D, kary:KxD, or list:FILE (JSON parent list)."
+Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
+LargestTree = Annotated[
+    str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        help="fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode "
+        "plainly where nothing pays (it goes by measured times, so at temperature > 0 a seed does not fix the text)."
+    ),
+]
 Verifier = Annotated[
     str | None,
     typer.Option(
@@ -42,7 +53,6 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Def
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
 SMALL = 20_000_000  # parameters; measured on the demo target (6 M): docs/results/main-job.md
-DEFAULT_TREE = "chain:5"
 
 
 def demo_folder() -> Path:
@@ -71,13 +81,14 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
 def load_engine(
     target: str | None,
     drafter: str | None,
-    tree: str,
+    tree: str | None,
     verifier: str | None,
     law: str | None,
     device: str | None,
     dtype: str | None,
     max_batch: int = 8,
     vocab: str | None = None,
+    method: str = "fixed",
 ) -> "Engine":
     import transformers
 
@@ -89,6 +100,7 @@ def load_engine(
     engine = load(
         target,
         drafter=drafter,
+        method=method,
         tree=tree,
         verifier=verifier,
         law=law,

@@ -30,7 +30,6 @@ class TreePolicy(Protocol):
         """The largest number of draws at one node."""
         ...
 
-    @property
     def sizes(self) -> tuple[int, ...]:
         """Nodes besides the root, at most, when the tree is cut at depth 0, 1, .. its own."""
         ...

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from foretoken.core.interfaces import Drafter, DraftSession, Path
+from torch import Tensor
+
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path
 from foretoken.core.laws import Law
 from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience
 
@@ -97,3 +100,27 @@ class AutoSession:
         nodes = sum(tree.num_drafted for tree in trees) / batch
         tokens = sum(map(len, paths)) / batch
         self.controller.learn_cost(self._depth, nodes, tokens, self.clock() - self._began, usual)
+
+
+@dataclass(frozen=True)
+class FeatureAutoDrafter(AutoDrafter):
+    """For a drafter that reads the target's hidden states."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        assert isinstance(self.inner, FeatureDrafter)
+        return self.inner.feature_layers
+
+    def open(self, batch: int, slots: int) -> "FeatureAutoSession":
+        return FeatureAutoSession(self.inner.open(batch, slots), Controller(self.sizes, self.experience), self.clock)
+
+
+class FeatureAutoSession(AutoSession):
+    def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
+        assert isinstance(self.inner, LearningSession)
+        self.inner.learn(features)
+
+
+def auto_drafter(inner: Drafter, sizes: tuple[int, ...]) -> AutoDrafter:
+    """`inner` under a controller; `sizes` as in AutoDrafter."""
+    return (FeatureAutoDrafter if isinstance(inner, FeatureDrafter) else AutoDrafter)(inner, sizes)

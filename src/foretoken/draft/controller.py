@@ -1,6 +1,6 @@
 """How deep to draft at the next step, from what past steps brought and cost: the run-time controller.
 
-    choose the depth d that maximises   E(d) / T(d),       E(d) = sum over sequences of 1 + a_1 + a_1 a_2 + .. + a_1..a_d
+    choose the depth d that maximises   E(d) / T(d),   E(d) = sum over sequences of 1 + a_1 + a_1 a_2 + .. + a_1..a_d
     a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean of each sequence
     T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T = 1 + r . (1, d, drafted nodes)
 
@@ -78,10 +78,11 @@ class Costs:
 
     @property
     def extra(self) -> list[float]:
-        if self._solved is None:
-            solved = np.linalg.solve(self._gram + np.eye(3), self._moment + self.prior)
-            self._solved = solved.clip(0).tolist()
-        return self._solved
+        if self._solved is not None:
+            return self._solved
+        solved = np.linalg.solve(self._gram + np.eye(3), self._moment + self.prior).clip(0).tolist()
+        self._solved = solved
+        return solved
 
     def steps(self, depth: int, nodes: float) -> float:
         """T, in plain steps."""

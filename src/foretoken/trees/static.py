@@ -34,7 +34,6 @@ class StaticTree:
             children[parent].append(i)
         return tuple(tuple(c) for c in children)
 
-    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Nodes besides the root when the tree is cut at depth 0, 1, .. its own."""
         depths = [0] * len(self.parents)
