@@ -16,6 +16,7 @@ from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.slem import SLEMDrafter
+from foretoken.draft.slrs import SLRSDrafter, union
 from foretoken.draft.tli import tli
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
@@ -30,13 +31,16 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
 
 LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
-ModelDrafter = LMDrafter | SLEMDrafter
+ModelDrafter = LMDrafter | SLEMDrafter | SLRSDrafter
 SAME, AUTO = "same", "auto"
 VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], ModelDrafter]] = {
     "tli": tli,
     "slem": SLEMDrafter,
+    "slrs": SLRSDrafter,
+    "union": union,
 }
-OPAQUE = ("slem",)  # methods whose drafts have no density
+# Rules of methods whose drafts have no q; of the others rrsw.
+RULES = {"slem": "exact-match", "slrs": "string-rejection", "union": "string-rejection"}
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
 
@@ -85,8 +89,8 @@ def load(
     children are drawn; by default the one the verifier is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
-    vocab: how a drafter with another vocabulary drafts: tli, slem or auto (docs/vocabularies.md); needs both
-    tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
+    vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
+    both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
@@ -101,7 +105,7 @@ def load(
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
     spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
-    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" or spelling in OPAQUE else "rrsw"))
+    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" else RULES.get(spelling, "rrsw")))
     family = law_family(law) if law else rule.laws[0]
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place

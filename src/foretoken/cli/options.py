@@ -35,9 +35,10 @@ Method = Annotated[
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped; for few "
-        "tokens (top-k) also ot-lp, ot-maxflow, ot-maxflow-optimised, canonical, global-resolution-thinned "
-        "(global-resolution itself is only approximately lossless: refused). Default: rrsw, or exact-match for ngram."
+        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped, "
+        "string-rejection (for --vocab slrs and union); for few tokens (top-k) also ot-lp, ot-maxflow, "
+        "ot-maxflow-optimised, canonical, global-resolution-thinned (global-resolution itself is only approximately "
+        "lossless: refused). Default: rrsw, or exact-match for ngram and slem."
     ),
 ]
 Law = Annotated[
@@ -46,7 +47,9 @@ Law = Annotated[
 ]
 Vocab = Annotated[
     str | None,
-    typer.Option(help="How a drafter with another vocabulary drafts: tli, slem, auto. See `foretoken vocab`."),
+    typer.Option(
+        help="How a drafter with another vocabulary drafts: tli, slem, slrs, union, auto. See `foretoken vocab`."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]

@@ -14,6 +14,7 @@ from foretoken.core.verifier import HasAcceptance, LawFamily, Verifier
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
 from foretoken.verify.optimum import alpha_star
+from foretoken.verify.strings import StringRejection
 
 HUB_SHARE = 0.9  # of q on its k - 1 likeliest tokens, above which hub drafting wins on average: docs/results
 ANY_SIZE = ("exact-match", "standard", "rrs", "rrsw", "kseq", "spechub", "hub", "transport-grouped", "transport")
@@ -169,6 +170,7 @@ def any_size() -> list[Contender]:
 
 
 def all_rules() -> list[Contender]:
-    """Every rule with the law it is made for, and the linear program without replacement as well."""
-    plain: list[Contender] = [Plain(rule, rule.laws[0]) for rule in VERIFIERS.values()]
+    """Every rule for draws from a q, with the law it is made for; the linear program without replacement as well."""
+    rules = [rule for rule in VERIFIERS.values() if not isinstance(rule, StringRejection)]
+    plain: list[Contender] = [Plain(rule, rule.laws[0]) for rule in rules]
     return [*plain, Plain(VERIFIERS["ot-lp"], WithoutReplacement)]

@@ -1,6 +1,6 @@
 """A token tree, and the record of how each node's children were drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -30,6 +30,18 @@ class Siblings:
                 f"Siblings with law {self.law.name} "
                 + ("need the q they were drawn from." if self.q is None else "have no q: pass None.")
             )
+
+
+@dataclass(frozen=True, eq=False)
+class PricedSiblings(Siblings):
+    """One draw, or none, from a distribution that is too large to write down but known entry by entry.
+
+    draws: the token drawn, or nothing where what was drawn is no token of the target. q: None; law: opaque, so that
+    exact match takes it. psi(token): the exact probability that the draw is `token`; each new one costs the drafter's
+    time. The probabilities may sum to less than 1: the rest is that of no token.
+    """
+
+    psi: Callable[[int], float]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
-from foretoken.draft.strings import Context, Healing, continuation
+from foretoken.draft.strings import Context, Healing, common_prefix, continuation
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.translation import Translation
 
@@ -176,7 +176,3 @@ class SLEMSession:
         self._session.observe([row.inner for row in self._rows if row.inner is not None], self._trees, kept)
         for row, length in enumerate(agreed):
             self._session.rows.cut(row, min(length, self._session.rows.lengths[row]))
-
-
-def common_prefix(one: Seq[int], other: Seq[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

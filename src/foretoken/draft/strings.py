@@ -125,3 +125,7 @@ def incomplete(data: bytes) -> int:
         if byte < 0x80:
             return 0
     return 0
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -6,6 +6,7 @@ from foretoken.verify.hub import HubRule, SpecHub
 from foretoken.verify.kseq import KSeq
 from foretoken.verify.match import ExactMatch
 from foretoken.verify.rejection import RRS, RRSw, Standard
+from foretoken.verify.strings import StringRejection
 from foretoken.verify.transport.canonical import Canonical
 from foretoken.verify.transport.exact import Transport
 from foretoken.verify.transport.global_resolution import GlobalResolution, ThinnedGlobalResolution
@@ -14,7 +15,7 @@ from foretoken.verify.transport.lp import LinearProgram
 from foretoken.verify.transport.maxflow import MaxFlow, OptimisedMaxFlow
 
 _RULES: tuple[Verifier, ...] = (
-    *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block()),
+    *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block(), StringRejection()),
     *(Transport(), TransportGrouped()),
     *(LinearProgram(), MaxFlow(), OptimisedMaxFlow(), Canonical(), GlobalResolution(), ThinnedGlobalResolution()),
 )

@@ -1,0 +1,259 @@
+"""SLRS, string-level rejection sampling (paper 001, Algorithm 3): drafts are strings, each with its exact probability.
+
+At a context the drafter writes its own tokens until the first target token t of the string is settled (longest match);
+t is proposed, and what was written beyond it is dropped. The law of t is
+
+    psi(t) = sum over the drafts d_1 .. d_i that settle on t of  q(d_1) q(d_2 | d_1) .. q(d_i | d_1 .. d_(i-1))
+
+(Theorem 3.2) over the feasible drafts (models/segmentation.py), which are scored in one forward, as a tree after the
+context. The next token is drafted afresh after the text with t, so that each position is an ordinary proposal with a
+psi of its own and the chain rule holds. Verified by string-rejection, lossless at any temperature.
+
+Contexts, drafts and the trees of psi share nodes: one trie per sequence lies over the drafter's cache.
+
+Union (Algorithm 1), a baseline, is the same with drafts of one token: psi(t) = q(t) for tokens of both vocabularies,
+and a token that the target lacks proposes none.
+"""
+
+from collections.abc import Generator
+from collections.abc import Sequence as Seq
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Path
+from foretoken.core.laws import Law, Opaque, draw_iid
+from foretoken.core.policy import TreePolicy
+from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
+from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.lm import CHAIN
+from foretoken.draft.price import Price, Row, Trie, first_tokens
+from foretoken.draft.strings import Context, Healing, common_prefix
+from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.segmentation import NONE, OPEN, Segmentation, SingleTokens
+from foretoken.models.translation import Translation
+
+NODES = 32  # of a plan
+MARGIN = 4  # ids at the end of a context that are not committed, since the next text may split them otherwise
+
+
+@dataclass(frozen=True)
+class SLRSDrafter:
+    """policy: a chain. vocab_size: the target's. Raises ForetokenError for a tree that branches."""
+
+    lm: CausalLM
+    translation: Translation
+    policy: TreePolicy
+    law: LawFamily = Opaque
+    vocab_size: int = 2**62
+    limit: int = NODES
+    drafts: type[Segmentation] = Segmentation
+
+    def __post_init__(self) -> None:
+        if self.policy.max_draws > 1:
+            raise ForetokenError(
+                "vocab slrs and union draft one token after another: choose a tree that does not branch, e.g. chain:4."
+            )
+
+    @property
+    def name(self) -> str:
+        return self.lm.name
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return (Opaque(1),)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.max_nodes
+
+    @cached_property
+    def segmentation(self) -> Segmentation:
+        return self.drafts(self.translation, self.lm.vocab_size, self.vocab_size, self.limit)
+
+    def open(self, batch: int, slots: int) -> "SLRSSession":
+        return SLRSSession(self, batch, 2 * slots)
+
+
+def union(lm: CausalLM, translation: Translation, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
+    """Algorithm 1's drafter."""
+    return SLRSDrafter(lm, translation, policy, law, drafts=SingleTokens)
+
+
+class SLRSSession:
+    def __init__(self, drafter: SLRSDrafter, batch: int, room: int) -> None:
+        self.drafter = drafter
+        self.segmentation = drafter.segmentation
+        self._batch, self._room = batch, room
+        self.rows: Rows = drafter.lm.open(batch, room)
+        self._rows: list[Row] = []
+
+    def join(self) -> None:
+        self.rows.join()
+        d = self.drafter
+        self._rows.append(Row(Context(d.translation), Healing(d.translation.dest, d.lm.vocab_size), d.drafts.heals))
+
+    def leave(self, row: int) -> None:
+        self.rows.leave(row)
+        self._rows[row] = self._rows[-1]
+        self._rows.pop()
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        trees: list[TokenTree | None] = [None] * len(sequences)
+        writing = {}
+        for r, (row, seq) in enumerate(zip(self._rows, sequences, strict=True)):
+            self._begin(r, row, seq)
+            writing[r] = self._write(row, seq)
+        while writing:
+            for r, steps in list(writing.items()):
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    trees[r] = done.value
+                    del writing[r]
+            self.score()
+        return [tree for tree in trees if tree is not None]
+
+    def _begin(self, r: int, row: Row, seq: Sequence) -> None:
+        if not row.ids:
+            row.follow(seq.ids)
+            # Bias, penalties and processors speak of the target's ids.
+            row.sampling = replace(
+                seq.sampling,
+                logit_bias={},
+                processors=(),
+                repetition_penalty=1.0,
+                frequency_penalty=0.0,
+                presence_penalty=0.0,
+            )
+        new = row.ids[len(row.committed) :]
+        if len(new) > CHAIN:
+            self._reserve([len(row.ids) if i == r else 0 for i in range(len(self._rows))])
+            row.committed += new[:-MARGIN]
+            self.rows.extend(r, new[:-MARGIN])
+
+    def _write(self, row: Row, seq: Sequence) -> Generator[None, None, TokenTree]:
+        """One sequence's proposals. Yields where it needs what waits in its trie to be scored."""
+        greedy = seq.sampling.temperature == 0
+        following = replace(row, context=copy(row.context), healing=copy(row.healing))
+        tokens, records = [seq.ids[-1]], []
+        while len(tokens) <= min(self.drafter.policy.max_nodes, seq.num_left) - 1:
+            ids, taken = following.ids, following.healing.taken
+            done = len(row.committed)
+            if ids[:done] != row.committed or len(ids) == done:
+                break  # the text's new end splits committed ids otherwise
+            node = -1
+            for token in ids[done:]:
+                node = row.trie.grow(node, token)
+            if node >= len(row.trie.q):
+                yield
+            drafted = yield from self._string(row, seq, node, taken)
+            if drafted is None:
+                break
+            token, price = drafted
+            draws = () if token == NONE else (token,)
+            records.append(
+                Siblings(draws, None, Opaque(1)) if greedy else PricedSiblings(draws, None, Opaque(1), price)
+            )
+            if token == NONE:
+                return chain(tokens, records)
+            tokens.append(token)
+            if not self.drafter.translation.source.spell([token]):
+                break
+            following.follow([*seq.ids, *tokens[1:]])
+        return chain(tokens, [*records, None])
+
+    def _string(
+        self, row: Row, seq: Sequence, node: int, taken: bytes
+    ) -> Generator[None, None, tuple[int, Price] | None]:
+        """(first target token or NONE, its price) of one sampled draft; None where nothing may be drafted."""
+        state, draft, at = b"", [], node
+        while True:
+            again = b"" if draft else taken
+            weights = torch.from_numpy(row.trie.q[at])
+            if again:
+                weights = torch.where(torch.from_numpy(first_tokens(self.segmentation, again)), weights, 0.0)
+                if not float(weights.sum()):
+                    return None
+            token = int(draw_iid(weights[None], seq.uniforms(1, 1)))
+            code = int(self.segmentation.outcomes(state, again)[token])
+            if code > OPEN:
+                break
+            state = self.segmentation.states[OPEN - code]
+            draft.append(token)
+            at = row.trie.grow(at, token)
+            if at >= len(row.trie.q):
+                yield
+        price = Price(self.segmentation, row, self.score, node, taken)
+        plan = None if code == NONE else self.segmentation.plan(code, taken)
+        if plan is None or not plan.has(draft):
+            return NONE, price
+        if seq.sampling.temperature > 0:
+            price.plant(plan)
+        return code, price
+
+    def score(self) -> None:
+        """Score what waits in every trie, in one forward."""
+        waiting = [row.trie.waiting for row in self._rows]
+        if all(some.start == some.stop for some in waiting):
+            return
+        self._reserve([len(row.committed) + len(row.trie.tokens) for row in self._rows])
+        logits = self.rows.score(
+            [row.trie.tokens[some] for row, some in zip(self._rows, waiting, strict=True)],
+            [row.trie.parents[some] for row, some in zip(self._rows, waiting, strict=True)],
+        )
+        for row, rows in zip(self._rows, logits, strict=True):
+            if len(rows):
+                row.trie.q += list(self._q(row, rows))
+
+    def _q(self, row: Row, logits: Float[Tensor, "n d"]) -> np.ndarray:
+        q = row.sampling(logits).double()
+        return (q / q.sum(-1, keepdim=True)).cpu().numpy()
+
+    def _reserve(self, needed: Seq[int]) -> None:
+        """Where a row's slots do not suffice, everything moves into rows of twice the size."""
+        if max(needed) <= self._room:
+            return
+        self._room = 2 * max(needed)
+        self.rows = self.drafter.lm.open(self._batch, self._room)
+        for row in self._rows:
+            self.rows.extend(self.rows.join(), row.committed)
+        scored = [slice(len(row.trie.q)) for row in self._rows]
+        self.rows.score(
+            [row.trie.tokens[some] for row, some in zip(self._rows, scored, strict=True)],
+            [row.trie.parents[some] for row, some in zip(self._rows, scored, strict=True)],
+        )
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        """Keep the nodes that the new context goes through; forget committed ids that are now split otherwise."""
+        kept: list[Path] = []
+        for row, seq in zip(self._rows, sequences, strict=True):
+            row.follow(seq.ids)
+            done, last = len(row.committed), len(row.ids) - 1 - self._margin
+            path: list[int] = []
+            if row.ids[:done] == row.committed:
+                for token in row.ids[done:last]:
+                    node = row.trie.child(path[-1] if path else -1, token)
+                    if node is None:
+                        break
+                    path.append(node)
+            kept.append(tuple(path))
+        self.rows.keep(kept)
+        for r, (row, nodes) in enumerate(zip(self._rows, kept, strict=True)):
+            row.committed += [row.trie.tokens[node] for node in nodes]
+            agreed = min(common_prefix(row.committed, row.ids), len(row.ids) - 1)
+            if agreed < len(row.committed):
+                del row.committed[agreed:]
+                self.rows.cut(r, agreed)
+            row.trie = Trie()
+
+    @property
+    def _margin(self) -> int:
+        return MARGIN if self.drafter.translation.dest.longest > 1 else 0

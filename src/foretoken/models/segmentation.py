@@ -1,0 +1,187 @@
+"""Which drafts, sequences of one vocabulary's tokens, begin with which token of another (paper 001, s. 3.3 and 3.4).
+
+A draft is written token by token until its first target token is settled: the longest target token that begins the
+string, once no longer one can. Until then the string is *open*: a proper prefix of some target token.
+
+    target  a  ab  abc        "a" and "ab" are open; "ax" has settled a, "abx" has settled ab, and "abc" abc
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from foretoken.models.translation import Translation
+
+NONE = -1  # the draft begins with no target token
+CLOSED = -2  # a drafter token that may not come first, since it does not begin with the bytes taken back
+OPEN = -3  # OPEN - i: the draft goes on in open string i
+REMEMBERED = 1 << 25  # entries of all remembered arrays together
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All feasible drafts that settle on one target token, as a tree of drafter tokens.
+
+    Node 0 is the context; node i > 0 is drafter token tokens[i] after node parents[i] < i. stops[i]: the drafter ids
+    after which a draft that stands at node i is settled on this target token.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    stops: tuple[np.ndarray, ...]
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        return {(self.parents[i], self.tokens[i]): i for i in range(1, len(self.tokens))}
+
+    def has(self, draft: Sequence[int]) -> bool:
+        """Whether a draft that went through these tokens, all but its last, is among them."""
+        node: int | None = 0
+        for token in draft:
+            node = self.children.get((node, token))
+            if node is None:
+                return False
+        return True
+
+
+class Segmentation:
+    """Drafts in `translation.dest`, read as tokens of `translation.source`.
+
+    width: columns of the drafter's logits. vocab_size: of the target's; no id beyond is proposed. limit: nodes of a
+    plan. A draft whose node is not among its token's first `limit` ones, those of fewest tokens first, is infeasible:
+    a fixed choice, made from the vocabularies and the bytes taken back alone.
+    heals: drafts may have to begin with bytes of the context that were taken back.
+    """
+
+    heals: ClassVar[bool] = True
+
+    def __init__(self, translation: Translation, width: int, vocab_size: int, limit: int) -> None:
+        self.limit = limit
+        self.width = width
+        self.ids = {token: i for token, i in translation.source.ids.items() if i < vocab_size}
+        self.following: dict[bytes, set[int]] = {}  # open string -> the bytes that may follow
+        for token in self.ids:
+            for n in range(len(token)):
+                self.following.setdefault(token[:n], set()).add(token[n])
+        self.states = list(self.following)
+        self._numbers = {state: i for i, state in enumerate(self.states)}
+        spelled = sorted((token, i) for i, token in enumerate(translation.dest.tokens[:width]) if token)
+        self._keys = [token for token, _ in spelled]
+        self._order = np.array([i for _, i in spelled], dtype=np.int64)
+        # Special tokens that both have; any other one ends the draft.
+        self._special = {d: s for s, d in translation.special.items() if d < width and s < vocab_size}
+        self._spelled = {i: token for token, i in self.ids.items()}
+        remembered = max(16, REMEMBERED // max(width, 1))
+        self.outcomes = lru_cache(remembered)(self._outcomes)
+        self.plan = lru_cache(remembered)(self._plan)
+
+    def first(self, data: bytes) -> int:
+        """The longest target token that begins `data`, or NONE."""
+        return next((self.ids[data[:n]] for n in range(len(data), 0, -1) if data[:n] in self.ids), NONE)
+
+    def _outcomes(self, state: bytes, taken: bytes = b"") -> np.ndarray:
+        """[width]: what each drafter token does to a draft that is `state` so far: the target token that it settles,
+        NONE, CLOSED, or OPEN - i where it goes on as states[i].
+
+        taken: bytes of the context that the draft must write again first; state is then empty.
+        """
+        codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int64)
+        low = bisect_left(self._keys, taken)
+        high = _after(self._keys, taken, low)
+        if taken:
+            codes[self._order[low:high]] = NONE
+        elif not state:
+            codes[list(self._special)] = list(self._special.values())
+        self._mark(codes, state, taken, low, high)
+        return codes
+
+    def _mark(self, codes: np.ndarray, state: bytes, prefix: bytes, low: int, high: int) -> None:
+        """The outcomes of keys[low:high], the drafter tokens that begin with `prefix` and so lead to open `state`."""
+        own = bisect_right(self._keys, prefix, low, high)
+        codes[self._order[low:own]] = OPEN - self._numbers[state]
+        for byte in self.following[state]:
+            longer, string = prefix + bytes((byte,)), state + bytes((byte,))
+            start = bisect_left(self._keys, longer, own, high)
+            end = _after(self._keys, longer, start, high)
+            if start == end:
+                continue
+            if string in self.ids:
+                codes[self._order[start:end]] = self.ids[string]
+            if string in self.following:
+                self._mark(codes, string, longer, start, end)
+
+    def _plan(self, token: int, taken: bytes = b"") -> Plan | None:
+        """The feasible drafts of `token`, breadth first; None where there is none."""
+        passing = self._passing(token)
+        tokens, parents, states, stops = [-1], [-1], [b""], []
+        open_ = deque([0])
+        while open_:
+            node = open_.popleft()
+            state, again = states[node], b"" if node else taken
+            stops.append(np.flatnonzero(self.outcomes(state, again) == token))
+            for string in passing:
+                if string.startswith(state) and (again or len(string) > len(state)):
+                    for drafted in self._spelling(again + string[len(state) :]):
+                        if len(tokens) < self.limit:
+                            open_.append(len(tokens))
+                            tokens.append(drafted)
+                            parents.append(node)
+                            states.append(string)
+        return Plan(tuple(tokens), tuple(parents), tuple(stops)) if any(map(len, stops)) else None
+
+    def _passing(self, token: int) -> list[bytes]:
+        """The open strings on the way to `token`, the longest first: its proper prefixes, and what a draft may be that
+        has it as its longest beginning and could still become another."""
+        spelled = self._spelled.get(token)
+        if spelled is None:
+            return [b""]  # a special token comes alone
+        strings = [spelled[:n] for n in range(len(spelled))]
+        beyond = [spelled] if spelled in self.following else []
+        for string in beyond:
+            longer = (string + bytes((byte,)) for byte in sorted(self.following[string]))
+            beyond += [s for s in longer if s in self.following and s not in self.ids]
+        return sorted([*strings, *beyond], key=len, reverse=True)
+
+    def _spelling(self, data: bytes) -> list[int]:
+        """The drafter tokens that spell `data`; two may."""
+        low = bisect_left(self._keys, data)
+        return self._order[low : bisect_right(self._keys, data, low)].tolist()
+
+
+class SingleTokens(Segmentation):
+    """Drafts of one token each, settled on the target token of the same bytes if there is one: no string is open."""
+
+    heals: ClassVar[bool] = False
+
+    def _outcomes(self, state: bytes, taken: bytes = b"") -> np.ndarray:
+        codes = np.full(self.width, NONE, dtype=np.int64)
+        for key, i in zip(self._keys, self._order, strict=True):
+            codes[i] = self.ids.get(key, NONE)
+        codes[list(self._special)] = list(self._special.values())
+        return codes
+
+    def _plan(self, token: int, taken: bytes = b"") -> Plan | None:
+        stops = np.flatnonzero(self.outcomes(b"") == token)
+        return Plan((-1,), (-1,), (stops,)) if len(stops) else None
+
+
+def _after(keys: list[bytes], prefix: bytes, low: int, high: int | None = None) -> int:
+    """Where in sorted keys[low:high] those that begin with `prefix` end."""
+    high = len(keys) if high is None else high
+    stem = prefix.rstrip(b"\xff")
+    return bisect_left(keys, stem[:-1] + bytes((stem[-1] + 1,)), low, high) if stem else high
+
+
+def combinations(tokens: set[bytes], data: bytes) -> int:
+    """How many sequences of `tokens` spell `data` (paper 001, s. 3.4 and appendix C): 2^(m-1) for m letters if every
+    string is a token."""
+    longest = max(map(len, tokens), default=0)
+    ways = [1]
+    for end in range(1, len(data) + 1):
+        ways.append(sum(ways[start] for start in range(max(0, end - longest), end) if data[start:end] in tokens))
+    return ways[-1]

@@ -1,0 +1,85 @@
+"""String rejection, the rule of SLRS (paper 001, Algorithm 3): the standard rule with probabilities asked one by one.
+
+    accept the drafted t with probability   min(1, p(t) / psi(t))
+    else draw from                          norm((p - psi)+)
+
+psi(t) is the exact probability that a draft's first target token is t, and its vector is not known. The residual is
+drawn by rejection from p instead: draw t with weight w(t), at first p(t); keep it with probability (p(t) - psi(t))+ /
+w(t), else lower w(t) to (p(t) - psi(t))+ and draw again. Given that a draw is kept its law is the residual whatever w,
+since w(t) times the chance to be kept is (p(t) - psi(t))+; and no token is asked for twice.
+
+Expected number of new psi at a node: P(rejected) / P(a draw from p is kept) = 1 at most, since both are the mass of
+(p - psi)+ (where psi sums to 1, and without lowering w).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.laws import Law, Opaque
+from foretoken.core.shapes import Float
+from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
+from foretoken.core.verifier import LawFamily
+from foretoken.core.walk import draw
+from foretoken.verify.rejection_fast import TINY
+
+
+@dataclass(frozen=True)
+class StringRejection:
+    """The standard rule for a drafter that prices its own draw token by token (`PricedSiblings`).
+
+    Paper 001, Algorithm 3 and Theorem 3.2; proof in docs/vocabularies.md. Law: opaque; children without a price are
+    matched exactly, row = p. Accepts with probability sum min(p, psi). Cost: psi of the drafted token, and of one more
+    at most on average; O(v) a draw.
+    """
+
+    name: str = "string-rejection"
+    laws: tuple[LawFamily, ...] = (Opaque,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, Opaque)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        return p
+
+    def walk(
+        self, tree: TokenTree, probabilities: Callable[[int], Float[Tensor, " v"]], rng: torch.Generator
+    ) -> tuple[tuple[int, ...], int]:
+        """The accepted path and the token after it, as core.walk."""
+        path = [0]
+        while True:
+            siblings = tree.siblings[path[-1]]
+            p = probabilities(path[-1])
+            token = emit(p, siblings, rng) if isinstance(siblings, PricedSiblings) else draw(p, rng)
+            child = tree.child(path[-1], token)
+            if child is None:
+                return tuple(path), token
+            path.append(child)
+
+
+def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: torch.Generator) -> int:
+    """The token after one node: the drafted one, or one from the residual."""
+    left = p.double() / p.double().sum()
+    known = set(siblings.draws)
+    for token in siblings.draws:
+        mass, psi = float(left[token]), siblings.psi(token)
+        if mass >= psi or _coin(mass / psi, rng):
+            return token
+        left[token] = 0.0  # p < psi, else it had been accepted
+    while float(left.sum()) > TINY:
+        token = draw(left, rng)
+        mass = float(left[token])
+        if token in known:
+            return token
+        known.add(token)
+        kept = max(0.0, mass - siblings.psi(token))
+        if kept == mass or _coin(kept / mass, rng):
+            return token
+        left[token] = kept
+    return draw(p, rng)  # p == psi leaves no residual; it is reached with probability 0 up to rounding
+
+
+def _coin(chance: float, rng: torch.Generator) -> bool:
+    return draw(torch.tensor([1 - chance, chance], dtype=torch.float64), rng) == 1

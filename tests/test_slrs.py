@@ -1,0 +1,243 @@
+"""SLRS: psi is exact, sums to one and is what is sampled; the text's law is the target's own."""
+
+import pytest
+import torch
+
+import foretoken
+import tiny
+import tiny_tables as tables
+import tokenizers_zoo as zoo
+from foretoken.audit.branching import outcomes
+from foretoken.audit.decoding import Decoding, deviation, own_law
+from foretoken.core.errors import ForetokenError
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import PricedSiblings
+from foretoken.draft import slrs
+from foretoken.draft.price import Price
+from foretoken.draft.slrs import SLRSDrafter, SLRSSession
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.segmentation import SingleTokens
+from foretoken.models.target import LMTarget
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+
+RULE = VERIFIERS["string-rejection"]
+# "ab" is no token, so that a draft that has "a" stays open at "ab".
+LONG = zoo.letters([zoo.EOS, "a", "b", "aba"])
+WIDER = zoo.letters(["a", "c", "b", zoo.EOS])  # "c" is not the target's
+PAIRS = {
+    "apart": (tables.DRAFTER, tables.TARGET),
+    "contained": (tables.CONTAINED, tables.TARGET),
+    "wider": (WIDER, tables.CONTAINED),
+    "disjoint": (tables.APART, tables.TARGET),
+    "long": (tables.DRAFTER, LONG),
+    "containing": (LONG, tables.CONTAINED),
+}
+
+
+def drafting(pair, depth=1, limit=64, seed=0, **settings):
+    lm, small = tables.lms(*PAIRS[pair], seed)
+    translation = tables.translation(*PAIRS[pair])
+    return lm, SLRSDrafter(small, translation, static.chain(depth), vocab_size=lm.vocab_size, limit=limit, **settings)
+
+
+def deviates(lm, drafter, rule=RULE, **sampling):
+    got = tables.law_of(lm, drafter, rule, 2, **sampling)
+    want = own_law(Decoding(LMTarget(lm), drafter, rule, (1, 2), 2, Sampling(**sampling), frozenset({0})))
+    return deviation(got, want)
+
+
+CASES = [("apart", 2, 64), ("contained", 2, 64), ("disjoint", 2, 64), ("containing", 2, 64), ("wider", 1, 64)]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("pair", "depth", "limit"), [*CASES, ("apart", 1, 2), ("long", 1, 2)])
+def test_decoding_with_two_tokenizers_is_the_targets_own(pair, depth, limit):
+    assert deviates(*drafting(pair, depth, limit)) < 1e-10
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("pair", ["apart", "wider", "disjoint"])
+def test_union_too(pair):
+    assert deviates(*drafting(pair, 2, drafts=SingleTokens)) < 1e-10
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 2}])
+def test_settings(sampling):
+    assert deviates(*drafting("apart", 2), **sampling) < 1e-10
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_exact_match_takes_the_same_drafts():
+    assert deviates(*drafting("apart", 2), VERIFIERS["exact-match"]) < 1e-10
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_psi_of_one_segmentation_alone_would_be_seen(monkeypatch):
+    """The shortest spelling's probability, as if it were the token's."""
+    whole = Price._sum
+
+    def shortest(price, plan):
+        last = next(i for i, stops in enumerate(plan.stops) if len(stops))
+        return whole(
+            price, type(plan)(plan.tokens, plan.parents, tuple(s[: i == last] for i, s in enumerate(plan.stops)))
+        )
+
+    monkeypatch.setattr(Price, "_sum", shortest)
+    assert deviates(*drafting("apart", 1)) > 1e-3
+
+
+def brute_psi(lm, drafter, ids, taken, most=6):
+    """{first target token or None: probability} by writing every draft down, without the bookkeeping; what is still
+    open after `most` tokens is missing."""
+    source, dest = drafter.translation.source, drafter.translation.dest
+    tokens = list(source.ids)
+    psi = {}
+
+    def settle(string, ended):
+        if not ended and any(t.startswith(string) and t != string for t in tokens):
+            return False
+        best = max((t for t in tokens if string.startswith(t)), key=len, default=None)
+        return True if best is None else source.ids[best]
+
+    def write(ids, string, prob, first):
+        table = lm.table[(0, *ids)[-2], ids[-1]]
+        mass = sum(float(table[d]) for d in range(len(table)) if not first or dest.spell([d]).startswith(taken))
+        for d in range(len(table)):
+            spelled = dest.spell([d])
+            if first and not spelled.startswith(taken):
+                continue
+            chance = prob * float(table[d]) / mass
+            after = string + (spelled[len(taken) :] if first else spelled)
+            token = source.eos if d == dest.eos and not string and not first else settle(after, not spelled)
+            if d == dest.eos and first and not taken:
+                token = source.eos
+            if token is not False:
+                token = None if token is True else token
+                psi[token] = psi.get(token, 0.0) + chance
+            elif len(ids) < most:
+                write([*ids, d], after, chance, False)
+
+    write(list(ids), b"", 1.0, True)
+    return psi
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("pair", ["apart", "contained", "wider", "long", "containing"])
+def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair):
+    lm, drafter = drafting(pair, 1)
+    found = {}
+    prompt = [1, 2, 1]
+
+    def run():
+        session = drafter.open(1, 32)
+        session.join()
+        seq = Sequence(list(prompt), Sampling(), torch.Generator(), 5, frozenset({0}))
+        (tree,) = session.propose([seq])
+        record = tree.siblings[0]
+        assert isinstance(record, PricedSiblings)
+        row = session._rows[0]
+        found["psi"] = {t: record.psi(t) for t in range(lm.vocab_size)}
+        found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.healing.taken)
+        return record.draws
+
+    drawn = {}
+    for draws, prob in outcomes(run):
+        token = draws[0] if draws else None
+        drawn[token] = drawn.get(token, 0.0) + prob
+    assert sum(drawn.values()) == pytest.approx(1, abs=1e-12)
+    assert sum(found["psi"].values()) + drawn.get(None, 0.0) == pytest.approx(1, abs=1e-12)
+    for token, psi in found["psi"].items():
+        assert psi == pytest.approx(drawn.get(token, 0.0), abs=1e-12)
+        assert psi == pytest.approx(found["brute"].get(token, 0.0), abs=1e-12)
+    assert any(psi > 0.05 for psi in found["psi"].values())
+
+
+def decoder_of(engine, batch, slots=80):
+    decoder = foretoken.decode.Decoder(engine.target, engine.drafter, engine.verifier, batch, slots)
+    decoder._drafting = lambda call: call()
+    return decoder
+
+
+PROMPTS = ["  two\n\n lines", "é 日本", "<|end|>", [0]]
+DRAFTERS = {
+    "bytes": zoo.byte_only,
+    "few": lambda: zoo.byte_level(zoo.MERGES[:5]),
+    "sentencepiece": zoo.sentencepiece_bpe,
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.llama(0, vocab=len(zoo.byte_level()))
+
+
+def load(target, name, **options):
+    tokenizer = DRAFTERS[name]()
+    return foretoken.load(
+        target,
+        drafter=tiny.llama(1, vocab=len(tokenizer)),
+        tokenizer=zoo.byte_level(),
+        drafter_tokenizer=tokenizer,
+        device="cpu",
+        **{"vocab": "slrs", "tree": "chain:3", **options},
+    )
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_text_is_the_plain_text_alone_and_in_a_batch(target, name):
+    engine = load(target, name)
+    plain = foretoken.load(target, tokenizer=zoo.byte_level(), device="cpu")
+    want = [r.token_ids for r in plain.generate(PROMPTS, max_new_tokens=8, temperature=0.0)]
+    assert [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=8, temperature=0.0)] == want
+    alone = [engine.generate(p, max_new_tokens=8, temperature=0.8, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    together = engine.generate(PROMPTS, max_new_tokens=8, temperature=0.8, seed=5)
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, name, monkeypatch):
+    """Also where a sequence leaves, and where there was too little room at first."""
+    monkeypatch.setattr(slrs, "CHAIN", 3)
+    engine = load(target, name)
+    decoder = decoder_of(engine, 3)
+    decoder.drafter = SLRSSession(engine.drafter, 3, 8)
+    vocab = engine.drafter.translation.source
+    for i, text in enumerate((b" the hello ther", "é 日本".encode(), b"x")):
+        rng = torch.Generator().manual_seed(i)
+        decoder.join(Sequence(vocab.encode(text), Sampling(), rng, 3 + 3 * i))
+    lm = CausalLM(engine.drafter.lm.model)
+    checked = 0
+    while decoder.sequences:
+        trees = decoder.drafter.propose(decoder.sequences)
+        for row, tree in zip(decoder.drafter._rows, trees, strict=True):
+            for record in tree.siblings:
+                if isinstance(record, PricedSiblings):
+                    total = sum(map(record.psi, range(0, decoder.drafter.drafter.vocab_size, 17)))
+                    assert total < 1 + 1e-9
+            for node in range(0, len(row.trie.q), 6):
+                path, at = [], node
+                while at >= 0:
+                    path.append(row.trie.tokens[at])
+                    at = row.trie.parents[at]
+                ids = [*row.committed, *path[::-1]]
+                fresh = lm.open(1, 400)
+                fresh.join()
+                (want,) = fresh.score([ids], [range(-1, len(ids) - 1)])
+                got = torch.from_numpy(row.trie.q[node]).float()
+                torch.testing.assert_close(got, want[-1].softmax(-1), atol=1e-4, rtol=1e-3)
+                checked += 1
+        decoder.drafter.observe(decoder.sequences, trees, [(0,)] * len(trees))  # nothing was accepted
+        decoder.step()
+    assert checked > 10
+
+
+def test_what_does_not_fit_is_told(target):
+    with pytest.raises(ForetokenError, match=r"slrs.*chain:4"):
+        load(target, "bytes", tree="kary:2x2")
+    with pytest.raises(ForetokenError, match="exact-match or string-rejection"):
+        load(target, "bytes", verifier="rrsw")

@@ -1,0 +1,124 @@
+"""Paper 001's theorems and its acceptance formulas (Table 3), against the acceptance of one real step, enumerated."""
+
+import pytest
+import torch
+
+import tiny_tables as tables
+import tokenizers_zoo as zoo
+from foretoken.audit.branching import outcomes
+from foretoken.core.laws import IID
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.slem import SLEMDrafter
+from foretoken.draft.slrs import SLRSDrafter
+from foretoken.draft.tli import tli
+from foretoken.models.segmentation import SingleTokens
+from foretoken.models.target import LMTarget
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+
+PROMPT = [1, 1, 1]  # which all of them split alike
+WIDER = zoo.letters(["a", "c", "b", zoo.EOS])
+
+
+def step(lm, drafter, rule):
+    """(P(the first drafted token is accepted), {first drafted token or None: probability}) of one step."""
+
+    def run():
+        decoder = Decoder(LMTarget(lm), drafter, VERIFIERS[rule], 1, 64)
+        decoder._drafting = lambda call: call()
+        sequence = Sequence(list(PROMPT), Sampling(), torch.Generator(), 2, frozenset({0}))
+        decoder.join(sequence)
+        proposed = []
+        propose = decoder.drafter.propose
+        decoder.drafter.propose = lambda sequences: proposed.extend(propose(sequences)) or proposed
+        ((_, done),) = decoder.step()
+        (tree,) = proposed
+        return done.num_accepted, tree.tokens[1] if len(tree) > 1 else None
+
+    accepted, drafted = 0.0, {}
+    for (number, token), prob in outcomes(run):
+        accepted += prob * number
+        drafted[token] = drafted.get(token, 0.0) + prob
+    assert sum(drafted.values()) == pytest.approx(1, abs=1e-12)
+    return accepted, drafted
+
+
+def shares(lm, small, drafter):
+    """p, and the drafter's q over the target's ids (0 for tokens it lacks), at the prompt."""
+    p = lm.table[PROMPT[-2], PROMPT[-1]]
+    translation = tables.translation(drafter, tables.TARGET)
+    ids = translation.text(PROMPT)
+    row = small.table[ids[-2], ids[-1]]
+    q = torch.zeros_like(p)
+    for t, d in translation.pairs.items():
+        q[t] = row[d]
+    return p, q
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("drafter", "seed"), [(tables.DRAFTER, 0), (tables.CONTAINED, 0), (WIDER, 3)])
+def test_table_3_is_what_a_step_accepts_and_theorem_41_holds(drafter, seed):
+    lm, small = tables.lms(drafter, tables.TARGET, seed)
+    translation = tables.translation(drafter, tables.TARGET)
+    chain = static.chain(1)
+    p, q = shares(lm, small, drafter)
+
+    settings = {"vocab_size": lm.vocab_size}
+    union, _ = step(lm, SLRSDrafter(small, translation, chain, drafts=SingleTokens, **settings), "string-rejection")
+    assert union == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-10)
+
+    intersection = tli(small, translation, chain, IID).lm
+    token_level, _ = step(lm, LMDrafter(intersection, chain, IID, lm.vocab_size), "standard")
+    assert token_level == pytest.approx(float(torch.minimum(p, q / q.sum()).sum()), abs=1e-10)
+    assert union <= token_level + 1e-12  # Theorem 4.1
+    if float(q.sum()) < 0.99:
+        assert union < token_level
+
+    strings = SLRSDrafter(small, translation, chain, **settings)
+    rejected, drafted = step(lm, strings, "string-rejection")
+    psi = torch.tensor([drafted.get(t, 0.0) for t in range(lm.vocab_size)], dtype=torch.float64)
+    assert rejected == pytest.approx(float(torch.minimum(p, psi).sum()), abs=1e-10)
+    matched, same = step(lm, strings, "exact-match")
+    assert same == pytest.approx(drafted, abs=1e-12)
+    assert matched == pytest.approx(float((p * psi).sum()), abs=1e-10)
+    assert matched < rejected  # what Theorem 3.1 says of q = p holds for any psi: p psi <= min(p, psi)
+
+    slem, first = step(lm, SLEMDrafter(small, translation, static.chain(2), IID, lm.vocab_size), "exact-match")
+    psi = torch.tensor([first.get(t, 0.0) for t in range(lm.vocab_size)], dtype=torch.float64)
+    assert slem == pytest.approx(float((p * psi).sum()), abs=1e-10)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_theorem_31_a_target_drafting_for_itself():
+    """With q = p rejection accepts everything, and exact match sum p^2, which is less where p is not one-hot."""
+    lm, _ = tables.lms(tables.TARGET, tables.TARGET, 1)
+    p = lm.table[PROMPT[-2], PROMPT[-1]]
+    drafter = LMDrafter(lm, static.chain(1), IID, lm.vocab_size)
+    assert step(lm, drafter, "standard")[0] == pytest.approx(1, abs=1e-12)
+    matched, _ = step(lm, drafter, "exact-match")
+    assert matched == pytest.approx(float((p * p).sum()), abs=1e-12)
+    assert matched < 0.99
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_rejection_asks_for_at_most_one_more_psi_on_average():
+    """Section 3.3 needs the residual of psi; drawn by rejection from p it costs at most one psi a step on average."""
+    lm, small = tables.lms(tables.DRAFTER, tables.TARGET, 0)
+    drafter = SLRSDrafter(small, tables.translation(), static.chain(1), vocab_size=lm.vocab_size)
+
+    def run():
+        session = drafter.open(1, 64)
+        session.join()
+        (tree,) = session.propose([Sequence(list(PROMPT), Sampling(), torch.Generator(), 3)])
+        record = tree.siblings[0]
+        asked = []
+        object.__setattr__(record, "psi", lambda t, psi=record.psi: asked.append(t) or psi(t))
+        p = lm.table[PROMPT[-2], PROMPT[-1]]
+        VERIFIERS["string-rejection"].walk(tree, lambda node: p, torch.Generator())
+        assert len(asked) == len(set(asked))
+        return len(asked) - len(record.draws)
+
+    assert 0 < sum(prob * number for number, prob in outcomes(run)) <= 1
