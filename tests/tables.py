@@ -2,9 +2,9 @@
 
 from foretoken.audit import decoding
 from foretoken.build import load
+from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.engine import Engine
-from foretoken.trees.static import StaticTree
 from models_zoo import tiny
 
 
@@ -14,7 +14,7 @@ def tiny_engine(**settings: object) -> Engine:
 
 
 def table_decoding(
-    verifier: Verifier, family: LawFamily, policy: StaticTree, v: int, seed: int = 0, **settings: object
+    verifier: Verifier, family: LawFamily, policy: TreePolicy, v: int, seed: int = 0, **settings: object
 ) -> decoding.Decoding:
     target, drafter = decoding.table_pair(policy, family, v, seed)
     return decoding.Decoding(target, drafter, verifier, **settings)

@@ -27,6 +27,8 @@ from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
+from foretoken.trees.budget import BudgetTree
+from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
 
@@ -56,9 +58,14 @@ def _kary(spec: str) -> TreePolicy:
     return static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD"))
 
 
+def _budget(spec: str) -> TreePolicy:
+    return BudgetTree(_positive(spec, "budget:N"))
+
+
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "chain": ("chain:D, a path of D drafts", _chain),
     "kary": ("kary:KxD, K children at every node down to depth D", _kary),
+    "budget": ("budget:N, sampled children where they pay most, N nodes expected", _budget),
     "list": ("list:FILE, the parent list in a JSON file", static.from_file),
 }
 
@@ -107,6 +114,7 @@ def load(
     spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
     rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" else RULES.get(spelling, "rrsw")))
     family = law_family(law) if law else rule.laws[0]
+    policy = policy_for(policy, rule)
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device = choose_device(device)
@@ -121,6 +129,10 @@ def load(
     if drafter is None or drafter == "none":
         proposing = NoDrafter()
     elif drafter == "ngram":
+        if not isinstance(policy, StaticTree):
+            raise ForetokenError(
+                f"Tree {tree} needs the drafter's probabilities, and ngram has none: take chain or kary."
+            )
         proposing = NgramDrafter(policy)
     elif spelling == SAME:
         proposing = LMDrafter(causal_lm(drafter), policy, family, 0)
@@ -173,6 +185,11 @@ def tree_policy(spec: str) -> TreePolicy:
         grammar = "; ".join(text for text, _ in TREES.values())
         raise ForetokenError(f"Unknown tree {spec}: choose {grammar}.")
     return TREES[kind][1](rest)
+
+
+def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
+    """The policy, told what the rule takes."""
+    return replace(policy, hub=rule.accepts(Hub(2))) if isinstance(policy, BudgetTree) else policy
 
 
 def law(name: str, k: int = 1) -> Law:

@@ -85,7 +85,7 @@ def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], 
             decoding.measure(rule, family, shape, seed)
             for family in exact.FAMILIES
             for shape in decoding.SHAPES
-            if rule.accepts(family(shape.policy.max_draws))
+            if all(rule.accepts(law) for law in shape.policy.laws(family))
         ]
         worst = max(m.worst for m in measured)
         trees = sorted({m.tree for m in measured})

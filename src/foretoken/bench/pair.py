@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.bench.methods import Foretoken, Method, Transformers, plain
-from foretoken.build import check_pair, load, tree_policy
+from foretoken.build import check_pair, load, policy_for, tree_policy
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
@@ -110,7 +110,7 @@ def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
 
 def with_tree(engine: Engine, tree: str) -> Engine:
     """The same engine with another tree policy."""
-    policy = tree_policy(tree)
+    policy = policy_for(tree_policy(tree), engine.verifier)
     if isinstance(engine.drafter, LMDrafter | NgramDrafter):
         engine = replace(engine, drafter=replace(engine.drafter, policy=policy), tree=tree)
         check_pair(engine.drafter, engine.verifier)

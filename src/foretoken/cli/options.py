@@ -20,7 +20,7 @@ Drafter = Annotated[
         "drafter for the demo target, else ngram."
     ),
 ]
-TREE_FORMS = "Token tree: chain:D, kary:KxD, or list:FILE (JSON parent list)."
+TREE_FORMS = "Token tree: chain:D, kary:KxD, budget:N, or list:FILE (JSON parent list)."
 Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
 LargestTree = Annotated[
     str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")

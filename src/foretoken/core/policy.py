@@ -1,18 +1,29 @@
-"""The contract of a tree policy: how many children each node gets, decided BEFORE they are drawn."""
+"""The contract of a tree policy: which children each node gets, decided BEFORE they are drawn."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from foretoken.core.laws import Law
 from foretoken.core.shapes import Float
+from foretoken.core.verifier import LawFamily
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the children of one node will be drawn. memo: what the policy itself wants to know again of it."""
+
+    law: Law
+    memo: Any = None
 
 
 @runtime_checkable
 class TreePolicy(Protocol):
-    """`children` may look at q and at earlier randomness, never at the draws it decides for: else the law is another.
+    """`plan` may look at q and at earlier randomness, never at the draws it decides for: else the law is another.
 
-    A state is whatever the policy wants to remember of a node; a token drawn twice keeps its first draw's state.
+    A state is whatever the policy wants to remember of a node.
     """
 
     @property
@@ -34,10 +45,30 @@ class TreePolicy(Protocol):
         """Nodes besides the root, at most, when the tree is cut at depth 0, 1, .. its own."""
         ...
 
-    def is_leaf(self, state: Any) -> bool:
-        """True where the node gets no children whatever q is, so that the drafter need not score it."""
+    @property
+    def weighs(self) -> bool:
+        """Whether q must be a distribution for opaque children too; else any score that ranks the same will do."""
         ...
 
-    def children(self, states: Sequence[Any], q: Float[Tensor, "m v"] | None) -> list[tuple[Any, ...]]:
-        """For each of m nodes the states of its draws, one a draw; q is None for drafters that have none."""
+    def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        """The largest laws by which children may be drawn, where laws of `family` are asked for."""
+        ...
+
+    def at(self, family: LawFamily, temperature: float) -> "TreePolicy":
+        """The policy for children of this family at this temperature; itself, if it is the same for all."""
+        ...
+
+    def plan(self, states: Sequence[Any], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
+        """The law of the children of each of m nodes, all of one level and one tree; None where there are to be none.
+
+        q is None for drafters that have none.
+        """
+        ...
+
+    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Any]:
+        """The states of the draws of one node, in draw order; a token drawn twice keeps its first draw's state."""
+        ...
+
+    def expands(self, state: Any) -> bool:
+        """Whether the node may get children, so that the drafter has to score it."""
         ...

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from foretoken.core.draw_each import draw_each
 from foretoken.core.interfaces import Path
-from foretoken.core.laws import NONE, Law, Opaque
+from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
@@ -38,7 +39,7 @@ class LMDrafter:
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        return (self.law(self.policy.max_draws),)
+        return self.policy.laws(self.law)
 
     @property
     def max_nodes(self) -> int:
@@ -52,6 +53,8 @@ class LMDrafter:
 class Growth:
     """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache."""
 
+    policy: TreePolicy
+    law: LawFamily
     builder: TreeBuilder
     states: list
     scored: dict[int, int]
@@ -88,11 +91,11 @@ class LMDraftSession:
             if len(seq.ids) - self.rows.lengths[row] > CHAIN:
                 self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
             pending = self._known(seq.ids[self.rows.lengths[row] :])
-            root = self.drafter.policy.root
-            grow = not self.drafter.policy.is_leaf(root) and seq.depth_left > 0
-            self.growths.append(
-                Growth(TreeBuilder(seq.ids[-1]), [root], {0: len(pending) - 1}, len(pending), [0] if grow else [])
-            )
+            law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
+            policy = self.drafter.policy.at(law, seq.sampling.temperature)
+            frontier = [0] if policy.expands(policy.root) and seq.depth_left > 0 else []
+            builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
+            self.growths.append(Growth(policy, law, builder, [policy.root], scored, len(pending), frontier))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
         logits = [row[-1:] for row in self.rows.score(tokens, parents)]
@@ -120,39 +123,39 @@ class LMDraftSession:
 
     def _draw(self, sequences: Seq[Sequence], logits: list[Float[Tensor, "_ v"]], depth: int) -> None:
         """Draw the children of every frontier node; the new frontier is those that will have children themselves."""
-        policy = self.drafter.policy
         for seq, g, rows in zip(sequences, self.growths, logits, strict=True):
             nodes, g.frontier = g.frontier, []
             if not nodes:
                 continue
-            law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
-            q = self._weights(seq, law, rows, [g.suffix(node) for node in nodes])
-            children = policy.children([g.states[node] for node in nodes], q)
-            widest = max(map(len, children))
-            if widest == 0:
+            q = self._weights(seq, g, rows, [g.suffix(node) for node in nodes])
+            plans = g.policy.plan([g.states[node] for node in nodes], q, g.law)
+            drawn = [(i, plan) for i, plan in enumerate(plans) if plan is not None]
+            if not drawn:
                 continue
-            u = seq.uniforms(len(nodes), law(widest).num_uniforms)
-            draws = law(widest).draw(q, u).tolist()
-            for node, q_row, row, states in zip(nodes, q, draws, children, strict=True):
-                kept = tuple(x for x in row[: len(states)] if x != NONE)
-                record = Siblings(kept, None if law is Opaque else q_row, law(len(states)))
-                for j, child in g.builder.add(node, record).items():
+            laws = [plan.law for _, plan in drawn]
+            u = seq.uniforms(len(drawn), max(law.num_uniforms for law in laws))
+            draws = draw_each(laws, q if len(drawn) == len(nodes) else q[[i for i, _ in drawn]], u)
+            for (i, plan), kept in zip(drawn, draws, strict=True):
+                states = g.policy.grow(plan, q[i], kept)
+                record = Siblings(kept, None if isinstance(plan.law, Opaque) else q[i], plan.law)
+                for j, child in g.builder.add(nodes[i], record).items():
                     g.states.append(states[j])
-                    if not policy.is_leaf(states[j]) and depth < seq.depth_left:
+                    if g.policy.expands(states[j]) and depth < seq.depth_left:
                         g.frontier.append(child)
 
     def _weights(
-        self, seq: Sequence, law: LawFamily, logits: Float[Tensor, "m d"], suffixes: list[list[int]]
+        self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: list[list[int]]
     ) -> Float[Tensor, "m v"]:
-        """q over the target's vocabulary; for opaque children scores, which rank the same and cost less."""
+        """q over the target's vocabulary; for opaque children scores, which rank the same, if the policy is content."""
         missing = self.drafter.vocab_size - logits.shape[1]
         if missing > 0:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         elif missing < 0:
             logits = logits[:, : self.drafter.vocab_size]
-        if law is Opaque:
-            return seq.scores(logits, suffixes)
-        return seq.probabilities(logits, suffixes)
+        if g.law is not Opaque or (g.policy.weighs and seq.sampling.temperature > 0):
+            return seq.probabilities(logits, suffixes)
+        scores = seq.scores(logits, suffixes)
+        return scores.softmax(-1) if g.policy.weighs else scores
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep what the cache holds of the accepted path; the rest is pending at the next step."""

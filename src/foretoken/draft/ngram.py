@@ -83,15 +83,18 @@ class NgramSession:
 
     def _children(self, builder: TreeBuilder, ids: list[int], node: int, state: object, positions: list[int]) -> list:
         """Add the distinct next tokens of `positions`, latest first, as children: (child, state, positions)."""
-        states = self.policy.children([state], None)[0]
+        plan = self.policy.plan([state], None, Opaque)[0]
+        if plan is None:
+            return []
         following: dict[int, list[int]] = {}
         for position in positions:
             if position < len(ids):
                 following.setdefault(ids[position], []).append(position + 1)
-        draws = tuple(following)[: len(states)]
+        draws = tuple(following)[: plan.law.k]
         if not draws:
             return []
-        nodes = builder.add(node, Siblings(draws, None, Opaque(len(states))))
+        states = self.policy.grow(plan, None, draws)
+        nodes = builder.add(node, Siblings(draws, None, plan.law))
         return [(child, states[j], following[draws[j]]) for j, child in nodes.items()]
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Law
+from foretoken.core.policy import Plan
 from foretoken.core.shapes import Float
+from foretoken.core.verifier import LawFamily
 
 MAX_NODES = 4096
 
@@ -19,6 +22,7 @@ class StaticTree:
     """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node."""
 
     parents: tuple[int, ...]
+    weighs: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
@@ -53,11 +57,20 @@ class StaticTree:
     def max_draws(self) -> int:
         return max(len(c) for c in self._children)
 
-    def is_leaf(self, state: int) -> bool:
-        return not self._children[state]
+    def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        return (family(self.max_draws),)
 
-    def children(self, states: Sequence[int], q: Float[Tensor, "m v"] | None) -> list[tuple[int, ...]]:
-        return [self._children[state] for state in states]
+    def at(self, family: LawFamily, temperature: float) -> "StaticTree":
+        return self
+
+    def plan(self, states: Sequence[int], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
+        return [Plan(family(len(nodes)), nodes) if (nodes := self._children[state]) else None for state in states]
+
+    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> tuple[int, ...]:
+        return plan.memo
+
+    def expands(self, state: int) -> bool:
+        return bool(self._children[state])
 
 
 def chain(depth: int) -> StaticTree:

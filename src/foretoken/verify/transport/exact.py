@@ -21,35 +21,38 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Law
+from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.verify.hub import HubRule
 from foretoken.verify.optimum import iid_optimum
 from foretoken.verify.rejection import is_single
 from foretoken.verify.transport.exact_fast import Grouping, Groups, by_ratio, fast_row
 
+HUB = HubRule()
+
 
 @dataclass(frozen=True)
 class Transport:
-    """The optimum for i.i.d. draws of any number, fixed or random: accepts with probability alpha*.
+    """The optimum for i.i.d. draws of any number, fixed or random, and for hub draws: accepts with probability alpha*.
 
-    Formula: the module's docstring; proof: docs/transport.md. One draw: the standard rule. O(v log v), on the CPU:
-    rows on an accelerator are copied there and back.
+    Formula: the module's docstring; proof: docs/transport.md. One draw: the standard rule. Hub draws: rule `hub`, which
+    is the optimum for them. O(v log v), on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "transport"
-    laws: tuple[LawFamily, ...] = (IID,)
+    laws: tuple[LawFamily, ...] = (IID, Hub)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
+        return isinstance(law, IID | Hub) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        return transport_row(p, siblings, by_ratio)
+        return HUB(p, siblings) if isinstance(siblings.law, Hub) else transport_row(p, siblings, by_ratio)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """alpha* = 1 + min over j of G_j - P_j, where P_j counts the tokens with q = 0 too."""
-        return iid_optimum(p, q, as_iid(law))
+        return HUB.acceptance(p, q, law) if isinstance(law, Hub) else iid_optimum(p, q, as_iid(law))
 
 
 def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping) -> Float[Tensor, " v"]:

@@ -1,0 +1,185 @@
+"""Budget trees: sampled children, as many at each node as are worth their nodes; decided from q before they are drawn.
+
+A level at a time. What a node's children cost is the expected number of DISTINCT tokens among the draws. One price lam
+per node, the same for the whole frontier, decides: a node reached with probability r gets the b that maximises
+
+    r * (value of b children, and of what grows below them)  -  lam * b,
+
+so that the marginal expected gain per expected node is lam everywhere; lam is such that what is spent, and what the
+levels below are expected to cost, is the budget (gain.py has the model of gains, docs/trees.md the reasons).
+
+Budget. Let e_l be the expected number of distinct draws of level l, given all before it. The policy keeps e_1 + ..
+<= N in every tree, and the nodes drawn minus that sum is a martingale: E[nodes] <= N exactly. Hard cap: the number of
+DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ever dropped after it was drawn.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+from torch import Tensor
+
+from foretoken.core.budgeted import laws_within
+from foretoken.core.compiled import compiled
+from foretoken.core.laws import IID, Hub, Law
+from foretoken.core.policy import Plan
+from foretoken.core.shapes import Float
+from foretoken.core.verifier import LawFamily
+from foretoken.trees.budget_fast import certainty_loop, spend_loop
+from foretoken.trees.gain import CHOICES, LOWEST, STEP, Forecast, miss_of, shares
+
+CAP = 3  # draws of a tree, in budgets
+MOST_DRAWS = 16  # at one node
+DEPTH = 24
+TYPICAL = 0.8  # sqrt(1 - sum q^2) of a node not seen yet
+HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/results/verification.md
+ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Of one tree at one level. spent: expected nodes; drawn: draws; log_price: ln lam of the level above."""
+
+    spent: float = 0.0
+    drawn: int = 0
+    level: int = 0
+    log_price: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Node:
+    """reach: the probability, as far as q tells, that the walk comes here."""
+
+    reach: float
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class Born:
+    """reach: of the parent; first, other: of its first child and of each other; ledger: of their level."""
+
+    reach: float
+    first: float
+    other: float
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class BudgetTree:
+    """At most `budget` expected nodes besides the root, on at most `depth` levels.
+
+    mismatch: 1 - (acceptance of one draw) at temperature 1 where q is wide. hub: whether the verifier takes hub draws
+    beside i.i.d. ones. temperature: the one it is made for by `at`. most_draws: at one node.
+    """
+
+    budget: int
+    depth: int = DEPTH
+    most_draws: int = MOST_DRAWS
+    mismatch: float = 0.2
+    hub: bool = False
+    temperature: float = 1.0
+    root: Node = field(default=Node(1.0, Ledger()), init=False)
+    weighs: bool = field(default=True, init=False)
+
+    @property
+    def max_nodes(self) -> int:
+        return 1 + CAP * self.budget
+
+    @property
+    def max_draws(self) -> int:
+        return min(self.most_draws, CAP * self.budget)
+
+    def sizes(self) -> tuple[int, ...]:
+        """A guess: what is cut off at depth d had about two nodes a level."""
+        return tuple(min(self.budget, 2 * d) for d in range(self.depth + 1))
+
+    def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        return (family(self.max_draws), *([Hub(self.max_draws)] if self.hub and family is IID else []))
+
+    def at(self, family: LawFamily, temperature: float) -> "BudgetTree":
+        return _at(self, temperature or 1.0)
+
+    def expands(self, state: Node) -> bool:
+        """A node that would not pay for a child at the price of the level above is not scored."""
+        ledger = state.ledger
+        if ledger.level >= self.depth or self.budget - ledger.spent < ENOUGH or ledger.drawn >= CAP * self.budget:
+            return False
+        return state.reach > math.exp(ledger.log_price)
+
+    def plan(self, states: Sequence[Node], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
+        assert q is not None
+        ledger = states[0].ledger
+        left = self.budget - ledger.spent
+        reach = np.array([state.reach for state in states])
+        chosen, first, other, log_price = self._spend(reach, q, left, self.depth - ledger.level - 1)
+        wanted = np.where(chosen >= 0, CHOICES[chosen], 0.0)
+        # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
+        most = np.minimum(np.floor(wanted * ((CAP * self.budget - ledger.drawn) / left)), self.max_draws).astype(int)
+        taken = np.flatnonzero(most > 0)
+        if not len(taken):
+            return [None] * len(states)
+        laws, expected = self._laws(family, q if len(taken) == len(states) else q[taken], wanted[taken], most[taken])
+        spent, drawn = ledger.spent + sum(expected), ledger.drawn + sum(law.k for law in laws)
+        below = Ledger(spent, drawn, ledger.level + 1, log_price)
+        plans: list[Plan | None] = [None] * len(states)
+        for i, law in zip(taken.tolist(), laws, strict=True):
+            j = chosen[i]
+            plans[i] = Plan(
+                law, Born(states[i].reach, float(reach[i] * first[i, j]), float(reach[i] * other[i, j]), below)
+            )
+        return plans
+
+    def _laws(
+        self, family: LawFamily, q: Float[Tensor, "m v"], wanted: np.ndarray, most: np.ndarray
+    ) -> tuple[list[Law], list[float]]:
+        """Laws with `wanted` distinct draws expected (rounded down, if not i.i.d.), and what is expected of each."""
+        fixed = np.minimum(wanted.astype(np.int64), most).tolist()
+        if family is not IID:
+            return [family(k) for k in fixed], [float(k) for k in fixed]
+        iid, expected = laws_within(q, wanted.tolist(), most.tolist())
+        laws: list[Law] = [*iid]
+        for i, (k, row) in enumerate(zip(fixed, q, strict=True)):
+            if self.hub and k > 1 and float(row.topk(k - 1).values.sum() / row.sum()) > HUB_SHARE:
+                laws[i], expected[i] = Hub(k), float(k)
+        return laws, expected
+
+    def _spend(
+        self, reach: np.ndarray, q: Tensor, left: float, levels: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        rows = np.ascontiguousarray(q.detach().cpu().numpy())
+        certainty = np.empty(len(rows))
+        compiled(certainty_loop, reorder_sums=True)(rows, certainty)
+        first, other = shares(CHOICES, miss_of(certainty, self.mismatch, self.temperature)[:, None])
+        worth, size = self.forecast.tables
+        chosen, price = np.empty(len(reach), np.int64), np.empty(1)
+        compiled(spend_loop)(
+            *(reach, first, other, CHOICES, worth[levels], size[levels], LOWEST, STEP, left, chosen, price)
+        )
+        return chosen, first, other, float(price[0])
+
+    @property
+    def forecast(self) -> Forecast:
+        return _forecast(self.mismatch, self.temperature, self.depth)
+
+    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Node]:
+        born: Born = plan.memo
+        if isinstance(plan.law, Hub) and q is not None:
+            weights = (q[list(draws)] / q.sum()).tolist()
+            rarest = min(range(len(draws)), key=weights.__getitem__)  # the draw that is no hub: it stands for the rest
+            weights[rarest] = 1 - (sum(weights) - weights[rarest])
+            return [Node(born.reach * weight, born.ledger) for weight in weights]
+        first, other = Node(born.first, born.ledger), Node(born.other, born.ledger)
+        return [first, *[other] * (len(draws) - 1)] if draws else []
+
+
+@cache
+def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
+    return replace(policy, temperature=temperature)
+
+
+@cache
+def _forecast(mismatch: float, temperature: float, depth: int) -> Forecast:
+    typical = miss_of(np.array([1 - TYPICAL**2]), mismatch, temperature)
+    return Forecast(float(typical[0]), depth)

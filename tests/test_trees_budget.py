@@ -1,0 +1,206 @@
+"""Budget trees: their cost is bounded, they decide before they draw, and pruning after the draw is caught."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from foretoken.audit import decoding
+from foretoken.audit import enumerate as exact
+from foretoken.audit.branching import outcomes
+from foretoken.core.draw_each import draw_each
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import Siblings, TreeBuilder
+from foretoken.core.verifier import Approximate, LawFamily
+from foretoken.trees.budget import CAP, BudgetTree
+from foretoken.trees.gain import CHOICES, Forecast, shares
+from foretoken.verify import VERIFIERS
+from foretoken.verify.transport.plan import Solver
+from tables import table_decoding, tiny_engine
+
+SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)
+EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=0.6)  # thinks so badly of the drafter that it branches
+CASES = [
+    (name, family)
+    for name, rule in VERIFIERS.items()
+    for family in SAMPLED
+    if all(rule.accepts(law) for law in EAGER.laws(family)) and not isinstance(rule, Approximate | Solver)
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_whole_decodings_have_the_targets_law(name: str, family: LawFamily) -> None:
+    case = table_decoding(VERIFIERS[name], family, EAGER, 3 if name == "transport" else 2, seed=3)
+    law, accepted = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert accepted > 0.1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_hub_and_iid_nodes_side_by_side() -> None:
+    """A sharp drafter: some nodes take hub draws, some i.i.d. ones; transport is exact for the mixture."""
+    policy = replace(EAGER, hub=True, budget=4, mismatch=3.0)
+    case = table_decoding(VERIFIERS["transport"], IID, policy, 3, sampling=Sampling(temperature=0.35))
+    assert {type(law) for law in laws_drawn(case)} == {IID, Hub}
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+
+
+def laws_drawn(case: decoding.Decoding) -> set[Law]:
+    return {s.law for tree, _ in trees(case) for s in tree.siblings if s is not None}
+
+
+def trees(case: decoding.Decoding, prompt=(0, 1)):
+    """Every tree that the drafter proposes for one prompt, with its probability."""
+
+    def run():
+        session = case.drafter.open(1, 64)
+        session.join()
+        return session.propose([Sequence(list(prompt), case.sampling, torch.Generator(), 9)])[0]
+
+    return list(outcomes(run))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("family", SAMPLED)
+@pytest.mark.parametrize("budget", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_the_budget_bounds_the_expected_nodes_and_the_cap_every_tree(
+    family: LawFamily, budget: int, temperature: float
+) -> None:
+    policy = replace(EAGER, budget=budget, depth=3, hub=True)
+    for prompt in ((0, 1), (2, 2)):
+        case = table_decoding(VERIFIERS["transport"], family, policy, 3, sampling=Sampling(temperature=temperature))
+        found = trees(case, prompt)
+        assert sum(prob for _, prob in found) == pytest.approx(1)
+        assert sum(prob * tree.num_drafted for tree, prob in found) <= budget + 1e-9
+        assert max(len(tree) for tree, _ in found) <= policy.max_nodes
+        assert max(sum(len(s.draws) for s in tree.siblings if s is not None) for tree, _ in found) <= CAP * budget
+
+
+def test_most_of_the_budget_is_spent() -> None:
+    """Wide distributions: nothing but the steps of the choices keeps nodes from being drawn."""
+    q = torch.softmax(torch.randn(1, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
+    policy = BudgetTree(16)
+    states, nodes = [policy.root], 0.0
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(policy.depth):
+        states = [s for s in states if policy.expands(s)]
+        if not states:
+            break
+        rows = q.expand(len(states), -1).contiguous()
+        plans = policy.plan(states, rows, IID)
+        below = []
+        for i, plan in enumerate(plans):
+            if plan is not None:
+                u = torch.rand(1, plan.law.num_uniforms, generator=rng, dtype=torch.float64)
+                draws = draw_each([plan.law], rows[i : i + 1], u)[0]
+                born = policy.grow(plan, rows[i], draws)
+                below += [born[j] for j in TreeBuilder(0).add(0, Siblings(draws, rows[i], plan.law))]
+        states, nodes = below, nodes + len(below)
+    assert 12 <= nodes <= 22
+
+
+class Pruning(BudgetTree):
+    """Draws two i.i.d. children everywhere, and drops the less likely one after the draw: lossy."""
+
+    def plan(self, states, q, family):
+        return [replace(plan, law=IID(2)) if plan else None for plan in super().plan(states, q, family)]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_pruning_sampled_children_after_the_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same drafter, the same draws: exact if all of them are kept, off by far if the unlikely ones are not."""
+    case = table_decoding(VERIFIERS["transport"], IID, Pruning(3, depth=1, most_draws=2), 3)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+
+    def pruned(laws, q, u):
+        return [
+            tuple(sorted(draws, key=lambda x: -float(row[x]))[:1])
+            for draws, row in zip(draw_each(laws, q, u), q, strict=True)
+        ]
+
+    monkeypatch.setattr("foretoken.draft.lm.draw_each", pruned)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) > 0.01
+
+
+def test_a_draw_that_decides_its_own_number_is_seen_by_the_enumeration() -> None:
+    """The premise of random counts: a count that looks at its draws ("draw again if it was unlikely") is lossy."""
+    p, q = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.9, 0.1], dtype=torch.float64)
+    law = IID(2, counts=(0.0, 0.5, 0.5))
+    total = torch.zeros(2, dtype=torch.float64)
+    for first in range(2):
+        for second in range(2):
+            draws = (first,) if first == 0 else (first, second)
+            total += q[first] * q[second] * VERIFIERS["transport"](p, Siblings(draws, q, law))
+    assert float((total - p).abs().max()) > 0.01
+
+
+def test_draws_of_laws_side_by_side_are_those_of_each_alone() -> None:
+    rng = torch.Generator().manual_seed(0)
+    q = torch.softmax(torch.randn(6, 8, generator=rng, dtype=torch.float64), 1)
+    u = torch.rand(6, 4, generator=rng, dtype=torch.float64)
+    laws = [IID(2), IID(3, (0.0, 0.2, 0.3, 0.5)), Hub(3), WithoutReplacement(4), Opaque(2), IID(0)]
+    found = draw_each(laws, q, u)
+    assert found[5] == ()
+    for i, law in enumerate(laws[:5]):
+        own = law.draw(q[i : i + 1], u[i : i + 1, : law.num_uniforms])[0].tolist()
+        assert found[i] == tuple(own[: len(found[i])])
+    assert [len(draws) for draws in (found[0], found[2], found[3], found[4])] == [2, 3, 4, 2]
+
+
+def test_the_number_of_draws_has_its_law() -> None:
+    """Each number within 5 standard errors over 4,000 draws; the seed is fixed."""
+    law = IID(3, (0.1, 0.2, 0.3, 0.4))
+    u = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q = torch.full((4000, 5), 0.2, dtype=torch.float64)
+    numbers = np.bincount([len(draws) for draws in draw_each([law] * 4000, q, u)], minlength=4) / 4000
+    assert np.abs(numbers - law.counts).max() < 5 * 0.5 / 4000**0.5
+
+
+def test_the_model_of_gains() -> None:
+    """Probabilities, one after the other; more children are worth less each; a cheaper node is worth more nodes."""
+    for miss in (0.01, 0.2, 0.6, 0.95):
+        first, other = shares(CHOICES, miss)
+        total = first + (CHOICES - 1) * other
+        assert (first > 0).all()
+        assert (other >= 0).all()
+        assert (np.diff(total) > -1e-12).all()
+        assert total[-1] <= 1
+        assert first[0] == pytest.approx(1 - miss)
+    worth, size = Forecast(0.2, 8).tables
+    assert (np.diff(worth, axis=1) <= 1e-12).all()
+    assert (np.diff(worth, axis=0) >= -1e-12).all()
+    assert (size[1:, 0] > size[1:, -1]).all()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_engine_runs_it(batch: int) -> None:
+    engine = tiny_engine(tree="budget:6", verifier="transport", max_batch=batch)
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
+    together = engine.generate(prompts, max_new_tokens=12, temperature=1.0, seed=0)
+    alone = [engine.generate(x, max_new_tokens=12, temperature=1.0, seed=i) for i, x in enumerate(prompts)]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    greedy = engine.generate(prompts, max_new_tokens=12, temperature=0.0)
+    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, max_new_tokens=12, temperature=0.0)
+    assert [r.token_ids for r in greedy] == [r.token_ids for r in plain]
+
+
+def test_bad_trees_are_refused() -> None:
+    with pytest.raises(ForetokenError, match="positive integers"):
+        tiny_engine(tree="budget:0")
+    with pytest.raises(ForetokenError, match="ngram has none"):
+        tiny_engine(tree="budget:8", drafter="ngram", verifier="exact-match")
+    with pytest.raises(ForetokenError, match="does not branch"):
+        tiny_engine(tree="budget:8", verifier="block")
+
+
+def test_rules_declare_what_budget_trees_draw() -> None:
+    assert exact.laws_of(VERIFIERS["transport"])[-1] == Hub(3)
