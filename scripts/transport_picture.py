@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from foretoken.verify.transport.exact import plain_selected, plain_thresholds
+from foretoken.verify.transport.exact_plain import plain_selected, plain_thresholds
 
 P = np.array([0.30, 0.24, 0.20, 0.14, 0.08, 0.04])  # in the order of falling p/q
 Q = np.array([0.08, 0.12, 0.15, 0.20, 0.20, 0.25])

@@ -12,13 +12,15 @@ from torch import Tensor
 
 import foretoken
 from foretoken.audit import enumerate as exact
+from foretoken.core.compiled import compiled
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, outcomes
 from foretoken.core.tree import Siblings
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport import grouped
-from foretoken.verify.transport.exact import Transport, draw_counts, plain_row
-from foretoken.verify.transport.exact_fast import by_ratio, fast_row
+from foretoken.verify.transport.exact import Transport, draw_counts
+from foretoken.verify.transport.exact_fast import by_ratio, fast_row, selected_loop
+from foretoken.verify.transport.exact_plain import plain_row
 
 RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
 COUNTS = [(0.2, 0.5, 0.3), (0.0, 0.3, 0.0, 0.7), (0.4, 0.6), (1.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2)]
@@ -95,8 +97,8 @@ def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, grou
     p, q = p / p.sum(), q / q.sum()
     law = data.draw(st.sampled_from(LAWS))
     draws = np.array(data.draw(st.lists(st.sampled_from(np.flatnonzero(q).tolist()), max_size=law.k)), dtype=np.int64)
-    ns, cs = draw_counts(law)
-    groups = grouping(p, q, float(ns @ cs))
+    ns, cs, mean = draw_counts(law)
+    groups = grouping(p, q, mean)
     fast, plain = fast_row(p, q, draws, groups, ns, cs), plain_row(p, q, draws, groups, ns, cs)
     assert fast.min() >= 0
     assert fast.sum() == pytest.approx(1, abs=1e-12)
@@ -137,6 +139,45 @@ def test_the_sampled_law_is_p_at_full_size(rule: Transport) -> None:
     assert float(errors.max()) < 5
 
 
+def selection(p: Tensor, q: Tensor, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """p, q and rho in the order of falling ratio."""
+    groups = by_ratio(p.numpy(), q.numpy(), float(n))
+    rho = np.empty_like(groups[1])
+    compiled(selected_loop)(*groups[1:], np.array([n]), np.array([1.0]), rho)
+    return groups[1], groups[2], rho
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_the_selection_is_as_the_proof_wants_it(n: int, temperature: float) -> None:
+    """docs/transport.md, section 2, (a) to (d), for a large row; and it has few values of rho where there is room."""
+    logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    p, q, rho = selection(*torch.softmax(logits / temperature, -1), n)
+    g, s = 1 - (1 - np.minimum(q.cumsum(), 1)) ** n, rho * q
+    h = int(np.append(0.0, g - p.cumsum()).argmin())
+    assert (np.diff(rho) <= 0).all()
+    assert (s.cumsum() <= g + 1e-13).all()
+    assert s.sum() == pytest.approx(1, abs=1e-13)
+    assert s[:h].sum() == pytest.approx(g[h - 1] if h else 0, abs=1e-13)
+    assert (s[:h] <= p[:h] * (1 + 1e-14)).all()
+    assert (s[h:] >= p[h:] * (1 - 1e-14)).all()
+    if n == 2 and temperature <= 1:
+        assert len(np.unique(rho)) < 100
+
+
+def test_where_all_of_p_can_be_accepted_the_selection_is_p() -> None:
+    """p = the chance to be the best draw in some order: G = P at every boundary, no room for steps, every beta is 1."""
+    q = torch.softmax(torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64), -1)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
+    p = torch.empty_like(q)
+    p[order] = torch.diff(1 - (1 - q[order].cumsum(0).clamp(max=1)) ** 3, prepend=torch.zeros(1).double())
+    p_sorted, q_sorted, rho = selection(p, q, 3)
+    assert np.abs(rho * q_sorted - p_sorted).max() < 1e-13
+    row = VERIFIERS["transport"](p, Siblings(tuple(order[[70, 3, 150]].tolist()), q, IID(3)))
+    assert float(row[order[3]]) == pytest.approx(1, abs=1e-9)
+    assert float(foretoken.acceptance("transport", IID(3), p, q)) == pytest.approx(1, abs=1e-12)
+
+
 @pytest.mark.parametrize("n", [1, 2, 4, 16])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_the_gap_of_groups_is_bounded(n: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +192,7 @@ def test_the_gap_of_groups_is_bounded(n: int, temperature: float, monkeypatch: p
         assert bool((lost <= grouped.gap(IID(n)) * spread + 1e-12).all())
         assert bool((lost > -1e-12).all())
         if groups == 8 and n > 1 and temperature >= 1:
-            assert float(lost.max()) > 0.05 * grouped.gap(IID(n)), "the test sees no gap"
+            assert float(lost.max()) > 0.02 * grouped.gap(IID(n)), "the test sees no gap"
 
 
 def test_no_draw_gives_p() -> None:

@@ -12,4 +12,5 @@ def compiled(loop: Callable[..., None], reorder_sums: bool = False) -> Callable[
 
     fastmath = {"reassoc", "nsz"} if reorder_sums else False
     # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
-    return njit(cache=True, nogil=True, fastmath=fastmath)(inspect.unwrap(loop))
+    # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of vectors.
+    return njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(inspect.unwrap(loop))

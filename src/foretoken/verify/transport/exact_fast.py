@@ -75,60 +75,94 @@ def mass_loop(
 
 
 def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:
-    """rho = clip(p/q, sigma, tau): steps 1 and 2. Every q > 0."""
+    """rho: the steps, the cap and the floor. Every q > 0."""
     k = p.shape[0]
-    rest = np.empty(k + 1)  # R
-    before = np.empty(k + 1)  # Q
-    rest[k], before[0] = 0.0, 0.0
-    for j in range(k):
-        before[j + 1] = before[j] + q[j]
-        rest[k - 1 - j] = rest[k - j] + q[k - 1 - j]
+    spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and R
+    rest[k] = 0.0
+    for j in range(k - 1, -1, -1):
+        rest[j] = rest[j + 1] + q[j]
     mean, hit = 0.0, 0.0
     for i in range(ns.shape[0]):
         mean += ns[i] * cs[i]
         if ns[i] > 0:
             hit += cs[i]
-    h, least, prefix = 0, 0.0, 0.0
+    h, prefix = 0, 0.0
+    spare[0] = 0.0
     for j in range(1, k + 1):
         prefix += p[j - 1]
-        g = 0.0
+        g = 1.0
         for i in range(ns.shape[0]):
-            g += cs[i] * (1.0 - rest[j] ** ns[i])
-        if g - prefix < least:
-            h, least = j, g - prefix
-    left = 0.0  # G_h, to its last digit also where it is tiny
+            power, square, bits = cs[i], rest[j], ns[i]
+            while bits > 0:  # cs * rest^ns, at a quarter of the time of pow
+                if bits & 1:
+                    power *= square
+                square *= square
+                bits >>= 1
+            g -= power
+        spare[j] = g - prefix
+        if spare[j] < spare[h]:
+            h = j
+    # Steps: away from h, each as long as the curve stays below G there and can stay below it further on.
+    for j in range(k - 1, h, -1):
+        spare[j] = min(spare[j], spare[j + 1])
+    for j in range(1, h):
+        spare[j] = min(spare[j], spare[j - 1])
+    spent, j = spare[h], h
+    while j < k:
+        step = min(p[j] / q[j], mean)
+        rho[j] = step
+        j += 1
+        while j < k and spent + (step * q[j] - p[j]) <= spare[j + 1]:
+            spent += max(step * q[j] - p[j], 0.0)
+            rho[j] = step
+            j += 1
+    spent, j = spare[h], h - 1
+    while j >= 0:
+        step = min(p[j] / q[j], mean)
+        rho[j] = step
+        j -= 1
+        while j >= 0 and spent + (p[j] - step * q[j]) <= spare[j]:
+            spent += max(p[j] - step * q[j], 0.0)
+            rho[j] = step
+            j -= 1
+    before, left = 0.0, 0.0  # Q_h, and G_h to its last digit also where it is tiny
+    for j in range(h):
+        before += q[j]
     for i in range(ns.shape[0]):
         if ns[i] > 0 and h > 0:
-            left -= cs[i] * np.expm1(ns[i] * np.log1p(-min(before[h], 1.0)))
-    lowest = left / before[h] if h > 0 else 0.0
+            left -= cs[i] * np.expm1(ns[i] * np.log1p(-min(before, 1.0)))
+    lowest = left / before if h > 0 else 0.0
     tau = mean  # tau <= g'(0) = E[N], and with h = 0 no ratio is above that: so it stands for infinity
     for j in range(h - 1, -1, -1):  # groups 0..j are capped at t
-        t = max(left / before[j + 1], lowest)
+        t = max(left / before, lowest)
         if j + 1 < h:
-            t = max(t, p[j + 1] / q[j + 1])
-        if p[j] >= t * q[j]:
+            t = max(t, rho[j + 1])
+        if rho[j] >= t:
             tau = min(t, mean)
             break
-        left -= p[j]
+        left -= rho[j] * q[j]
+        before -= q[j]
     missing = hit
     for j in range(k):
-        missing -= min(p[j], tau * q[j])
+        rho[j] = min(rho[j], tau)
+        missing -= rho[j] * q[j]
     missing = max(missing, 0.0)
-    sigma, p_low, q_low = 0.0, 0.0, 0.0
+    sigma, s_low, q_low = 0.0, 0.0, 0.0
     for j in range(k - 1, -1, -1):  # groups j.. are floored at sigma
-        p_low += min(p[j], tau * q[j])
+        s_low += rho[j] * q[j]
         q_low += q[j]
-        sigma = min((missing + p_low) / q_low, tau)
-        if j > 0 and sigma * q[j - 1] <= min(p[j - 1], tau * q[j - 1]):
+        sigma = min((missing + s_low) / q_low, tau)
+        if j > 0 and sigma <= rho[j - 1]:
             break
     for j in range(k):
-        rho[j] = min(max(p[j] / q[j], sigma), tau)
+        rho[j] = max(rho[j], sigma)
 
 
 def threshold_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
-    """beta[j] = the time at which the boundary after group j dies, 1 for those that never do: step 3.
+    """beta[j] = the time at which the boundary after group j dies, 1 for those that never do.
 
-    Block b lies to the left of boundary b. The heap holds every boundary, a dead one with an infinite key.
+    Block b lies to the left of boundary b, until it dies. `death` is when it would if nothing else died; what dies
+    beside it can only bring that forward. They are queued in lists by span of time, in the span at hand in a heap.
     """
     k = rho.shape[0]
     ends = np.empty(k, np.int64)
@@ -138,72 +172,104 @@ def threshold_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarra
             ends[n] = j
             n += 1
     mass, a, s = np.zeros(n), np.empty(n), np.zeros(n)
-    rest = 0.0
+    after = 0.0
     for b in range(n - 1, -1, -1):
         for j in range(ends[b], ends[b - 1] if b > 0 else -1, -1):
             mass[b] += q[j]
-        rest += mass[b]
+        rest = after + mass[b]
         a[b] = rho[ends[b]]
-        log_left = np.log1p(-mass[b] / rest) if b < n - 1 and mass[b] < rest else -np.inf
         for i in range(ns.shape[0]):
-            if ns[i] > 0:  # E[R^N] before the block less E[R^N] after it, without cancellation
-                s[b] -= cs[i] * rest ** ns[i] * np.expm1(ns[i] * log_left)
-        s[b] /= mass[b]
-    before, after = np.arange(n) - 1, np.arange(n) + 1
-    alive = np.full(n, True)
-    key = np.full(n, np.inf)
-    heap, where = np.arange(n - 1), np.arange(n - 1)
-    changed, num_changed = np.arange(n - 1), n - 1  # boundaries whose key has to be computed
-    changed = np.append(changed, np.zeros(3, np.int64))
+            if ns[i] > 0:  # (rest^n - after^n) / (rest - after), from the leading bit of n down, without a difference
+                slope, rest_power, after_power, bit = cs[i], rest, after, 1
+                while bit * 2 <= ns[i]:
+                    bit *= 2
+                while bit > 1:
+                    bit //= 2
+                    slope *= rest_power + after_power
+                    rest_power *= rest_power
+                    after_power *= after_power
+                    if ns[i] & bit:
+                        slope = slope * rest + cs[i] * after_power
+                        rest_power *= rest
+                        after_power *= after
+                s[b] += slope
+        after = rest
+
+    left, right = np.arange(n) - 1, np.arange(n) + 1
+    death = np.full(n, np.inf)  # -1 once it has come
+    num_spans = n // 4 + 1
+    newest = np.full(num_spans, -1)  # entry of each span, and from there on by `older`
+    older, who, num_entries = np.empty(3 * n, np.int64), np.empty(3 * n, np.int64), 0
+    when, whose, size = np.empty(3 * n), np.empty(3 * n, np.int64), 0  # the heap; an entry with an old time is void
+    changed = np.empty(n + 1, np.int64)  # boundaries whose death is to be computed and queued
+    time = 0.0
     for b in range(n):
         beta[ends[b]] = 1.0
-    time = 0.0
-    while n > 1:
-        for j in range(num_changed):
-            b = changed[j]
-            c = after[b]
-            if not alive[b]:
-                key[b] = np.inf
-            elif a[b] <= a[c]:  # by rounding
-                key[b] = time
-            else:
-                key[b] = (a[b] - a[c]) / (s[b] - s[c]) if s[b] > s[c] else np.inf
-            i = where[b]
-            while i > 0 and key[heap[(i - 1) // 2]] > key[b]:
-                heap[i] = heap[(i - 1) // 2]
-                where[heap[i]] = i
-                i = (i - 1) // 2
-            while 2 * i + 1 < n - 1:
-                least = 2 * i + 1
-                if least + 1 < n - 1 and key[heap[least + 1]] < key[heap[least]]:
+        changed[b] = b
+    num_changed = n - 1
+    for span in range(-1, num_spans):  # before the first span all are queued
+        if span >= 0:
+            entry = newest[span]
+            while entry >= 0:
+                b = who[entry]
+                if 0.0 <= death[b] < 1.0 and int(death[b] * num_spans) == span:
+                    death[b] = np.inf
+                    changed[num_changed] = b
+                    num_changed += 1
+                entry = older[entry]
+        while num_changed > 0 or size > 0:
+            for i in range(num_changed):
+                b = changed[i]
+                c = right[b]
+                t = time  # where the slopes of S meet by rounding
+                if a[b] > a[c]:
+                    t = max((a[b] - a[c]) / (s[b] - s[c]), time) if s[b] > s[c] else np.inf
+                if t >= min(death[b], 1.0):
+                    continue
+                death[b] = t
+                later = int(t * num_spans)
+                if later > span:
+                    who[num_entries], older[num_entries] = b, newest[later]
+                    newest[later] = num_entries
+                    num_entries += 1
+                    continue
+                at = size
+                while at > 0 and when[(at - 1) // 2] > t:
+                    when[at], whose[at] = when[(at - 1) // 2], whose[(at - 1) // 2]
+                    at = (at - 1) // 2
+                when[at], whose[at] = t, b
+                size += 1
+            num_changed = 0
+            if size == 0:
+                break
+            b, t = whose[0], when[0]
+            size -= 1
+            at = 0
+            while 2 * at + 1 < size:
+                least = 2 * at + 1
+                if least + 1 < size and when[least + 1] < when[least]:
                     least += 1
-                if key[heap[least]] >= key[b]:
+                if when[least] >= when[size]:
                     break
-                heap[i] = heap[least]
-                where[heap[i]] = i
-                i = least
-            heap[i] = b
-            where[b] = i
-        b = heap[0]
-        if key[b] >= 1.0:
-            break
-        time = max(time, key[b])
-        beta[ends[b]] = time
-        left, c = before[b], after[b]
-        total = mass[b] + mass[c]
-        a[c] = (mass[b] * a[b] + mass[c] * a[c]) / total
-        s[c] = (mass[b] * s[b] + mass[c] * s[c]) / total
-        mass[c] = total
-        before[c] = left
-        alive[b] = False
-        changed[0], num_changed = b, 1
-        if left >= 0:
-            after[left] = c
-            changed[num_changed] = left
-            num_changed += 1
-        if c < n - 1:
-            changed[num_changed] = c
-            num_changed += 1
+                when[at], whose[at] = when[least], whose[least]
+                at = least
+            when[at], whose[at] = when[size], whose[size]
+            if death[b] != t:
+                continue
+            time = beta[ends[b]] = t
+            death[b] = -1.0
+            before, c = left[b], right[b]
+            total = mass[b] + mass[c]
+            a[c] = (mass[b] * a[b] + mass[c] * a[c]) / total
+            s[c] = (mass[b] * s[b] + mass[c] * s[c]) / total
+            mass[c] = total
+            left[c] = before
+            if before >= 0:
+                right[before] = c
+                changed[0], num_changed = before, 1
+            if c < n - 1:
+                changed[num_changed] = c
+                num_changed += 1
 
 
 def row_loop(

@@ -49,7 +49,7 @@ def greedy_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
 def capped_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
     """Outer residuals min(p, tau q), tau such that they sum to P(draws hit the outside): an interior point. O(v).
 
-    Feasible by s. 4 of the design: m = min(p, tau q) has a concave prefix curve below G. p, q: as above.
+    Feasible: the sum is a line below the concave G until p takes over, and is nearest to G at the end. p, q: as above.
     """
     goal = _prefix_curve(q, n)[-1]
     # Tokens by falling p / q: the first i are capped at tau q, the rest keep p.

@@ -1,12 +1,13 @@
 """Grouped transport: the exact rule over at most GROUPS groups of tokens of nearly equal p/q, in O(v) and no sort.
 
 The groups stand in the place of tokens, with their masses P_b and Q_b: a pick still has the law q_i rho_b of its token,
-so that m_i = min(p_i, q_i rho_b) is accepted and the row stays exactly lossless (docs/transport.md, section 5). What is
+so that m_i = min(p_i, q_i rho_b) is accepted and the row stays exactly lossless (docs/transport.md, section 4). What is
 given up of the optimum, alpha* - sum m, is at most
 
-    width / 4 * sum max(p, q)  =  width / 4 * (1 + TV(p, q)),    1 / width = floor((GROUPS - 1) / (1 + ln max(1, E[N])))
+    width / 4 * sum max(p, q)  =  width / 4 * (1 + TV(p, q)),    1 / width = floor((GROUPS - 1) / phi(max(1, E[N])))
 
-for groups of equal width in phi(r) = min(r, 1) + ln(max(r, 1)), r = p/q, up to r = E[N]; above that is one group.
+for groups of equal width in phi(r), r = p/q, up to r = E[N]; above that is one group. phi(r) = r up to 1; from there on
+it grows by 1 in each octave, straight: phi(r) = e + r / 2^e where 2^e <= r < 2^(e+1).
 """
 
 import math
@@ -55,12 +56,12 @@ class TransportGrouped:
 
 def gap(law: IID) -> float:
     """The largest acceptance given up per unit of 1 + TV(p, q)."""
-    return _width(sum(law.tails)) / 4
+    return 1 / (4 * _per_unit(sum(law.tails)))
 
 
 def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
-    ns, cs = draw_counts(law)
-    group, p_mass, q_mass = by_near_ratio(p, q, float(ns @ cs))
+    ns, cs, mean = draw_counts(law)
+    group, p_mass, q_mass = by_near_ratio(p, q, mean)
     rho = np.empty_like(p_mass)
     compiled(selected_loop)(p_mass, q_mass, ns, cs, rho)
     return float(np.minimum(p, np.where(group >= 0, rho[group] * q, 0.0)).sum())
@@ -68,54 +69,58 @@ def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
 
 def by_near_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
     """(group of each token or -1, p of the groups, q of the groups), groups in the order of falling ratio."""
-    group, masses, size = np.empty(len(p), np.int32), np.zeros((2, GROUPS)), np.empty(1, np.int64)
-    compiled(group_loop)(p, q, mean, _width(mean), group, masses, size)
-    return group, masses[0, : size[0]], masses[1, : size[0]]
+    group, masses, size = np.empty(len(p), np.int32), np.zeros((GROUPS, 2)), np.empty(1, np.int64)
+    ratio = np.empty(len(p))
+    arguments = (p, q, mean, _per_unit(mean), ratio, ratio.view(np.int64), group, masses, size)
+    compiled(group_loop, reorder_sums=True)(*arguments)
+    return group, masses[: size[0], 0].copy(), masses[: size[0], 1].copy()
 
 
 def group_loop(
     p: np.ndarray,
     q: np.ndarray,
     mean: float,
-    width: float,
+    per_unit: int,
+    ratio: np.ndarray,
+    bits: np.ndarray,
     group: np.ndarray,
     masses: np.ndarray,
     size: np.ndarray,
 ) -> None:
-    """Groups with tokens move together at the front; size = [their number]."""
+    """Groups with tokens move together at the front; size = [their number]. bits: of `ratio`, as integers, for phi
+    is linear in them above 1."""
+    v, last = p.shape[0], masses.shape[0] - 1
     p_total, q_total = 0.0, 0.0
-    for x in range(p.shape[0]):
+    for x in range(v):
         p_total += np.float64(p[x])
         q_total += np.float64(q[x])
-    last = masses.shape[1] - 1
-    for x in range(p.shape[0]):
-        p_x, q_x = np.float64(p[x]) / p_total, np.float64(q[x]) / q_total
-        group[x] = -1
-        if q_x <= 0.0:
-            continue
-        if p_x >= mean * q_x and mean >= 1.0:
-            b = 0
-        elif p_x <= q_x:
-            b = last - int(p_x / q_x / width)
-        else:
-            b = last - int((1.0 + np.log(p_x / q_x)) / width)
-        b = max(b, 0)
-        group[x] = b
-        masses[0, b] += p_x
-        masses[1, b] += q_x
+    p_scale, q_scale = 1.0 / p_total, 1.0 / q_total
+    for x in range(v):
+        q_x = np.float64(q[x]) * q_scale
+        ratio[x] = np.float64(p[x]) * p_scale / q_x if q_x > 0.0 else -1.0
+    for x in range(v):
+        octave, above = (bits[x] >> 52) - 1023, (bits[x] & 0xFFFFFFFFFFFFF) * 2.0**-52
+        phi = ratio[x] if ratio[x] <= 1.0 else octave + 1 + above
+        b = last - int(min(phi * per_unit, last + 0.5))
+        group[x] = (0 if ratio[x] >= mean and mean >= 1.0 else b) if ratio[x] >= 0.0 else -1
+    for x in range(v):
+        if group[x] >= 0:
+            masses[group[x], 0] += np.float64(p[x]) * p_scale
+            masses[group[x], 1] += np.float64(q[x]) * q_scale
     moved = np.zeros(last + 1, np.int32)
     n = 0
     for b in range(last + 1):
-        if masses[1, b] > 0.0:
+        if masses[b, 1] > 0.0:
             moved[b] = n
-            masses[0, n], masses[1, n] = masses[0, b], masses[1, b]
+            masses[n, 0], masses[n, 1] = masses[b, 0], masses[b, 1]
             n += 1
-    for x in range(p.shape[0]):
+    for x in range(v):
         if group[x] >= 0:
             group[x] = moved[group[x]]
     size[0] = n
 
 
-def _width(mean: float) -> float:
-    """1 / width is whole, so that no group reaches across r = 1; the first group, above E[N], has no width."""
-    return 1 / max(1, int((GROUPS - 1) / (1 + math.log(max(1.0, mean)))))
+def _per_unit(mean: float) -> int:
+    """Groups in one unit of phi; whole, so that none reaches across 1, 2, 4, ..; the first, above E[N], is extra."""
+    half, octave = math.frexp(max(1.0, mean))
+    return max(1, int((GROUPS - 1) / (octave - 1 + 2 * half)))
