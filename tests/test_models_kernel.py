@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from foretoken.core.vectors import LANES, softmax_row
 from foretoken.models import kernel, panels
 from foretoken.models.causal_lm import CausalLM, Rows
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear, pack
-from foretoken.models.tile import LANES, gate_row, machine_code, softmax_row, times
+from foretoken.models.tile import gate_row, machine_code, times
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
 
@@ -77,7 +78,7 @@ def test_softmax_rows() -> None:
 
 def _softmax_two(x, chunks):  # type: ignore[no-untyped-def]
     for row in range(2):
-        softmax_row(x, row * chunks * LANES, chunks)
+        softmax_row(x, row * chunks * LANES, np.float32(1), x, row * chunks * LANES, chunks)
 
 
 def _gate(y, bias, width, out):  # type: ignore[no-untyped-def]

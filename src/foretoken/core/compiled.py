@@ -3,10 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 
 @functools.cache
-def compiled(loop: Callable[..., None], reorder_sums: bool = False) -> Callable[..., None]:
+def compiled(loop: Callable[..., Any], reorder_sums: bool = False) -> Callable[..., Any]:
     """`loop` as machine code. reorder_sums: float sums may be reordered, which lets them use vector registers."""
     from numba import njit  # here, not above: it takes half a second to import
 

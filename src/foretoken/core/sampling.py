@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError, NotFiniteError
+from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
+from foretoken.core.softmax import SMALLEST, TINY, best, softmax
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 NEGATIVE_INFINITY = float("-inf")
-SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
-TINY = 1e-20  # below this temperature a quotient of float32 logits could overflow
 
 
 @dataclass(frozen=True)
@@ -71,21 +70,12 @@ class Sampling:
         """
         scores = self.scores(logits, prefixes, num_prompt)
         if self.temperature == 0:
-            best, token = scores.max(-1, keepdim=True)
-            if not bool(torch.isfinite(best).all()):
-                raise NotFiniteError("NaN or infinite logits")
-            return torch.zeros_like(scores).scatter_(-1, token, 1.0)
+            return best(scores)
+        if not (self.top_k or self.top_p < 1 or self.min_p):
+            return softmax(scores, self.temperature)
         if self.temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
             scores = scores - scores.amax(-1, keepdim=True)
-        if self.temperature != 1:
-            scores = scores / max(self.temperature, SMALLEST)
-        if self.top_k or self.top_p < 1 or self.min_p:
-            scores = self._truncate(scores)
-        p = torch.softmax(scores, -1)
-        # One bad logit makes its whole row NaN, so one column shows it.
-        if bool(p[:, 0].isnan().any()):
-            raise NotFiniteError("NaN or infinite logits")
-        return p
+        return softmax(self._truncate(scores / max(self.temperature, SMALLEST)), 1.0)
 
     def scores(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0

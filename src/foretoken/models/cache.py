@@ -58,6 +58,7 @@ class SlotCache(Cache):
         self._used = self._new = self._start = 0
         self._rows = slice(0)
 
+    @torch.inference_mode()
     def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used).
 
@@ -111,6 +112,7 @@ class SlotCache(Cache):
         new = self.stores[0][:, self._rows].narrow(3, self._start, self._new)
         return list(new.unflatten(0, (-1, 2)).unbind(0))
 
+    @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
         for store in self.stores:
@@ -118,6 +120,7 @@ class SlotCache(Cache):
             of_row = store[:, row]
             of_row[:, :, start : start + len(nodes)] = of_row.index_select(2, source)
 
+    @torch.inference_mode()
     def copy_row(self, source: int, target: int, used: int) -> None:
         """Copy the first `used` slots of row `source` to row `target`."""
         for store in self.stores:

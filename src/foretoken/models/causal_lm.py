@@ -143,7 +143,6 @@ class Rows:
         self._trees.append(GrowingTree(self._low))
         return len(self.lengths) - 1
 
-    @torch.inference_mode()
     def leave(self, row: int) -> None:
         """Forget a row; the last row moves into its place."""
         self._check_row(row)
@@ -157,7 +156,6 @@ class Rows:
         self.lengths.pop()
         self._trees.pop()
 
-    @torch.inference_mode()
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Prefill: commit `tokens` to a row whose tree is empty, without computing logits."""
         self._check_row(row)
@@ -174,7 +172,6 @@ class Rows:
             self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
             self.lengths[row] += n
 
-    @torch.inference_mode()
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         """Append nodes to the tree of every row and return their logits, in one forward.
 
@@ -238,9 +235,15 @@ class Rows:
         head: bool,
     ) -> Tensor:
         """Logits [b, n, v]; of no meaning where head is False."""
-        lm = self._lm
         if self._kernel is not None:
-            return self._kernel(torch.tensor(ids), torch.tensor(positions), masks, head, self._features)
+            return self._kernel(ids, positions, masks, head, self._features)
+        return self._torch_forward(ids, positions, masks, head)
+
+    @torch.inference_mode()
+    def _torch_forward(
+        self, ids: list[list[int]], positions: list[list[int]], masks: Mapping[str, np.ndarray | None], head: bool
+    ) -> Tensor:
+        lm = self._lm
         assert isinstance(self._cache, SlotCache)
         if self._fast is not None:
             return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head, self._features)
@@ -265,7 +268,6 @@ class Rows:
         from_hidden_states(out.hidden_states, self._features)
         return out[0]
 
-    @torch.inference_mode()
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Commit one root-first chain of tree nodes per row (maybe empty) and forget the rest of every tree."""
         if len(paths) != len(self.lengths):

@@ -34,6 +34,7 @@ class FeatureStore:
             self._at = (torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device))
             self._new = of_rows
 
+    @torch.inference_mode()
     def write(self, layer: int, states: Float[Tensor, "b n d"]) -> None:
         """Keep what enters `layer`, wherever it was asked for."""
         d = states.shape[-1]
@@ -45,11 +46,13 @@ class FeatureStore:
                 else:
                     place.index_put_(self._at, states)
 
+    @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ..."""
         source = torch.tensor(nodes, device=self._store.device) + start
         self._store[row, start : start + len(nodes)] = self._store[row, source]
 
+    @torch.inference_mode()
     def copy_row(self, source: int, target: int, used: int) -> None:
         self._store[target, :used] = self._store[source, :used]
 

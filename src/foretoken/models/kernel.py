@@ -9,7 +9,8 @@ along slots, and values [layers, batch, heads, slots, dim]. Slots are a multiple
 import numpy as np
 from numba import prange
 
-from foretoken.models.tile import LANES, PANEL, gate_row, machine_code, narrow_strip, softmax_row, strip, times
+from foretoken.core.vectors import LANES, softmax_row
+from foretoken.models.tile import PANEL, gate_row, machine_code, narrow_strip, strip, times
 
 QUERIES = 48  # queries that share one block of scores
 SPREAD = 4096  # nodes times slots from which the heads are spread over the threads
@@ -85,7 +86,7 @@ def _softmax(scores, rows, used, low):  # type: ignore[no-untyped-def]
     for i in range(rows):
         for j in range(used, wide):
             scores[i, j] = low
-        softmax_row(scores, i * wide, wide // LANES)
+        softmax_row(scores, i * wide, np.float32(1.0), scores, i * wide, wide // LANES)
 
 
 softmax = machine_code(_softmax)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.core.shapes import Float, Int
+from foretoken.core.shapes import Float
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
@@ -34,7 +34,7 @@ class LlamaKernel:
         self.scale = np.float32(attention.scaling)
         self.eps = np.float32(inner.norm.variance_epsilon)
         self.rotary = inner.rotary_emb
-        self.embedding: Tensor = inner.embed_tokens.weight.detach()
+        self.embedding = _array(inner.embed_tokens.weight)
         self.norm = _array(inner.norm.weight)
         self.norms = np.stack(
             [np.stack([_array(x.input_layernorm.weight), _array(x.post_attention_layernorm.weight)]) for x in layers]
@@ -56,6 +56,7 @@ class LlamaKernel:
         )
         head: Any = model.get_output_embeddings()
         self.head: PanelLinear = head
+        self.head_address: int = head.panels.ctypes.data
         self.head_bias = _bias(head) if head.bias is not None else np.zeros(0, np.float32)
         kinds = getattr(config, "layer_types", None) or [None] * len(layers)
         self.kinds = list(dict.fromkeys(kinds))
@@ -77,8 +78,9 @@ class KernelRows:
         layers, room = len(kernel.addresses), -(-(slots + 1) // LANES) * LANES  # one slot takes the writes of padding
         self.keys = np.zeros((layers, batch, kernel.key_heads, kernel.dim, room), np.float32)
         self.values = np.zeros((layers, batch, kernel.key_heads, room, kernel.dim), np.float32)
-        cos, sin = kernel.rotary(kernel.embedding, torch.arange(slots)[None])
+        cos, sin = kernel.rotary(torch.empty(0), torch.arange(slots)[None])
         self.cos, self.sin = cos[0].numpy(), sin[0].numpy()
+        self._of: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
@@ -91,8 +93,8 @@ class KernelRows:
 
     def __call__(
         self,
-        ids: Int[Tensor, "b n"],
-        positions: Int[Tensor, "b n"],
+        ids: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
         masks: Mapping[str, np.ndarray | None],
         head: bool,
         features: FeatureStore | None = None,
@@ -101,32 +103,44 @@ class KernelRows:
         from foretoken.models import kernel as loops
 
         k, threads = self.kernel, use_threads()
-        b, n = ids.shape
-        x = k.embedding[ids.view(-1)].numpy()
-        none = np.zeros((b, 1, n, 0), np.float32)
-        given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else list(masks.values())
-        # Hidden states between layers are read by running the layers in several calls.
+        b, n = len(ids), len(ids[0])
+        places = np.array(positions).reshape(-1)
+        x = k.embedding[np.array(ids).reshape(-1)]
+        given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else masks.values()
+        seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         wanted = () if features is None else features.layers
-        ends = sorted({0, len(k.addresses), *(layer for layer in wanted if layer != FINAL)})
-        for first, last in itertools.pairwise(ends):
+        for first, keys, values, kinds, weights in self._spans(wanted):
             if features is not None:
                 features.write(first, torch.from_numpy(x).view(b, n, -1))
-            part = slice(first, last)
             loops.forward(
-                x, positions.view(-1).numpy(), self._rows.start, self._slots, self.keys[part], self.values[part],
-                tuple(none if mask is None else mask for mask in given), k.kind_of_layer[part], self._used, k.low,
-                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, k.norms[part], k.head_norms[part],
-                k.addresses[part], k.halves[part], tuple(bias[part] for bias in k.biases), threads,
+                x, places, self._rows.start, self._slots, keys, values, seen, kinds, self._used, k.low,
+                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, threads,
             )  # fmt: skip
-        if features is not None and FINAL in wanted:
+        if FINAL in wanted and features is not None:
             normed = np.empty_like(x)
             loops.norm(x, k.norm, k.eps, normed)
             features.write(FINAL, torch.from_numpy(normed).view(b, n, -1))
         if not head:
             return torch.from_numpy(x).view(b, n, -1)
         y = np.empty((b * n, k.head.out_features), np.float32)
-        loops.head(x, k.norm, k.eps, k.head.panels.ctypes.data, k.head.halved, k.head_bias, y, threads)
-        return torch.from_numpy(y).view(b, n, -1)
+        loops.head(x, k.norm, k.eps, k.head_address, k.head.halved, k.head_bias, y, threads)
+        return torch.from_numpy(y.reshape(b, n, -1))
+
+    def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
+        """The runs of layers between which hidden states are read: first layer, and what `forward` takes of each."""
+        if wanted not in self._of:
+            k = self.kernel
+            ends = sorted({0, len(k.addresses), *(layer for layer in wanted if layer != FINAL)})
+            parts = [slice(first, last) for first, last in itertools.pairwise(ends)]
+            self._of[wanted] = [
+                (
+                    part.start, self.keys[part], self.values[part], k.kind_of_layer[part],
+                    (k.norms[part], k.head_norms[part], k.addresses[part], k.halves[part],
+                     tuple(bias[part] for bias in k.biases)),
+                )
+                for part in parts
+            ]  # fmt: skip
+        return self._of[wanted]
 
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""

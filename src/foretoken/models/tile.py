@@ -21,8 +21,9 @@ from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from foretoken.core.vectors import LANES, exp, lanes_at, load
+
 PANEL = 64  # columns of a panel
-LANES = 16  # floats of a vector; two registers with AVX2, one with AVX-512, four with NEON
 WORK = 400_000  # multiplications from which a second thread is worth its start
 SUMS = {"reassoc", "contract", "nsz"}  # sums of squares and the like may be reordered; NaN and infinity stay exact
 
@@ -207,80 +208,6 @@ def _times(x, x_row, k, m, w, halved, y, y_at, y_row, width, threads):  # type: 
 times = machine_code(_times)
 
 
-def _lanes_at(context: Any, b: Any, kind: Any, array: Any, at: Any) -> Any:
-    vector = ir.VectorType(ir.FloatType(), LANES)
-    return b.bitcast(b.gep(context.make_array(kind)(context, b, array).data, [at]), vector.as_pointer())
-
-
-def _load(b: Any, place: Any) -> Any:
-    value = b.load(place)
-    value.align = 4
-    return value
-
-
-def _exp(b: Any, x: Any) -> Any:
-    """exp of 16 floats <= 88, 0 below -87, to two units in the last place.
-
-    x = n log 2 + r with |r| <= log 2 / 2; a polynomial in r, and 2 ** n by its bits.
-    """
-    vector, whole, fused = x.type, ir.VectorType(ir.IntType(32), LANES), ("contract",)
-
-    def of(c: float) -> Any:
-        return ir.Constant(vector, [float(np.float32(c))] * LANES)
-
-    low = b.fcmp_ordered("<", x, of(-87.0))
-    x = b.select(low, of(0.0), x)
-    magic = of(12582912.0)  # adding 1.5 * 2 ** 23 leaves no room for a fraction
-    n = b.fsub(b.fadd(b.fmul(x, of(1.4426950408889634)), magic), magic)
-    r = b.fsub(x, b.fmul(n, of(0.693359375), flags=fused), flags=fused)
-    r = b.fsub(r, b.fmul(n, of(-2.12194440e-4), flags=fused), flags=fused)
-    y = of(1.9875691500e-4)
-    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
-        y = b.fadd(b.fmul(y, r, flags=fused), of(c), flags=fused)
-    y = b.fadd(b.fadd(b.fmul(b.fmul(y, r), r, flags=fused), r, flags=fused), of(1.0))
-    bits = b.shl(b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * LANES)), ir.Constant(whole, [23] * LANES))
-    return b.select(low, of(0.0), b.fmul(y, b.bitcast(bits, vector)))
-
-
-@intrinsic
-def softmax_row(typing: Any, x: Any, at: Any, chunks: Any) -> Any:
-    """x[at : at + 16 chunks] = its softmax, for float32 x of which one at least is finite."""
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        vector, size = ir.VectorType(ir.FloatType(), LANES), args[1].type
-        x, at, chunks = args
-
-        def place(index: Any) -> Any:
-            return _lanes_at(context, b, s.args[0], x, b.add(at, b.mul(index, size(LANES))))
-
-        def over_lanes(value: Any, combine: Callable[[Any, Any], Any]) -> Any:
-            parts = [b.extract_element(value, ir.IntType(32)(lane)) for lane in range(LANES)]
-            while len(parts) > 1:
-                parts = [combine(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
-            one = b.insert_element(ir.Constant(vector, ir.Undefined), parts[0], ir.IntType(32)(0))
-            zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-            return b.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
-
-        def larger(left: Any, right: Any) -> Any:
-            return b.select(b.fcmp_ordered(">", left, right), left, right)
-
-        best = cgutils.alloca_once_value(b, _load(b, place(size(0))))
-        with cgutils.for_range(b, chunks) as loop:
-            b.store(larger(_load(b, place(loop.index)), b.load(best)), best)
-        most = over_lanes(b.load(best), larger)
-        total = cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * LANES))
-        with cgutils.for_range(b, chunks) as loop:
-            value = _exp(b, b.fsub(_load(b, place(loop.index)), most))
-            b.store(b.fadd(b.load(total), value), total)
-            b.store(value, place(loop.index)).align = 4
-        share = b.fdiv(ir.Constant(vector, [1.0] * LANES), over_lanes(b.load(total), b.fadd))
-        with cgutils.for_range(b, chunks) as loop:
-            b.store(b.fmul(_load(b, place(loop.index)), share), place(loop.index)).align = 4
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp, types.intp), generate
-
-
 @intrinsic
 def gate_row(typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, width: Any, out: Any, out_at: Any) -> Any:
     """out[j] = silu(a) b for j < width, a = y[j] + bias[j], b = y[width + j] + bias[width + j]; 16 divides width."""
@@ -294,13 +221,13 @@ def gate_row(typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, width: Any
             j = b.mul(loop.index, size(LANES))
 
             def with_bias(at: Any) -> Any:
-                value = _load(b, _lanes_at(context, b, s.args[0], y, b.add(y_at, at)))
-                return b.fadd(value, _load(b, _lanes_at(context, b, s.args[2], bias, b.add(bias_at, at))))
+                value = load(b, lanes_at(context, b, s.args[0], y, b.add(y_at, at)))
+                return b.fadd(value, load(b, lanes_at(context, b, s.args[2], bias, b.add(bias_at, at))))
 
             gate, up = with_bias(j), with_bias(b.add(j, width))
             away = b.fneg(gate)
-            sigmoid = b.fdiv(one, b.fadd(one, _exp(b, b.select(b.fcmp_ordered(">", away, most), most, away))))
-            place = _lanes_at(context, b, s.args[5], out, b.add(out_at, j))
+            sigmoid = b.fdiv(one, b.fadd(one, exp(b, b.select(b.fcmp_ordered(">", away, most), most, away))))
+            place = lanes_at(context, b, s.args[5], out, b.add(out_at, j))
             b.store(b.fmul(b.fmul(gate, sigmoid), up), place).align = 4
         return context.get_dummy_value()
 

@@ -1,0 +1,82 @@
+"""From scores to probabilities: softmax at a temperature, and its limit at 0. In torch, and compiled for a CPU."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.core.compiled import compiled
+from foretoken.core.errors import NotFiniteError
+from foretoken.core.shapes import Float
+
+SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
+TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
+
+
+def softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+    """softmax(scores / temperature), temperature > 0. Raises NotFiniteError: see `plain_softmax`."""
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:
+        return fast_softmax(scores, temperature)
+    return plain_softmax(scores, temperature)
+
+
+def best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+    """One-hot at the first of each row's largest scores. Raises NotFiniteError where that is not finite."""
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:
+        return fast_best(scores)
+    return plain_best(scores)
+
+
+def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+    """Raises NotFiniteError where a row has NaN, +inf, or nothing finite."""
+    if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
+        scores = scores - scores.amax(-1, keepdim=True)
+    if temperature != 1:
+        scores = scores / max(temperature, SMALLEST)
+    p = torch.softmax(scores, -1)
+    # One bad score makes its whole row NaN, so one column shows it.
+    if bool(p[:, 0].isnan().any()):
+        raise NotFiniteError("NaN or infinite logits")
+    return p
+
+
+def plain_best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+    """NaN counts as larger than all."""
+    largest, token = scores.max(-1, keepdim=True)
+    if not bool(torch.isfinite(largest).all()):
+        raise NotFiniteError("NaN or infinite logits")
+    return torch.zeros_like(scores).scatter_(-1, token, 1.0)
+
+
+def fast_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+    """`plain_softmax` of float32 rows in CPU memory, up to rounding, with probabilities below 1e-38 as 0."""
+    from foretoken.core.softmax_loop import softmax_loop
+
+    p = np.empty(scores.shape, np.float32)
+    rows = np.ascontiguousarray(scores.detach().numpy())
+    if not compiled(softmax_loop)(rows, np.float32(1 / max(temperature, SMALLEST)), p):
+        raise NotFiniteError("NaN or infinite logits")
+    return torch.from_numpy(p)
+
+
+def fast_best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+    """`plain_best` of float32 rows in CPU memory."""
+    p = np.zeros(scores.shape, np.float32)
+    if not compiled(best_loop)(scores.detach().numpy(), p):
+        raise NotFiniteError("NaN or infinite logits")
+    return torch.from_numpy(p)
+
+
+def best_loop(scores: np.ndarray, p: np.ndarray) -> bool:
+    """Put a 1 at each row's best; False where a row's best is not finite."""
+    m, v = scores.shape
+    for i in range(m):
+        token, largest, poisoned = 0, -np.inf, False
+        for x in range(v):
+            score = scores[i, x]
+            poisoned |= score != score
+            if score > largest:
+                token, largest = x, score
+        if poisoned or not np.isfinite(largest):
+            return False
+        p[i, token] = 1
+    return True
