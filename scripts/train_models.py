@@ -67,7 +67,7 @@ class Spec:
 
 
 SPECS = {
-    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 2.785e6, chunk=1024, rows=2),
+    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 7.2e6, chunk=1024, rows=2),
     "drafter": Spec(
         "A drafter with the target's vocabulary",
         "target",
@@ -75,7 +75,7 @@ SPECS = {
         2,
         592,
         (512, 1024),
-        7e5,
+        3e6,
         rows=2,
         muon_lr=0.01,
         embed_lr=0.01,
