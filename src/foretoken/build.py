@@ -189,7 +189,9 @@ def tree_policy(spec: str) -> TreePolicy:
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
     """The policy, told what the rule takes."""
-    return replace(policy, hub=rule.accepts(Hub(2))) if isinstance(policy, BudgetTree) else policy
+    if isinstance(policy, BudgetTree):
+        return replace(policy, hub=rule.accepts(Hub(2)), joint=isinstance(rule, PathVerifier))
+    return policy
 
 
 def law(name: str, k: int = 1) -> Law:
@@ -224,7 +226,7 @@ def check_pair(drafter: Drafter, rule: Verifier) -> None:
             f"{rule.name}-thinned, which is exactly lossless, or another rule."
         )
     for drafted in drafter.laws:
-        if isinstance(rule, PathVerifier) and drafted.k > 1:
+        if isinstance(rule, PathVerifier) and drafted.k > 1 and not rule.accepts(drafted):
             raise ForetokenError(
                 f"Verifier {rule.name} decides over a whole path, and drafter {drafter.name} makes {drafted.k} draws "
                 "at a node: choose a tree that does not branch, e.g. chain:5, or another verifier."

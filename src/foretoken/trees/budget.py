@@ -28,12 +28,12 @@ from foretoken.core.policy import Plan
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, spend_loop
-from foretoken.trees.gain import CHOICES, LOWEST, STEP, Forecast, miss_of, shares
+from foretoken.trees.gain import CHOICES, LOWEST, PRICE, STEP, Forecast, Gain, shares
 
 CAP = 3  # draws of a tree, in budgets
 MOST_DRAWS = 16  # at one node
 DEPTH = 24
-TYPICAL = 0.8  # sqrt(1 - sum q^2) of a node not seen yet
+TYPICAL = 0.4  # sum q^2 of a node not seen yet
 HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/results/verification.md
 ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
 
@@ -70,8 +70,8 @@ class Born:
 class BudgetTree:
     """At most `budget` expected nodes besides the root, on at most `depth` levels.
 
-    mismatch: 1 - (acceptance of one draw) at temperature 1 where q is wide. hub: whether the verifier takes hub draws
-    beside i.i.d. ones. temperature: the one it is made for by `at`. most_draws: at one node.
+    mismatch, joint: of the model of gains, gain.py. hub: whether the verifier takes hub draws beside i.i.d. ones, joint
+    whether it decides over whole paths. temperature: the one it is made for by `at`. most_draws: at one node.
     """
 
     budget: int
@@ -79,6 +79,7 @@ class BudgetTree:
     most_draws: int = MOST_DRAWS
     mismatch: float = 0.2
     hub: bool = False
+    joint: bool = False
     temperature: float = 1.0
     root: Node = field(default=Node(1.0, Ledger()), init=False)
     weighs: bool = field(default=True, init=False)
@@ -148,20 +149,19 @@ class BudgetTree:
     def _spend(
         self, reach: np.ndarray, q: Tensor, left: float, levels: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """(choices, shares of the first child and of each other by choice, ln of the price)."""
         rows = np.ascontiguousarray(q.detach().cpu().numpy())
         certainty = np.empty(len(rows))
         compiled(certainty_loop, reorder_sums=True)(rows, certainty)
-        first, other = shares(CHOICES, miss_of(certainty, self.mismatch, self.temperature)[:, None])
-        worth, size = self.forecast.tables
-        chosen, price = np.empty(len(reach), np.int64), np.empty(1)
+        forecast = _forecast(Gain(self.mismatch, self.temperature, self.joint), self.depth)
+        first, other = shares(CHOICES, forecast.gain.miss(certainty, reach)[:, None])
+        worth, size = forecast.tables
+        chosen, found = np.empty(len(reach), np.int64), np.empty(1, np.int64)
         compiled(spend_loop)(
-            *(reach, first, other, CHOICES, worth[levels], size[levels], LOWEST, STEP, left, chosen, price)
+            *(reach, first, other, CHOICES, np.exp(PRICE), worth[levels], size[levels], LOWEST, STEP, left),
+            *(chosen, found),
         )
-        return chosen, first, other, float(price[0])
-
-    @property
-    def forecast(self) -> Forecast:
-        return _forecast(self.mismatch, self.temperature, self.depth)
+        return chosen, first, other, float(PRICE[found[0]])
 
     def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Node]:
         born: Born = plan.memo
@@ -180,6 +180,5 @@ def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
 
 
 @cache
-def _forecast(mismatch: float, temperature: float, depth: int) -> Forecast:
-    typical = miss_of(np.array([1 - TYPICAL**2]), mismatch, temperature)
-    return Forecast(float(typical[0]), depth)
+def _forecast(gain: Gain, depth: int) -> Forecast:
+    return Forecast(gain, TYPICAL, depth)

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-HALVINGS = 16
-
 
 def certainty_loop(q: np.ndarray, certainty: np.ndarray) -> None:
     """certainty[i] = sum of (q / sum q)^2."""
@@ -20,58 +18,60 @@ def spend_loop(
     first: np.ndarray,
     other: np.ndarray,
     choices: np.ndarray,
+    price: np.ndarray,
     worth: np.ndarray,
     size: np.ndarray,
     lowest: float,
     step: float,
     left: float,
     chosen: np.ndarray,
-    price: np.ndarray,
+    found: np.ndarray,
 ) -> None:
-    """chosen[i]: the index of the choice of node i, -1 for none; price[0]: the price at which all of them, and what is
-    expected below them, cost `left` nodes or, as choices are steps, the nearest below.
+    """chosen[i]: the index of the choice of node i, -1 for none; found[0]: the index of the price at which these, and
+    what is expected below them, cost `left` nodes, as nearly as the steps of both allow. They alone cost no more.
 
-    first, other [m, c]: shares of the reach. worth, size: of a typical node below, by ln(price / reach).
+    first, other [m, c]: shares of the reach. worth, size [price, reach]: of a typical node below.
     """
     m, c = first.shape
-    trial = np.empty(m, np.int64)
-    high = 0.0
+    cells = np.empty((m, c, 2), np.int64)
+    parts = np.empty((m, c, 2))
     for i in range(m):
-        high = max(high, np.log(reach[i]))
-    high += 4.0  # a chain of sure drafts is worth more than one
-    low = high + lowest
+        for j in range(c):
+            for k in range(2):
+                share = first[i, j] if k == 0 else other[i, j]
+                at = (np.log(reach[i] * share + 1e-300) - lowest) / step
+                at = min(max(at, 0.0), worth.shape[1] - 1.001)
+                cells[i, j, k] = int(at)
+                parts[i, j, k] = at - int(at)
+    trial = np.empty(m, np.int64)
     chosen[:] = -1
-    price[0] = high
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        lam = np.exp(middle)
-        total = 0.0
+    low, high = -1, price.shape[0] - 1  # the highest price buys nothing
+    found[0] = high
+    nearest = left
+    while high - low > 1:
+        middle = (low + high) // 2
+        total = own = 0.0
         for i in range(m):
             best, nodes, pick = 0.0, 0.0, -1
             for j in range(c):
-                value, below = -lam * choices[j], choices[j]
+                value, below = -price[middle] * choices[j], choices[j]
                 for k in range(2):
-                    share = first[i, j] if k == 0 else other[i, j]
                     number = 1.0 if k == 0 else choices[j] - 1.0
-                    if share <= 0.0 or number <= 0.0:
-                        continue
-                    at = (middle - np.log(reach[i] * share) - lowest) / step
-                    w = s = 0.0
-                    if at < 0.0:
-                        w, s = worth[0], size[0]
-                    elif at < worth.shape[0] - 1:
-                        cell = int(at)
-                        part = at - cell
-                        w = worth[cell] + part * (worth[cell + 1] - worth[cell])
-                        s = size[cell] + part * (size[cell + 1] - size[cell])
-                    value += number * reach[i] * share * (1.0 + w)
-                    below += number * s
+                    share = first[i, j] if k == 0 else other[i, j]
+                    cell, part = cells[i, j, k], parts[i, j, k]
+                    w = worth[middle, cell] * (1 - part) + worth[middle, cell + 1] * part
+                    value += number * (reach[i] * share + w)
+                    below += number * (size[middle, cell] * (1 - part) + size[middle, cell + 1] * part)
                 if value > best:
                     best, nodes, pick = value, below, j
             trial[i] = pick
             total += nodes
-        if total <= left:
+            own += choices[pick] if pick >= 0 else 0.0
+        if own <= left and abs(total - left) <= nearest:
+            nearest = abs(total - left)
             chosen[:] = trial
-            price[0] = high = middle
+            found[0] = middle
+        if total <= left:
+            high = middle
         else:
             low = middle

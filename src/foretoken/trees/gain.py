@@ -11,13 +11,15 @@ fitted on measured rows. The first draw is the emitted one with probability
 what the others win is in part taken from it. The others share A(b) - F(b) evenly. A miss depends on q through how
 far it is from certain, and on the temperature, which sharpens what p and q disagree on:
 
-    m = mismatch * T^(-0.7) * sqrt(1 - sum q^2).
+    k = mismatch * T^(-0.7) * sqrt(1 - sum q^2),     m = k / (1 + k),   or   m = r k / (1 + r k)
 
-A wrong model costs speed, never exactness: it only chooses how many children are drawn.
+at a node reached with probability r, the latter where the verifier decides over whole paths: a path that was unlikely
+to be kept so far has been drafted too often, and loses less from there on. A chain's reach then falls as 1 / (1 + k
+depth), not geometrically: both as measured. A wrong model costs speed, never exactness: it only says how many to draw.
 
-Value of a node that is reached with probability r, when a child costs lam: r w(mu), mu = lam / r, with
+Value of a node reached with probability r, when a child costs lam, with levels to go:
 
-    w(mu) = max over b of  F (1 + w(mu / F)) + (b - 1) S (1 + w(mu / S)) - mu b,   S = (A - F) / (b - 1),   or 0.
+    W(r) = max over b of  r F + W(r F) + (b - 1) (r S + W(r S)) - lam b,     S = (A - F) / (b - 1),      or 0.
 """
 
 from dataclasses import dataclass
@@ -28,9 +30,9 @@ import numpy as np
 CURVE, TAKEN = 2.0, 0.55  # c and d
 SHARPENING = 0.7
 CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # b
-LOWEST, HIGHEST, STEP = -12.0, 1.5, 0.1  # of ln mu in the tables
-GRID = np.arange(LOWEST, HIGHEST + STEP / 2, STEP)
-MOST_MISS = 0.95
+STEP, LOWEST = 0.1, -9.0  # of the logarithms in the tables
+REACH = np.arange(LOWEST, STEP / 2, STEP)
+PRICE = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
 
 
 def shares(b: np.ndarray, miss: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
@@ -41,36 +43,57 @@ def shares(b: np.ndarray, miss: np.ndarray | float) -> tuple[np.ndarray, np.ndar
     return first, np.where(b > 1, others / np.maximum(b - 1, 1e-9), 0.0)
 
 
-def miss_of(certainty: np.ndarray, mismatch: float, temperature: float) -> np.ndarray:
-    """m, from sum q^2."""
-    scale = mismatch * temperature**-SHARPENING
-    return np.minimum(scale * np.sqrt(np.maximum(1 - certainty, 0.0)), MOST_MISS)
+@dataclass(frozen=True)
+class Gain:
+    """mismatch: k at temperature 1 where q is wide. joint: whether the verifier decides over whole paths."""
+
+    mismatch: float
+    temperature: float
+    joint: bool
+
+    def miss(self, certainty: np.ndarray, reach: np.ndarray) -> np.ndarray:
+        """m, from sum q^2."""
+        k = self.mismatch * self.temperature**-SHARPENING * np.sqrt(np.maximum(1 - certainty, 0.0))
+        k = k * reach if self.joint else k
+        return k / (1 + k)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a node of typical q will be worth and cost, by levels to go and by price. mu = price / reach.
+    """What nodes not seen yet, of a typical certainty, will be worth and cost.
 
-    worth[d, i] = w, size[d, i] = expected nodes below, with d levels to go, at mu = e^GRID[i].
+    worth, size [levels to go, price, reach]: W, and the expected nodes below, at the prices e^PRICE, reaches e^REACH.
     """
 
-    typical_miss: float
+    gain: Gain
+    certainty: float
     levels: int
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        worth = np.zeros((self.levels + 1, len(GRID)))
-        size = np.zeros_like(worth)
-        first, other = shares(CHOICES, self.typical_miss)
-        mu = np.exp(GRID)
+        shape = (self.levels + 1, len(PRICE), len(REACH))
+        worth, size = np.zeros(shape), np.zeros(shape)
+        reach, b = np.exp(REACH), CHOICES[:, None]
+        first, other = shares(b, self.gain.miss(np.array([self.certainty]), reach))
+        kinds = [
+            (number, share, *_cells(REACH + np.log(share + 1e-9))) for number, share in ((1.0, first), (b - 1, other))
+        ]
+        price = np.exp(PRICE)[:, None, None]
         for d in range(1, self.levels + 1):
-            value, nodes = -mu * CHOICES[:, None], np.repeat(CHOICES[:, None], len(GRID), 1)
-            for number, share in ((np.ones_like(CHOICES), first), (CHOICES - 1, other)):
-                shifted = GRID[None, :] - np.log(np.maximum(share, 1e-12))[:, None]
-                value += (number * share)[:, None] * (1 + np.interp(shifted, GRID, worth[d - 1], right=0.0))
-                nodes += number[:, None] * np.interp(shifted, GRID, size[d - 1], right=0.0)
-            best = value.argmax(0)
-            pays = value[best, range(len(GRID))] > 0
-            worth[d] = np.where(pays, value[best, range(len(GRID))], 0.0)
-            size[d] = np.where(pays, nodes[best, range(len(GRID))], 0.0)
+            value, nodes = -price * b, np.zeros(1) + b
+            for number, share, cell, part in kinds:
+                below = worth[d - 1][:, cell] * (1 - part) + worth[d - 1][:, cell + 1] * part
+                value = value + number * (reach * share + below)
+                nodes = nodes + number * (size[d - 1][:, cell] * (1 - part) + size[d - 1][:, cell + 1] * part)
+            best = value.argmax(1)[:, None]
+            value = np.take_along_axis(value, best, 1)[:, 0]
+            worth[d] = np.maximum(value, 0.0)
+            size[d] = np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0)
         return worth, size
+
+
+def _cells(log_reach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places in REACH: the entry below and the share of the next."""
+    at = np.clip((log_reach - LOWEST) / STEP, 0, len(REACH) - 1.001)
+    cell = at.astype(np.int64)
+    return cell, at - cell

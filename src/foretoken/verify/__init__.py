@@ -13,10 +13,11 @@ from foretoken.verify.transport.global_resolution import GlobalResolution, Thinn
 from foretoken.verify.transport.grouped import TransportGrouped
 from foretoken.verify.transport.lp import LinearProgram
 from foretoken.verify.transport.maxflow import MaxFlow, OptimisedMaxFlow
+from foretoken.verify.tree_block import TreeBlock
 
 _RULES: tuple[Verifier, ...] = (
     *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block(), StringRejection()),
-    *(Transport(), TransportGrouped()),
+    *(Transport(), TransportGrouped(), TreeBlock("block-transport", Transport()), TreeBlock("block-rrsw", RRSw())),
     *(LinearProgram(), MaxFlow(), OptimisedMaxFlow(), Canonical(), GlobalResolution(), ThinnedGlobalResolution()),
 )
 VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in _RULES}

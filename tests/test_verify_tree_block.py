@@ -1,0 +1,136 @@
+"""Block verification of trees: exact for whole trees, more tokens than node by node, and on a chain the known rule."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from foretoken.audit import decoding
+from foretoken.core.laws import IID, WithoutReplacement
+from foretoken.core.policy import Plan
+from foretoken.core.tree import Siblings, TreeBuilder, root_only
+from foretoken.core.verifier import LawFamily
+from foretoken.core.walk import PathVerifier, walk_of
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+from foretoken.verify.tree_block import TreeBlock
+from tables import table_decoding, tiny_engine
+
+TRANSPORT = VERIFIERS["block-transport"]
+UNEVEN = static.StaticTree((-1, 0, 0, 1, 1, 2))
+
+
+def enumerated(rule, family: LawFamily, policy, v: int = 2, num_tokens: int = 3, seed: int = 0) -> tuple[float, float]:
+    """(deviation from the target's law, drafted tokens accepted)."""
+    case = table_decoding(rule, family, policy, v, seed=seed, num_tokens=num_tokens)
+    law, accepted = decoding.enumerate_law(case)
+    return decoding.deviation(law, decoding.own_law(case)), accepted
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("block", "family"), [("block-transport", IID), ("block-rrsw", WithoutReplacement), ("block-rrsw", IID)]
+)
+def test_trees_are_exact_and_longer_than_node_by_node(block: str, family: LawFamily) -> None:
+    worst, accepted = enumerated(VERIFIERS[block], family, UNEVEN)
+    assert worst <= decoding.TOLERANCE
+    by_node = enumerated(VERIFIERS[block.removeprefix("block-")], family, UNEVEN)[1]
+    assert accepted > by_node + (1e-3 if family is IID else -1e-12)  # two of two tokens: always accepted
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_on_a_chain_it_is_block_verification() -> None:
+    worst, accepted = enumerated(TRANSPORT, IID, static.chain(3), v=3, num_tokens=4)
+    assert worst <= decoding.TOLERANCE
+    assert accepted == pytest.approx(
+        enumerated(VERIFIERS["block"], IID, static.chain(3), v=3, num_tokens=4)[1], abs=1e-12
+    )
+
+
+@dataclass(frozen=True)
+class Entangled:
+    """Two draws at the root, one below each, and below those so many as all tokens of that level sum up to: what is
+    drawn below one child depends on what was drawn below the other."""
+
+    max_nodes: int = 9
+    max_draws: int = 2
+    weighs: bool = False
+    root: tuple[int, ...] = ()
+    level: dict = field(default_factory=lambda: defaultdict(list), hash=False, compare=False)
+
+    def laws(self, family):
+        return (family(2),)
+
+    def sizes(self):
+        return (0, 2, 4, 8)
+
+    def at(self, family, temperature):
+        return self
+
+    def plan(self, states, q, family):
+        depth = len(states[0])
+        if depth == 2:
+            n = min(2, sum(path[-1] for path in states))
+            return [Plan(family(n), path) if n else None for path in states]
+        return [Plan(family(2 - depth), path) for path in states]
+
+    def grow(self, plan, q, draws):
+        return [(*plan.memo, x) for x in draws]
+
+    def expands(self, state):
+        return len(state) < 3
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_that_depend_on_other_branches_are_exact() -> None:
+    worst, accepted = enumerated(TRANSPORT, IID, Entangled(), num_tokens=4, seed=4)
+    assert worst <= decoding.TOLERANCE
+    assert accepted > 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Visiting every child with its own share of the row, as if no sibling had been tried, is lossy."""
+    visit = TreeBlock._visit
+
+    def forgetful(self, tree, node, weight, probabilities, rng):
+        siblings = tree.siblings[0]
+        second = (
+            node > 0 and len(set(siblings.draws)) > 1 and node == tree.child(0, list(dict.fromkeys(siblings.draws))[1])
+        )
+        return visit(self, tree, node, 0.7 * weight if second else weight, probabilities, rng)
+
+    monkeypatch.setattr(TreeBlock, "_visit", forgetful)
+    assert enumerated(TRANSPORT, IID, UNEVEN)[0] > 0.005
+
+
+@pytest.mark.parametrize("case", ["p == q", "one-hot p", "one-hot q", "disjoint"])
+def test_edges(case: str) -> None:
+    """The walk ends, and emits what p allows."""
+    eye = torch.eye(3, dtype=torch.float64)
+    p, q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64)
+    p, q = {"p == q": (q, q), "one-hot p": (eye[2], q), "one-hot q": (p, eye[0]), "disjoint": (eye[2], 1 - eye[2])}[
+        case
+    ]
+    draws = (0,) if case == "one-hot q" else (0, 1)
+    builder = TreeBuilder(0)
+    for node in builder.add(0, Siblings(draws * 2, q, IID(len(draws) * 2))).values():
+        builder.add(node, Siblings(draws, q, IID(len(draws))))
+    tree, rng = builder.build(), torch.Generator().manual_seed(0)
+    for _ in range(50):
+        path, token = walk_of(TRANSPORT)(tree, lambda node: p, rng)
+        assert all(p[tree.tokens[node]] > 0 for node in path[1:])
+        assert p[token] > 0
+    assert walk_of(TRANSPORT)(root_only(0), lambda node: eye[1], rng) == ((0,), 1)
+
+
+def test_it_takes_trees_that_branch() -> None:
+    assert isinstance(TRANSPORT, PathVerifier)
+    engine = tiny_engine(tree="budget:8", verifier="block-transport")
+    plain = tiny_engine(drafter=None, tree="chain:1")
+    for temperature in (0.0, 1.0):
+        result = engine.generate([3, 1, 4], max_new_tokens=12, temperature=temperature, seed=0)
+        assert len(result.token_ids) == 12
+    greedy = {"max_new_tokens": 12, "temperature": 0.0}
+    assert engine.generate([3, 1, 4], **greedy).token_ids == plain.generate([3, 1, 4], **greedy).token_ids
