@@ -90,7 +90,7 @@ def test_most_of_the_budget_is_spent() -> None:
     states, nodes = [policy.root], 0.0
     rng = torch.Generator().manual_seed(1)
     for _ in range(policy.depth):
-        states = [s for s in states if policy.expands(s)]
+        states = [states[i] for i in policy.select(states, 0)]
         if not states:
             break
         rows = q.expand(len(states), -1).contiguous()

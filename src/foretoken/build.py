@@ -28,6 +28,7 @@ from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
+from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
@@ -62,10 +63,20 @@ def _budget(spec: str) -> TreePolicy:
     return BudgetTree(_positive(spec, "budget:N"))
 
 
+def _dynamic(spec: str) -> TreePolicy:
+    return DynamicTree(_positive(spec, "dynamic:N"))
+
+
+def _opt_tree(spec: str) -> TreePolicy:
+    return OptTree(_positive(spec, "opt-tree:N"))
+
+
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "chain": ("chain:D, a path of D drafts", _chain),
     "kary": ("kary:KxD, K children at every node down to depth D", _kary),
     "budget": ("budget:N, sampled children where they pay most, N nodes expected", _budget),
+    "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
+    "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _opt_tree),
     "list": ("list:FILE, the parent list in a JSON file", static.from_file),
 }
 
@@ -112,9 +123,14 @@ def load(
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
     spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
-    rule = verifier_named(verifier or ("exact-match" if drafter == "ngram" else RULES.get(spelling, "rrsw")))
+    rule = verifier_named(verifier or _default_rule(drafter, spelling, policy))
     family = law_family(law) if law else rule.laws[0]
     policy = policy_for(policy, rule)
+    if isinstance(policy, RankedTree) and family is not Opaque:
+        raise ForetokenError(
+            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
+            f"with law {family.name}: leave both out, or choose tree budget:N."
+        )
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device = choose_device(device)
@@ -185,6 +201,12 @@ def tree_policy(spec: str) -> TreePolicy:
         grammar = "; ".join(text for text, _ in TREES.values())
         raise ForetokenError(f"Unknown tree {spec}: choose {grammar}.")
     return TREES[kind][1](rest)
+
+
+def _default_rule(drafter: object, spelling: str, policy: TreePolicy) -> str:
+    if drafter == "ngram" or isinstance(policy, RankedTree):
+        return "exact-match"
+    return RULES.get(spelling, "block-transport" if isinstance(policy, BudgetTree) else "rrsw")
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:

@@ -20,7 +20,7 @@ Drafter = Annotated[
         "drafter for the demo target, else ngram."
     ),
 ]
-TREE_FORMS = "Token tree: chain:D, kary:KxD, budget:N, or list:FILE (JSON parent list)."
+TREE_FORMS = "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, or list:FILE (JSON parent list)."
 Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
 LargestTree = Annotated[
     str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")
@@ -36,9 +36,11 @@ Verifier = Annotated[
     str | None,
     typer.Option(
         help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped, "
+        "block-transport and block-rrsw (jointly over a tree's paths), "
         "string-rejection (for --vocab slrs and union); for few tokens (top-k) also ot-lp, ot-maxflow, "
         "ot-maxflow-optimised, canonical, global-resolution-thinned (global-resolution itself is only approximately "
-        "lossless: refused). Default: rrsw, or exact-match for ngram and slem."
+        "lossless: refused). Default: rrsw; block-transport for budget trees; exact-match for ngram, slem and "
+        "dynamic trees."
     ),
 ]
 Law = Annotated[

@@ -69,6 +69,10 @@ class TreePolicy(Protocol):
         """The states of the draws of one node, in draw order; a token drawn twice keeps its first draw's state."""
         ...
 
-    def expands(self, state: Any) -> bool:
-        """Whether the node may get children, so that the drafter has to score it."""
+    def select(self, states: Sequence[Any], first: int) -> list[int]:
+        """Of all nodes of a tree, those of its lowest level, from node `first` on, that the drafter has to score."""
+        ...
+
+    def keep(self, states: Sequence[Any]) -> list[int] | None:
+        """Of all nodes of a grown tree, in order, those that stay; None: all, as it must be where any was sampled."""
         ...

@@ -69,6 +69,24 @@ class Growth:
             node = self.builder.parents[node]
         return tokens[::-1]
 
+    def finish(self) -> TokenTree:
+        """The tree, and `scored` by its nodes. Only children that were not sampled may be left out."""
+        kept = self.policy.keep(self.states)
+        if kept is None:
+            return self.builder.build()
+        assert self.law is Opaque
+        grown, self.builder = self.builder, TreeBuilder(self.builder.tokens[0])
+        below: dict[int, list[int]] = {}
+        for node in kept[1:]:
+            below.setdefault(grown.parents[node], []).append(node)
+        new = {0: 0}
+        for node, children in below.items():  # in the order of `kept`: a parent is added before its children's children
+            draws = tuple(grown.tokens[child] for child in children)
+            added = self.builder.add(new[node], Siblings(draws, None, Opaque(len(draws))))
+            new.update(zip(children, added.values(), strict=True))
+        self.scored = {new[node]: place for node, place in self.scored.items() if node in new}
+        return self.builder.build()
+
 
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way."""
@@ -93,7 +111,7 @@ class LMDraftSession:
             pending = self._known(seq.ids[self.rows.lengths[row] :])
             law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
             policy = self.drafter.policy.at(law, seq.sampling.temperature)
-            frontier = [0] if policy.expands(policy.root) and seq.depth_left > 0 else []
+            frontier = policy.select([policy.root], 0) if seq.depth_left > 0 else []
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             self.growths.append(Growth(policy, law, builder, [policy.root], scored, len(pending), frontier))
             tokens.append(pending)
@@ -104,7 +122,7 @@ class LMDraftSession:
             depth += 1
             self._draw(sequences, logits, depth)
             if not any(g.frontier for g in self.growths):
-                return [g.builder.build() for g in self.growths]
+                return [g.finish() for g in self.growths]
             logits = self._score_frontier()
 
     def _known(self, ids: list[int]) -> list[int]:
@@ -135,13 +153,13 @@ class LMDraftSession:
             laws = [plan.law for _, plan in drawn]
             u = seq.uniforms(len(drawn), max(law.num_uniforms for law in laws))
             draws = draw_each(laws, q if len(drawn) == len(nodes) else q[[i for i, _ in drawn]], u)
+            first = len(g.states)
             for (i, plan), kept in zip(drawn, draws, strict=True):
                 states = g.policy.grow(plan, q[i], kept)
                 record = Siblings(kept, None if isinstance(plan.law, Opaque) else q[i], plan.law)
-                for j, child in g.builder.add(nodes[i], record).items():
-                    g.states.append(states[j])
-                    if g.policy.expands(states[j]) and depth < seq.depth_left:
-                        g.frontier.append(child)
+                g.states += [states[j] for j in g.builder.add(nodes[i], record)]
+            if depth < seq.depth_left and len(g.states) > first:
+                g.frontier = g.policy.select(g.states, first)
 
     def _weights(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: list[list[int]]

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from foretoken.core.budgeted import laws_within
 from foretoken.core.compiled import compiled
-from foretoken.core.laws import IID, Hub, Law
-from foretoken.core.policy import Plan
+from foretoken.core.laws import IID, Hub, Law, Opaque
+from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, spend_loop
+from foretoken.trees.dynamic import DynamicTree
 from foretoken.trees.gain import CHOICES, LOWEST, PRICE, STEP, Forecast, Gain, shares
 
 CAP = 3  # draws of a tree, in budgets
@@ -86,7 +87,7 @@ class BudgetTree:
 
     @property
     def max_nodes(self) -> int:
-        return 1 + CAP * self.budget
+        return max(1 + CAP * self.budget, DynamicTree(self.budget).max_nodes)
 
     @property
     def max_draws(self) -> int:
@@ -97,17 +98,24 @@ class BudgetTree:
         return tuple(min(self.budget, 2 * d) for d in range(self.depth + 1))
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        if family is Opaque:
+            return DynamicTree(self.budget).laws(family)
         return (family(self.max_draws), *([Hub(self.max_draws)] if self.hub and family is IID else []))
 
-    def at(self, family: LawFamily, temperature: float) -> "BudgetTree":
-        return _at(self, temperature or 1.0)
+    def at(self, family: LawFamily, temperature: float) -> TreePolicy:
+        """Where nothing is sampled, as at temperature 0, the dynamic tree of the same budget."""
+        return DynamicTree(self.budget) if family is Opaque else _at(self, temperature)
 
-    def expands(self, state: Node) -> bool:
+    def select(self, states: Sequence[Node], first: int) -> list[int]:
         """A node that would not pay for a child at the price of the level above is not scored."""
-        ledger = state.ledger
+        ledger = states[-1].ledger
         if ledger.level >= self.depth or self.budget - ledger.spent < ENOUGH or ledger.drawn >= CAP * self.budget:
-            return False
-        return state.reach > math.exp(ledger.log_price)
+            return []
+        price = math.exp(ledger.log_price)
+        return [i for i in range(first, len(states)) if states[i].reach > price]
+
+    def keep(self, states: Sequence[Node]) -> None:
+        return None
 
     def plan(self, states: Sequence[Node], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         assert q is not None

@@ -69,8 +69,11 @@ class StaticTree:
     def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> tuple[int, ...]:
         return plan.memo
 
-    def expands(self, state: int) -> bool:
-        return bool(self._children[state])
+    def select(self, states: Sequence[int], first: int) -> list[int]:
+        return [i for i in range(first, len(states)) if self._children[states[i]]]
+
+    def keep(self, states: Sequence[int]) -> None:
+        return None
 
 
 def chain(depth: int) -> StaticTree:

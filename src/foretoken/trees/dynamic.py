@@ -1,0 +1,131 @@
+"""Dynamic trees of the likeliest tokens: deterministic children, so exact match verifies them at any temperature.
+
+A node's score is the product of the drafter's probabilities on its path, its chance to be accepted if the drafter were
+the target. `DynamicTree` is EAGLE-2 (Li et al. 2024): each level, the `width` best new nodes get their `width`
+likeliest children; in the end the `budget` best of all nodes are kept. `OptTree` is OPT-Tree (Wang et al. 2024): each
+level, the new nodes among the `budget` best so far get children, until a level raises the sum of the `budget` best
+scores, the expected number of accepted drafts, by less than `threshold`.
+
+A child's score is at most its parent's, so the best nodes form a tree. Re-ranking after the fact is allowed because
+nothing is drawn: the tree is a function of the text so far.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from foretoken.core.laws import Law, Opaque
+from foretoken.core.policy import Plan, TreePolicy
+from foretoken.core.shapes import Float
+from foretoken.core.verifier import LawFamily
+
+WIDTH, DEPTH = 10, 7
+THRESHOLD, OPT_DEPTH = 0.2, 16
+
+
+@dataclass(frozen=True)
+class Scored:
+    """log_score: ln of the product of probabilities down to this node; level: its depth."""
+
+    log_score: float = 0.0
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class RankedTree:
+    """At most `budget` nodes besides the root, on at most `depth` levels; up to `width` children at a node."""
+
+    budget: int
+    width: int
+    depth: int
+    root: Scored = field(default=Scored(), init=False)
+    weighs: bool = field(default=True, init=False)
+
+    @property
+    def max_nodes(self) -> int:
+        """Root and what the drafter scores included, which may be more than is kept."""
+        return 1 + max(self.budget, self.max_scored * self.depth)
+
+    @property
+    def max_scored(self) -> int:
+        """Nodes of one level that get children."""
+        raise NotImplementedError
+
+    @property
+    def max_draws(self) -> int:
+        return min(self.width, self.budget)
+
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(min(self.budget, self.width * d) for d in range(self.depth + 1))
+
+    def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        return (Opaque(self.max_draws),)
+
+    def at(self, family: LawFamily, temperature: float) -> TreePolicy:
+        return self
+
+    def plan(self, states: Sequence[Scored], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
+        return [Plan(Opaque(self.max_draws), state) for state in states]
+
+    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Scored]:
+        assert q is not None
+        parent: Scored = plan.memo
+        chances = q[list(draws)].tolist()
+        return [Scored(parent.log_score + math.log(max(x, 1e-300)), parent.level + 1) for x in chances]
+
+    def select(self, states: Sequence[Scored], first: int) -> list[int]:
+        raise NotImplementedError
+
+    def keep(self, states: Sequence[Scored]) -> list[int]:
+        return sorted([0, *best(states, range(1, len(states)), self.budget)])
+
+
+def best(states: Sequence[Scored], nodes: Sequence[int], number: int) -> list[int]:
+    """The nodes with the highest scores; of equals the earlier one, so that a parent comes before its child."""
+    return heapq.nsmallest(number, nodes, key=lambda i: (-states[i].log_score, i))
+
+
+@dataclass(frozen=True)
+class DynamicTree(RankedTree):
+    """EAGLE-2: expand the best of each level, keep the best of all."""
+
+    width: int = WIDTH
+    depth: int = DEPTH
+
+    @property
+    def max_scored(self) -> int:
+        return self.max_draws
+
+    def select(self, states: Sequence[Scored], first: int) -> list[int]:
+        if states[-1].level >= self.depth:
+            return []
+        return sorted(best(states, range(first, len(states)), self.max_draws))
+
+
+@dataclass(frozen=True)
+class OptTree(RankedTree):
+    """OPT-Tree: expand what is among the best so far, as long as it raises the expected length."""
+
+    width: int = WIDTH
+    depth: int = OPT_DEPTH
+    threshold: float = THRESHOLD
+
+    @property
+    def max_scored(self) -> int:
+        return self.budget
+
+    def select(self, states: Sequence[Scored], first: int) -> list[int]:
+        if states[-1].level >= self.depth:
+            return []
+        if first == 0:
+            return [0]
+        kept = best(states, range(1, len(states)), self.budget)
+        before = best(states, range(1, first), self.budget)
+        gained = self._length(states, kept) - self._length(states, before)
+        return sorted(i for i in kept if i >= first) if gained >= self.threshold else []
+
+    def _length(self, states: Sequence[Scored], nodes: Sequence[int]) -> float:
+        return math.fsum(math.exp(states[i].log_score) for i in nodes)

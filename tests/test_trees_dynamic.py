@@ -1,0 +1,101 @@
+"""Dynamic trees: the best nodes and no others, exact at any temperature, and plain text at temperature 0."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from foretoken.audit import decoding
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Opaque
+from foretoken.core.policy import TreePolicy
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.trees.budget import BudgetTree
+from foretoken.trees.dynamic import DynamicTree, OptTree, Scored
+from foretoken.verify import VERIFIERS
+from tables import table_decoding, tiny_engine
+
+MATCH = VERIFIERS["exact-match"]
+
+
+def proposed(policy: TreePolicy, v: int, temperature: float = 1.0):
+    case = table_decoding(MATCH, Opaque, policy, v, seed=5)
+    session = case.drafter.open(1, 64)
+    session.join()
+    tree = session.propose([Sequence([0, 1], Sampling(temperature=temperature), torch.Generator(), 9)])[0]
+    return case, session, tree
+
+
+@pytest.mark.parametrize("budget", [1, 3, 6, 11])
+def test_the_tree_holds_the_likeliest_paths(budget: int) -> None:
+    """Wide enough to expand all: then the best of all paths of up to 3 tokens, by brute force."""
+    case, _, tree = proposed(DynamicTree(budget, width=27, depth=3), 3)
+    table = case.drafter.lm.table
+
+    def score(path):
+        ids = [0, 1, *path]
+        return math.prod(float(table[ids[i], ids[i + 1], ids[i + 2]]) for i in range(len(path)))
+
+    paths = [path for n in (1, 2, 3) for path in itertools.product(range(3), repeat=n)]
+    want = sorted(map(score, paths), reverse=True)[:budget]
+    found = [score([tree.tokens[i] for i in tree.path_to(node)[1:]]) for node in range(1, len(tree))]
+    assert sorted(found, reverse=True) == pytest.approx(want)
+    assert all(tree.parents[i] < i for i in range(1, len(tree)))
+
+
+def test_opt_tree_stops_where_depth_does_not_pay() -> None:
+    assert len(proposed(OptTree(6, threshold=0.0), 3)[2]) == 7
+    assert max(proposed(OptTree(6, threshold=0.0), 3)[2].depths) > 1
+    assert max(proposed(OptTree(6, threshold=5.0), 3)[2].depths) == 1
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("policy", [DynamicTree(3, width=2, depth=3), OptTree(3)], ids=["dynamic", "opt-tree"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_whole_decodings_have_the_targets_law(policy: TreePolicy, temperature: float) -> None:
+    """The drafter's cache included: nodes that were scored and then left out are forgotten."""
+    case = table_decoding(MATCH, Opaque, policy, 3, sampling=Sampling(temperature=temperature), num_tokens=4)
+    law, accepted = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert accepted > 0.1
+
+
+def test_the_drafter_keeps_the_accepted_path_of_a_ranked_tree() -> None:
+    _, session, tree = proposed(DynamicTree(4, width=3, depth=3), 3)
+    leaf = max(range(len(tree)), key=tree.depths.__getitem__)
+    path = tree.path_to(leaf)
+    session.observe([], [tree], [path])
+    known = [tree.tokens[i] for i in path if i in session.growths[0].scored]
+    assert session.rows.ids[0] == [0, 1, *known[1:]]
+
+
+def test_scored_nodes_are_few() -> None:
+    policy = DynamicTree(60)
+    states = [Scored(), *[Scored(-float(i), 1) for i in range(10)], *[Scored(-float(i), 2) for i in range(100)]]
+    assert policy.select(states, 11) == list(range(11, 21))
+    assert policy.keep(states)[0] == 0
+
+
+@pytest.mark.parametrize("tree", ["dynamic:12", "opt-tree:12", "budget:12"])
+def test_the_engine_at_temperature_zero(tree: str) -> None:
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
+    options = {"max_new_tokens": 12, "temperature": 0.0}
+    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, **options)
+    for batch in (1, 4):
+        fast = tiny_engine(tree=tree, verifier=None, max_batch=batch).generate(prompts, **options)
+        assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+
+
+def test_budget_at_temperature_zero_is_dynamic() -> None:
+    assert BudgetTree(9).at(Opaque, 0.0) == DynamicTree(9)
+    trees = [proposed(policy, 3, temperature=0.0)[2] for policy in (BudgetTree(9), DynamicTree(9))]
+    assert trees[0].tokens == trees[1].tokens
+    assert trees[0].parents == trees[1].parents
+
+
+def test_rules_that_need_a_density_are_refused() -> None:
+    with pytest.raises(ForetokenError, match="only verifier exact-match"):
+        tiny_engine(tree="dynamic:8", verifier="rrsw")
+    assert BudgetTree(9).laws(IID) != BudgetTree(9).laws(Opaque)
