@@ -17,7 +17,7 @@ LINE = {
     "num_drafted", "num_accepted", "wall_s", "ttft_s", "forward_s", "scoring_s", "memory_bytes_per_token",
     "tokens_per_s", "block_efficiency", "acceptance_rate", "outside_forwards", "outside_scoring", "cpu", "cores",
     "threads", "load_average", "device", "python", "torch", "transformers", "foretoken", "commit", "dtype", "label",
-    "num_params", "target", "drafter", "verifier",
+    "num_params", "target", "drafter", "verifier", "execution",
 }  # fmt: skip
 QUICK = ["--rounds", 1, "--prompts", 2, "--max-new-tokens", 6]
 OURS = [("foretoken", "plain"), ("foretoken", "chain:2"), ("foretoken", "kary:2x2")]

@@ -20,7 +20,16 @@ from foretoken.draft.slrs import SLRSDrafter, union
 from foretoken.draft.tli import tli
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.load import HFModel, choose_device, choose_dtype, eos_ids, load_model, load_tokenizer, wrap_model
+from foretoken.models.load import (
+    HFModel,
+    check_compile,
+    choose_device,
+    choose_dtype,
+    eos_ids,
+    load_model,
+    load_tokenizer,
+    wrap_model,
+)
 from foretoken.models.overlap import compare
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
@@ -96,6 +105,7 @@ def load(
     trust_remote_code: bool = False,
     vocab: str | None = None,
     drafter_tokenizer: str | Tokenizer | None = None,
+    compile: str = "auto",
 ) -> Engine:
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
@@ -109,6 +119,10 @@ def load(
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
     vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
     both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
+    compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and packed
+    weights for others in float32 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there is no kernel
+    of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning tells and
+    the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
@@ -116,6 +130,7 @@ def load(
     if method not in METHODS:
         raise ForetokenError(f"Unknown method {method}: choose one of {', '.join(METHODS)}.")
     tree = tree or METHODS[method]
+    check_compile(compile)
     policy = tree_policy(tree)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
@@ -138,8 +153,8 @@ def load(
 
     def causal_lm(source: str | HFModel) -> CausalLM:
         if isinstance(source, str):
-            return load_model(source, chosen_device, chosen_dtype, trust_remote_code)
-        return wrap_model(source)
+            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile)
+        return wrap_model(source, compile)
 
     proposing: Drafter
     if drafter is None or drafter == "none":

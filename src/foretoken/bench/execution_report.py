@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.bench.execution import THREAD, Row
-from foretoken.bench.forwards import EAGER, Curves, Place
+from foretoken.bench.forwards import EAGER, TRACED, Curves, Place
 from foretoken.bench.methods import THEIRS
 from foretoken.bench.plot import OUR_COLOR, THEIR_COLOR
 from foretoken.core.errors import ForetokenError
 
 CLOCKS = {True: "CPU time of the one thread", False: "wall clock"}
-COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b"}
+COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b", TRACED: "#7a4fa3"}
 NOTES = """\
 ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as transformers, and as our eager path;
 medians of ratios taken inside a round. GB/s: weights read a second; weights that fit the processor's caches can pass

@@ -17,7 +17,7 @@ from foretoken.models.expand import expand, size_named
 from foretoken.models.load import choose_device, choose_dtype, load_model
 from foretoken.models.panels import PanelLinear, pack
 
-EAGER, COMPILED = "eager", "compiled"
+EAGER, COMPILED, TRACED = "eager", "compiled", "torch.compile"
 BASE_NODES = (1, 8)  # at which contexts and batches are compared: plain decoding, and a tree
 
 
@@ -150,8 +150,10 @@ class Forwards:
     label: str
 
 
-def load_forwards(target: str, device: str | None, dtype: str | None, expansion: str | None, seed: int) -> Forwards:
-    """transformers' model, ours over the same weights, and ours compiled."""
+def load_forwards(
+    target: str, device: str | None, dtype: str | None, expansion: str | None, seed: int, traced: bool = False
+) -> Forwards:
+    """transformers' model, ours over the same weights, and ours compiled; traced: by torch.compile too."""
     size = None if expansion is None else size_named(expansion)
     chosen = choose_device(device)
     compiled = load_model(target, chosen, choose_dtype(dtype, chosen))
@@ -168,4 +170,8 @@ def load_forwards(target: str, device: str | None, dtype: str | None, expansion:
     paths: list[Path] = [TheirPath(theirs, eager), OurPath(EAGER, eager)]
     if compiled.execution != eager.execution:
         paths.append(OurPath(COMPILED, compiled))
+    if traced:
+        forward = CausalLM(compiled.model, target)
+        forward.trace()
+        paths.append(OurPath(TRACED, forward))
     return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)

@@ -16,6 +16,7 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand, size_named
+from foretoken.models.load import AUTO, OFF, ON
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 
@@ -43,10 +44,11 @@ def load_pair(
     dtype: str | None = None,
     expansion: str | None = None,
     seed: int = 0,
+    compile: str = AUTO,
 ) -> Pair:
     """The models in two folders; drafter may be "ngram" or None. expansion: "100m", "300m" or "1b"."""
     size = None if expansion is None else size_named(expansion)
-    engine = load(target, drafter=drafter, verifier=verifier, device=device, dtype=dtype)
+    engine = load(target, drafter=drafter, verifier=verifier, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
     lm = engine.target.lm
     theirs = _as_loaded(target, lm)
@@ -55,8 +57,9 @@ def load_pair(
         theirs = expand(theirs, size, seed)
         label = f"expanded {expansion}: real acceptance, synthetic cost"
         ours = copy.deepcopy(theirs)
-        pack(ours)
-        engine = replace(engine, target=LMTarget(CausalLM(ours, f"{lm.name} ({label})")))
+        if compile != OFF:
+            pack(ours)
+        engine = replace(engine, target=LMTarget(CausalLM(ours, f"{lm.name} ({label})", traced=compile == ON)))
     assistant = None
     if isinstance(engine.drafter, LMDrafter):
         assistant = _as_loaded(str(drafter), engine.drafter.lm)

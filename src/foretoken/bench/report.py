@@ -44,8 +44,8 @@ class Report:
             f"{h['dtype']}; torch {h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit "
             f"{h['commit']}",
             f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; drafter {h['drafter']}; "
-            f"verifier {h['verifier']}; {h['max_new_tokens']} new tokens, {h['num_prompts']} prompts, {h['rounds']} "
-            f"rounds, seed {h['seed']}",
+            f"verifier {h['verifier']}; execution {h['execution']}; {h['max_new_tokens']} new tokens, "
+            f"{h['num_prompts']} prompts, {h['rounds']} rounds, seed {h['seed']}",
             sep="\n",
         )
         for temperature, batch in dict.fromkeys((row.temperature, row.batch) for row in self.rows):

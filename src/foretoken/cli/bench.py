@@ -60,6 +60,7 @@ def bench(
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    compile: options.Compile = "auto",
 ) -> None:
     """Compare our decoding with transformers' generate, interleaved in one process.
 
@@ -81,7 +82,9 @@ def bench(
     if plot is not None:
         check_plot(plot)
     target, drafter = options.resolve_models(target, drafter)
-    pair = load_pair(target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed)
+    pair = load_pair(
+        target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed, compile=compile
+    )
     options.spare_threads(pair.num_params)
     compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
     chosen = _prompts(pair, prompts, max_new_tokens)
@@ -94,6 +97,7 @@ def bench(
         "target": target,
         "drafter": drafter,
         "verifier": pair.engine.verifier.name,
+        "execution": lm.execution,
     }
     done: list[Measurement] = []
     interrupted = False

@@ -26,6 +26,9 @@ def execution(
         str | None,
         typer.Option(help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function."),
     ] = None,
+    torch_compile: Annotated[
+        bool, typer.Option("--torch-compile", help="Also torch.compile, which takes up to minutes for every shape.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the weights of an expanded target.")] = 0,
     out: Annotated[str, typer.Option(help="File for the single turns, JSONL; replaced if it exists.")] = DEFAULT_OUT,
     plot: Annotated[str | None, typer.Option(help="Draw the curves to this file (needs matplotlib).")] = None,
@@ -54,7 +57,7 @@ def execution(
     if plot is not None:
         check_plot(plot)
     target, _ = options.resolve_models(target, None)
-    forwards = load_forwards(target, device, dtype, expand, seed)
+    forwards = load_forwards(target, device, dtype, expand, seed, torch_compile)
     options.spare_threads(forwards.num_params)
     of_device = forwards.lm.device
     clock = clock_named(of_device)

@@ -46,13 +46,14 @@ def generate(
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    compile: options.Compile = "auto",
 ) -> None:
     """Continue a text, faster than plain decoding and with the same output distribution.
 
     The text streams to stdout, statistics follow on stderr.
     """
     prompts = _prompts(prompt, batch_file, target)
-    engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method)
+    engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile)
     arguments: dict[str, Any] = {
         "stop": tuple(stop or ()),
         "temperature": temperature,

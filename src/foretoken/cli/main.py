@@ -1,5 +1,6 @@
 """The command `foretoken`. Results go to stdout, progress and statistics to stderr; bad input exits with 2."""
 
+import logging
 import sys
 import warnings
 from typing import Annotated
@@ -41,6 +42,8 @@ def options(
 
 def main() -> None:
     warnings.showwarning = _one_line_warning
+    logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
+    logging.getLogger("foretoken").setLevel(logging.INFO)
     try:
         app()
     except ForetokenError as error:
@@ -51,6 +54,13 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         sys.stderr.close()
         sys.exit(0)
+
+
+class Notices(logging.Handler):
+    """What takes long says so on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"foretoken: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -55,6 +55,13 @@ Vocab = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
+Compile = Annotated[
+    str,
+    typer.Option(
+        help="auto: the fastest path that needs no waiting. on: also torch.compile where there is no kernel of ours "
+        "(up to minutes for every new shape, kept on disk). off: plain torch."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
 SMALL = 20_000_000  # parameters; measured on the demo target (6 M): docs/results/main-job.md
@@ -94,6 +101,7 @@ def load_engine(
     max_batch: int = 8,
     vocab: str | None = None,
     method: str = "fixed",
+    compile: str = "auto",
 ) -> "Engine":
     import transformers
 
@@ -113,6 +121,7 @@ def load_engine(
         dtype=dtype,
         max_batch=max_batch,
         vocab=vocab,
+        compile=compile,
     )
     spare_threads(engine.target.lm.model.num_parameters())
     return engine

@@ -16,10 +16,11 @@ from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL, FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
-from foretoken.models.layout import PROBE, decoder, layout
+from foretoken.models.layout import PROBE, decoder, layout, rounding
 from foretoken.models.llama import llama_forward
-from foretoken.models.llama_kernel import llama_kernel
+from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear
+from foretoken.models.static import StaticForward
 
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
@@ -28,19 +29,29 @@ class CausalLM:
     """Any transformers decoder-only causal LM, used read-only.
 
     name: defaults to where the model was loaded from, or its class. vocab_size: columns of its logits, which may be
-    padded beyond the tokenizer's. context: positions it can hold, None if unknown.
+    padded beyond the tokenizer's. context: positions it can hold, None if unknown. traced: use torch.compile where the
+    model has no kernel of ours.
     Raises ForetokenError for models whose state is not per-token keys and values, naming the type found.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str = "") -> None:
+    def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False) -> None:
         self._layout = layout(model)
         self.model = model
         self._decoder = decoder(model)
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
-        self.kernel = llama_kernel(model)
+        self.kernel: LlamaKernel | StaticForward | None = llama_kernel(model)
+        if self.kernel is None and traced:
+            self.trace()
+        else:
+            self._check_tree()
+
+    def trace(self) -> None:
+        """From now on open rows whose forwards torch.compile makes."""
+        self.kernel = forward = StaticForward(self.model, self._layout, self.name)
         self._check_tree()
+        forward.compiling = True
 
     @property
     def device(self) -> torch.device:
@@ -52,9 +63,10 @@ class CausalLM:
 
     @property
     def execution(self) -> str:
-        """How its forwards are run: "kernel", "panels", "direct" (torch by hand) or "modules" (transformers')."""
+        """How its forwards are run: "kernel", "torch.compile", "panels", "direct" (torch by hand) or "modules"
+        (transformers')."""
         if self.kernel is not None:
-            return "kernel"
+            return "kernel" if isinstance(self.kernel, LlamaKernel) else "torch.compile"
         if any(isinstance(module, PanelLinear) for module in self.model.modules()):
             return "panels"
         return "modules" if llama_forward(self.model, 1) is None else "direct"
@@ -85,10 +97,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def _check_tree(self) -> None:
-        """Score a small tree once: a model that ignores the mask or the positions is found here, not in its output.
-
-        The bound is loose, a share of the spread of the logits: rounding stays far below, a visible sibling far above.
-        """
+        """Score a small tree once: a model that ignores the mask or the positions is found here, not in its output."""
         a, b, c, d = PROBE
         rows = self.open(1, 8)
         rows.extend(rows.join(), [a, b])
@@ -97,8 +106,7 @@ class CausalLM:
         if not bool(torch.isfinite(want).all()):
             raise ForetokenError(f"Model {self.name} gives NaN or infinite logits: check its weights and dtype.")
         difference = float((logits[2].float() - want).abs().max())
-        bound = (0.01 if self.dtype in (torch.float32, torch.float64) else 0.25) * float(want.std())
-        if not difference <= bound:
+        if not difference <= rounding(self.dtype) * float(want.std()):
             raise ForetokenError(
                 f"{type(self.model).__name__} scores a token tree otherwise than its paths (by {difference:.2g}): "
                 "it does not follow the tree mask or the position ids, so it cannot be used."

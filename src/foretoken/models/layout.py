@@ -104,6 +104,12 @@ def _context(model: PreTrainedModel, config: Any) -> tuple[int | None, bool]:
     return context, context is not None and not on_the_fly
 
 
+def rounding(dtype: torch.dtype) -> float:
+    """How far logits of two orders of summation may differ, as a share of their spread: loose, since a wrong mask or
+    position moves them by far more."""
+    return 0.01 if dtype in (torch.float32, torch.float64) else 0.25
+
+
 def decoder(model: PreTrainedModel) -> nn.Module | None:
     """The model without its head, None where transformers does not say which part that is."""
     inner = model.base_model

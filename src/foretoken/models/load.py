@@ -15,6 +15,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
 
+AUTO, ON, OFF = "auto", "on", "off"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,8 +42,15 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
     return DTYPES[dtype]
 
 
-def load_model(source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False) -> CausalLM:
-    """The causal LM in folder (or hub id) `source`, ready for inference, its weights packed where that is faster."""
+def check_compile(compile: str) -> None:
+    if compile not in (AUTO, ON, OFF):
+        raise ForetokenError(f"Unknown compile {compile}: choose one of {AUTO}, {ON}, {OFF}.")
+
+
+def load_model(
+    source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False, compile: str = AUTO
+) -> CausalLM:
+    """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`."""
     _check_folder(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -51,13 +59,14 @@ def load_model(source: str, device: torch.device, dtype: torch.dtype, trust_remo
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
     model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
-    pack(model)
-    return CausalLM(model, name=source)
+    if compile != OFF:
+        pack(model)
+    return CausalLM(model, name=source, traced=compile == ON)
 
 
-def wrap_model(model: HFModel) -> CausalLM:
+def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
     """A caller's own model, used as it is and never modified."""
-    return CausalLM(model)
+    return CausalLM(model, traced=compile == ON)
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:

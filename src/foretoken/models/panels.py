@@ -6,6 +6,7 @@ models are, is stored in half the space, and no value changes.
 """
 
 from functools import cache
+from typing import no_type_check
 
 import numpy as np
 import torch
@@ -32,26 +33,44 @@ class PanelLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         # Neither parameter nor buffer: the layout can be neither saved nor moved.
         self.panels = _panels(weight.numpy())
+        self._panels = torch.from_numpy(self.panels)  # the same memory
         self.bias = linear.bias
 
     @property
     def halved(self) -> bool:
         return self.panels.dtype == np.uint16
 
+    @no_type_check  # torch.compile traces it
     def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
-        from foretoken.models.tile import times
-
-        rows = x.detach().reshape(-1, self.in_features).contiguous().numpy()
-        m, k = rows.shape
-        y = np.empty((m, self.out_features), np.float32)
-        threads = use_threads()
-        times(rows, k, k, m, self.panels.ctypes.data, self.halved, y, 0, y.shape[1], y.shape[1], threads)
-        out = torch.from_numpy(y).view(*x.shape[:-1], self.out_features)
-        return out if self.bias is None else out.add_(self.bias)
+        out = product(x, self._panels, self.out_features)
+        return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
         bits = 16 if self.halved else 32
         return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {bits} bits"
+
+
+# An operator of torch's own kind, so that torch.compile takes it as it is; as cheap to call as a Python function.
+torch.library.define("foretoken::panel_product", "(Tensor x, Tensor panels, int out_features) -> Tensor")
+product = torch.ops.foretoken.panel_product.default
+
+
+@torch.library.impl("foretoken::panel_product", "CPU")
+def _product(x: Float[Tensor, "*n i"], panels: Tensor, out_features: int) -> Float[Tensor, "*n o"]:
+    from foretoken.models.tile import times
+
+    k = panels.shape[1]
+    rows = x.reshape(-1, k).contiguous().numpy()
+    m = len(rows)
+    y = np.empty((m, out_features), np.float32)
+    halved = panels.dtype == torch.uint16
+    times(rows, k, k, m, panels.data_ptr(), halved, y, 0, out_features, out_features, use_threads())
+    return torch.from_numpy(y).view(*x.shape[:-1], out_features)
+
+
+@torch.library.register_fake("foretoken::panel_product")
+def _product_shape(x: Float[Tensor, "*n i"], panels: Tensor, out_features: int) -> Float[Tensor, "*n o"]:
+    return x.new_empty(*x.shape[:-1], out_features)
 
 
 def _panels(weight: np.ndarray) -> np.ndarray:
