@@ -49,11 +49,11 @@ class Curves:
 
     @property
     def over_context(self) -> list[Place]:
-        return [Place(n, c, self.batches[0]) for n in BASE_NODES for c in self.contexts]
+        return [Place(n, c, self.batches[0]) for n in BASE_NODES for c in sorted(self.contexts)]
 
     @property
     def over_batch(self) -> list[Place]:
-        return [Place(n, self.contexts[0], b) for n in BASE_NODES for b in self.batches]
+        return [Place(n, self.contexts[0], b) for n in BASE_NODES for b in sorted(self.batches)]
 
     @property
     def places(self) -> list[Place]:
