@@ -76,3 +76,13 @@ class TreePolicy(Protocol):
     def keep(self, states: Sequence[Any]) -> list[int] | None:
         """Of all nodes of a grown tree, in order, those that stay; None: all, as it must be where any was sampled."""
         ...
+
+
+@runtime_checkable
+class ChainPolicy(Protocol):
+    """A policy that may be one path, whatever q is."""
+
+    @property
+    def chain_depth(self) -> int:
+        """Levels of one draw each; 0 where the tree is not one path."""
+        ...

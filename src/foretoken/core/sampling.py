@@ -60,6 +60,12 @@ class Sampling:
             self.processors or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         )
 
+    @property
+    def tempers_only(self) -> bool:
+        """Whether p is softmax(logits / temperature) and no more."""
+        truncates = self.top_k or self.top_p < 1 or self.min_p
+        return self.temperature > 0 and not (truncates or self.logit_bias or self.reads_prefix)
+
     def __call__(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:

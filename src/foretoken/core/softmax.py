@@ -53,9 +53,14 @@ def fast_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tens
 
     p = np.empty(scores.shape, np.float32)
     rows = np.ascontiguousarray(scores.detach().numpy())
-    if not compiled(softmax_loop)(rows, np.float32(1 / max(temperature, SMALLEST)), p):
+    if not compiled(softmax_loop)(rows, inverse(temperature), p):
         raise NotFiniteError("NaN or infinite logits")
     return torch.from_numpy(p)
+
+
+def inverse(temperature: float) -> np.float32:
+    """What the compiled softmax multiplies scores by."""
+    return np.float32(1 / max(temperature, SMALLEST))
 
 
 def fast_best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:

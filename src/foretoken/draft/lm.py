@@ -8,8 +8,8 @@ from torch import Tensor
 
 from foretoken.core.draw_each import draw_each
 from foretoken.core.interfaces import Path
-from foretoken.core.laws import Law, Opaque
-from foretoken.core.policy import TreePolicy
+from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.policy import ChainPolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
@@ -121,9 +121,26 @@ class LMDraftSession:
         while True:
             depth += 1
             self._draw(sequences, logits, depth)
-            if not any(g.frontier for g in self.growths):
+            if not any(g.frontier for g in self.growths) or (depth == 1 and self._rest_of_chain(sequences)):
                 return [g.finish() for g in self.growths]
             logits = self._score_frontier()
+
+    def _rest_of_chain(self, sequences: Seq[Sequence]) -> bool:
+        """Draw what is below the first level of a lone sequence's chain in one compiled call; False where it cannot."""
+        if len(sequences) > 1:
+            return False
+        (seq,), (g,) = sequences, self.growths
+        levels = min(g.policy.chain_depth, seq.depth_left) - 1 if isinstance(g.policy, ChainPolicy) else 0
+        same_vocabulary = self.drafter.lm.vocab_size == self.drafter.vocab_size
+        if levels < 1 or g.law not in (IID, WithoutReplacement) or not (seq.sampling.tempers_only and same_vocabulary):
+            return False
+        if not self.rows.drafts_chains(0, levels):
+            return False
+        tokens, q = self.rows.draft_chain(0, g.builder.tokens[1], seq.uniforms(levels, 1), seq.sampling.temperature)
+        for node, (token, q_row) in enumerate(zip(tokens, q, strict=True), start=1):
+            g.scored[node] = g.num_pending + node - 1
+            g.builder.add(node, Siblings((token,), q_row, g.law(1)))
+        return True
 
     def _known(self, ids: list[int]) -> list[int]:
         """Ids of the target's padding columns, which the drafter cannot embed, become its last id: a poor context."""

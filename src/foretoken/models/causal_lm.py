@@ -313,6 +313,32 @@ class Rows:
             )
         self.lengths[row] = length
 
+    def drafts_chains(self, row: int, levels: int) -> bool:
+        """Whether `draft_chain` can be called for so many levels."""
+        used = self.lengths[row] + len(self._trees[row]) + levels
+        windows = self._windows.values()
+        compiled = self._kernel is not None and self._features is None
+        return compiled and all(window is None or used <= window for window in windows)
+
+    def draft_chain(
+        self, row: int, token: int, u: Float[Tensor, "n 1"], temperature: float
+    ) -> tuple[list[int], Float[Tensor, "n v"]]:
+        """Read `token` after a row's scored nodes, which are a chain; draw the next from softmax(logits / temperature)
+        by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of the row.
+
+        One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. It ends early where q is not
+        finite.
+        """
+        assert self._kernel is not None
+        tree, levels = self._trees[row], len(u)
+        first = len(tree)
+        slot = self.lengths[row] + first  # its position too, on a chain
+        self._check_room(row, levels)
+        self._lm.check_position(slot + levels - 1)
+        drafted = self._kernel.draft_chain(row, token, slot, u, temperature)
+        tree.grow(range(first - 1, first - 1 + levels))
+        return drafted
+
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):
             raise ForetokenError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.shapes import Float
+from foretoken.core.softmax import inverse
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
@@ -125,6 +126,26 @@ class KernelRows:
         y = np.empty((b * n, k.head.out_features), np.float32)
         loops.head(x, k.norm, k.eps, k.head_address, k.head.halved, k.head_bias, y, threads)
         return torch.from_numpy(y.reshape(b, n, -1))
+
+    def draft_chain(
+        self, row: int, token: int, slot: int, u: Float[Tensor, "n 1"], temperature: float
+    ) -> tuple[list[int], Float[Tensor, "n v"]]:
+        """Tokens drawn one after the other behind `token`, which goes to `slot` (its position too), and the q of each.
+
+        What `forward`, softmax and draw would give level by level, bit for bit; fewer than n where q is not finite.
+        """
+        from foretoken.models.kernel_chain import draft_chain
+
+        k, levels = self.kernel, len(u)
+        tokens, q = np.empty(levels, np.int64), np.empty((levels, k.head.out_features), np.float32)
+        none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
+        ((_, keys, values, kinds, weights),) = self._spans(())
+        last = (k.norm, k.head_address, k.head.halved, k.head_bias)
+        done = draft_chain(
+            token, row, slot, keys, values, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
+            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), inverse(temperature), use_threads(), q, tokens,
+        )  # fmt: skip
+        return tokens[:done].tolist(), torch.from_numpy(q[:done])
 
     def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
         """The runs of layers between which hidden states are read: first layer, and what `forward` takes of each."""

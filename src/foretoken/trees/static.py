@@ -57,6 +57,11 @@ class StaticTree:
     def max_draws(self) -> int:
         return max(len(c) for c in self._children)
 
+    @cached_property
+    def chain_depth(self) -> int:
+        """Of a path its length, else 0."""
+        return len(self.parents) - 1 if self.parents == tuple(range(-1, len(self.parents) - 1)) else 0
+
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
         return (family(self.max_draws),)
 

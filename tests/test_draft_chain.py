@@ -1,0 +1,87 @@
+"""Chains drafted in one compiled call are those drafted level by level, bit for bit."""
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.cli.options import demo_folder
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
+from foretoken.models.causal_lm import Rows
+
+PROMPT = "def read(self, path):\n    with open("
+
+
+def load(**options) -> foretoken.Engine:
+    folder = demo_folder()
+    return foretoken.load(str(folder / "target"), drafter=str(folder / "drafter"), device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def engine() -> foretoken.Engine:
+    return load(tree="chain:6")
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[int]:
+    """The levels of each compiled call."""
+    levels, draft = [], Rows.draft_chain
+
+    def counted(self, row, token, u, temperature):
+        levels.append(len(u))
+        return draft(self, row, token, u, temperature)
+
+    monkeypatch.setattr(Rows, "draft_chain", counted)
+    return levels
+
+
+def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[TokenTree]:
+    """What is proposed for a text that goes on with whatever was drafted first."""
+    ids = list(range(40, 60))
+    seq = Sequence(ids, sampling, torch.Generator().manual_seed(1), 40)
+    session, found = engine.drafter.open(1, 200), []
+    session.join()
+    for kept in range(steps):
+        (tree,) = session.propose([seq])
+        path = tuple(range(min(kept, len(tree) - 1) + 1))
+        seq.commit(tree, path, 7)
+        session.observe([seq], [tree], [path])
+        found.append(tree)
+    return found
+
+
+@pytest.mark.parametrize("law", ["iid", "without_replacement"])
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_the_trees_are_the_same(law, temperature, calls, monkeypatch):
+    engine, sampling = load(tree="chain:6", law=law, verifier="rrs" if law == "iid" else "rrsw"), Sampling(temperature)
+    compiled = trees(engine, sampling)
+    assert calls == [5, 5, 5, 5]
+    monkeypatch.setattr(Rows, "drafts_chains", lambda *_: False)
+    for tree, plain in zip(compiled, trees(engine, sampling), strict=True):
+        assert (tree.tokens, tree.parents) == (plain.tokens, plain.parents)
+        for a, b in zip(tree.siblings, plain.siblings, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.draws, a.law) == (b.draws, b.law)
+            assert a is None or torch.equal(a.q, b.q)
+    assert len(calls) == 4
+
+
+def test_the_text_is_the_same(engine, calls, monkeypatch):
+    options = {"max_new_tokens": 60, "temperature": 0.8, "seed": 3}
+    compiled = engine.generate(PROMPT, **options)
+    assert calls
+    monkeypatch.setattr(Rows, "drafts_chains", lambda *_: False)
+    assert engine.generate(PROMPT, **options).token_ids == compiled.token_ids
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.9}, {"repetition_penalty": 1.1}, {"temperature": 0.0}])
+def test_other_samplings_go_level_by_level(engine, calls, options):
+    engine.generate(PROMPT, max_new_tokens=8, seed=0, **options)
+    assert not calls
+
+
+def test_a_batch_and_a_wider_tree_go_level_by_level(engine, calls):
+    engine.generate([PROMPT, PROMPT], max_new_tokens=8, seed=0)
+    load(tree="kary:2x3").generate(PROMPT, max_new_tokens=8, seed=0)
+    assert not calls
