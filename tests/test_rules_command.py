@@ -9,7 +9,7 @@ import pytest
 import command
 import tiny
 from foretoken.cli import options
-from foretoken.compare import measure
+from foretoken.compare import measure, speed
 from foretoken.reproduce import ARTEFACTS
 
 Command = Callable[..., tuple[int, str, str]]
@@ -102,6 +102,20 @@ def test_rules_print_text_markdown_and_a_plot(run: Command, tmp_path: Path) -> N
     assert "Processor time of one verification" in out
 
 
+def test_rules_by_speed(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "GRID", ((4, 2), (6, 3), (300, 3)))
+    monkeypatch.setattr(speed, "PAIRS", 2)
+    code, out, _ = run("rules", "--speed", "--temperature", "1", "--json")
+    assert code == 0
+    (table,) = json.loads(out)["tables"]
+    rows = {row["rule"]: row for row in table["rows"]}
+    for name in ("transport", "transport-grouped", "hub", "ot-lp", "global-resolution-thinned"):
+        assert 0 < rows[name]["(4, 2)"] < 1000
+    assert rows["transport"]["(300, 3)"] > 0
+    assert rows["ot-lp"]["(300, 3)"] is None  # 4,500,000 sets
+    assert rows["spechub"]["(6, 3)"] is None
+
+
 def test_an_interrupt_prints_what_is_there(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -190,6 +204,8 @@ def test_optimal_acceptance_grows_with_drafts_and_tokens(run: Command, name: str
         (["rules", "--drafter", "ngram"], "no distribution"),
         (["rules", "--toy", "--draws", "9"], "up to 4"),
         (["rules", "--plot", "x.docx"], "plot"),
+        (["rules", "--speed", "--toy"], "one at a time"),
+        (["rules", "--speed", "--plot", "x.png"], "leave one of them out"),
         (["reproduce"], "No name was given: choose one of spechub-figures"),
         (["reproduce", "table9"], "Nothing is known as table9"),
         (["reproduce", "spechub-figures", "--cell-seconds", 0], "cell-seconds is 0.0"),

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from foretoken.version import __version__
 
 if TYPE_CHECKING:
-    from foretoken.build import law, load
+    from foretoken.build import law, load, verifier
     from foretoken.build import tree_policy as tree
-    from foretoken.build import verifier_named as verifier
     from foretoken.core.errors import ForetokenError
     from foretoken.core.sampling import Sampling
     from foretoken.core.tree import Siblings, TokenTree
@@ -34,7 +33,7 @@ _HOMES = {
     "law": ("build", "law"),
     "load": ("build", "load"),
     "tree": ("build", "tree_policy"),
-    "verifier": ("build", "verifier_named"),
+    "verifier": ("build", "verifier"),
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Names -> objects, and the refusal of pairs that would not be lossless. The only registries are these dicts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -40,6 +40,7 @@ from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
+from foretoken.verify.checked import checked
 from foretoken.verify.transport.plan import Solver
 
 LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
@@ -231,11 +232,16 @@ def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
     return policy
 
 
-def law(name: str, k: int = 1) -> Law:
-    """The draft law `name` with k draws."""
+def law(name: str, k: int = 1, counts: Sequence[float] | None = None) -> Law:
+    """The draft law `name` with k draws; counts: P(0 draws), .., P(k draws) where their number is random (iid only)."""
     if k < 0:
         raise ForetokenError(f"A law cannot make {k} draws: give a number >= 0.")
-    return law_family(name)(k)
+    family = law_family(name)
+    if counts is None:
+        return family(k)
+    if family is not IID:
+        raise ForetokenError(f"Law {name} takes no counts: only iid may make a random number of draws.")
+    return IID(k, tuple(counts))
 
 
 def law_family(name: str) -> LawFamily:
@@ -245,8 +251,18 @@ def law_family(name: str) -> LawFamily:
     return LAWS[name]
 
 
+def verifier(name: str) -> Verifier:
+    """The verification rule `name`: a pure function (p, siblings) -> row.
+
+    p: [v], the target's distribution; siblings: the draws, the q they were drawn from, and the law.
+    Raises ForetokenError for rows that are no distributions, draws that q or the law cannot make, and laws that the
+    rule is not lossless for.
+    """
+    return checked(verifier_named(name))
+
+
 def verifier_named(name: str) -> Verifier:
-    """The verification rule `name`: a pure function (p, siblings) -> row."""
+    """The rule without the checks, for rows and draws of our own making."""
     if name not in VERIFIERS:
         raise ForetokenError(f"Unknown verifier {name}: choose one of {', '.join(VERIFIERS)}.")
     rule = VERIFIERS[name]

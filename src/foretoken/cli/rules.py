@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from foretoken.compare.rows import ScoredText
     from foretoken.compare.table import Report
 
+CELL_SECONDS = 5.0  # of --speed
 DEFAULT_DRAWS = "1,2,3,4,8"
 DEFAULT_TEMPERATURES = "1,0.6,0.3"
 Text = Annotated[str | None, typer.Option(help="UTF-8 text file to score. Default: the held-out texts of the demo.")]
@@ -21,6 +22,9 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown inste
 
 def rules(
     toy: Annotated[bool, typer.Option("--toy", help="Enumerate every rule on toy distributions; no model.")] = False,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Time every rule and published solver by vocabulary and drafts; no model.")
+    ] = False,
     target: options.Target = None,
     drafter: options.Drafter = None,
     text: Text = None,
@@ -37,13 +41,15 @@ def rules(
     """Compare verification rules by acceptance, time and deviation from the target's distribution.
 
     On a real pair of models over a text (by default the demo pair), or with --toy on the toy distributions of the
-    SpecHub paper, where every draw of every rule is enumerated. The table goes to stdout.
+    SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
+    128,000 tokens. The table goes to stdout.
     """
     from foretoken.bench.machine import machine
     from foretoken.bench.plot import check_plot
     from foretoken.compare.contenders import Effort
     from foretoken.compare.measure import Settings, measure_pair, measure_toy
     from foretoken.compare.plot import plot as draw
+    from foretoken.compare.speed import measure_speed
     from foretoken.compare.table import Report
 
     settings = Settings(
@@ -51,9 +57,13 @@ def rules(
         _numbers(temperature, "temperature"),
         Effort(seed=seed),
     )
+    if toy and speed:
+        raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
     if plot is not None:
+        if speed:
+            raise ForetokenError("--plot draws acceptance, which --speed does not measure: leave one of them out.")
         check_plot(plot)
-    scored = None if toy else score(target, drafter, text, positions, device, dtype)
+    scored = None if toy or speed else score(target, drafter, text, positions, device, dtype)
     import torch
 
     header = {**machine(torch.device("cpu")), "seed": seed}
@@ -61,7 +71,9 @@ def rules(
         header |= {**names(target, drafter), "text": text or "held-out", "positions": positions}
     report = Report("Verification rules compared", header)
     try:
-        if scored is None:
+        if speed:
+            measure_speed(report, settings.temperatures, seed, CELL_SECONDS, options.progress)
+        elif scored is None:
             measure_toy(report, settings, options.progress)
         else:
             measure_pair(report, scored, settings, options.progress)

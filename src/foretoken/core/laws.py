@@ -262,6 +262,12 @@ class Opaque:
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         raise ForetokenError("The opaque law has no density: verify its draws with exact-match.")
 
+    def marginals(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+        """1 for the children of `draw`, 0 for the rest; float64."""
+        children = self.draw(q, torch.zeros(len(q), self.k, dtype=torch.float64, device=q.device))
+        chosen = torch.zeros(len(q), q.shape[1] + 1, dtype=torch.float64, device=q.device)
+        return chosen.scatter_(1, torch.where(children == NONE, q.shape[1], children), 1.0)[:, :-1]
+
 
 def outcomes(law: Law, q: Float[Tensor, " v"], limit: int = 1_000_000) -> Iterator[tuple[tuple[int, ...], float]]:
     """Every (draws, probability) of `law` at q with probability > 0; for small vocabularies only.

@@ -3,30 +3,22 @@
 The rows are real: the drafter's distribution cut to its V likeliest tokens, the target's whole.
 """
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from foretoken.compare.exactly import draw, siblings
 from foretoken.compare.rows import truncate
-from foretoken.core.errors import ForetokenError
+from foretoken.compare.speed import TOO_LARGE, Timed, Timing, call, num_sets, resolve, time_cell
 from foretoken.core.laws import IID
-from foretoken.core.tree import Siblings
-from foretoken.core.verifier import Verifier
 from foretoken.reproduce.run import Run
 from foretoken.verify import VERIFIERS
 from foretoken.verify.optimum import alpha_star
-from foretoken.verify.transport.global_resolution import Failure, GlobalResolution
+from foretoken.verify.transport.global_resolution import GlobalResolution
 
 GRID = ((10, 2), (10, 3), (10, 4), (10, 5), (100, 2), (100, 3), (1000, 2))
 EXACT = ("ot-lp", "ot-maxflow", "ot-maxflow-optimised")
 TOLERANCES = ("1e-3", "1e-4")  # the paper's two are lost in its stored text
-TOO_LARGE = "refused: too large"
 MOST, QUICK_MOST = 40, 8  # positions of a cell
 # Citations: Table 1 (Llama-3), ms a token; "4000+" and the like are the paper's own; in brackets solve success.
 TABLE_1: dict[str, tuple[str, ...]] = {
@@ -42,76 +34,13 @@ TABLE_1: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Timed:
-    """solve(p, record): one verification; whether it succeeded. enumerates: its cost grows with the number of draws."""
-
-    name: str
-    solve: Callable[[Tensor, Siblings], bool]
-    enumerates: bool
-
-
-@dataclass(frozen=True)
-class Timing:
-    """mean_ms: None where nothing was run, and why is told then."""
-
-    mean_ms: float | None
-    success: float = 1.0
-    num: int = 0
-    why: str = ""
-
-    def __str__(self) -> str:
-        if self.mean_ms is None:
-            return self.why
-        shown = f"{self.mean_ms:.0f}" if self.mean_ms >= 100 else f"{self.mean_ms:.3g}"
-        return shown if self.success == 1 else f"{shown} ({self.success:.0%})"
-
-
 def solvers() -> list[Timed]:
     """The paper's, and the exact rule of this package."""
     return [
-        *(Timed(name, partial(_call, VERIFIERS[name]), enumerates=True) for name in EXACT),
-        *(Timed(f"global-resolution {t}", partial(_resolve, GlobalResolution(float(t))), False) for t in TOLERANCES),
-        Timed("transport", partial(_call, VERIFIERS["transport"]), enumerates=False),
+        *(Timed(name, partial(call, VERIFIERS[name]), enumerates=True) for name in EXACT),
+        *(Timed(f"global-resolution {t}", partial(resolve, GlobalResolution(float(t))), False) for t in TOLERANCES),
+        Timed("transport", partial(call, VERIFIERS["transport"]), enumerates=False),
     ]
-
-
-def _call(rule: Verifier, p: Tensor, record: Siblings) -> bool:
-    rule(p, record)
-    return True
-
-
-def _resolve(rule: GlobalResolution, p: Tensor, record: Siblings) -> bool:
-    assert record.q is not None
-    found = rule.attempt(p.numpy(), record.q.numpy(), record.law.k)
-    if isinstance(found, Failure):
-        return False
-    found.row(record.draws)
-    return True
-
-
-def time_cell(solver: Timed, p: Tensor, q: Tensor, n: int, most: int, limit_s: float, seed: int) -> Timing:
-    """The mean over the first `most` pairs, or as many as begin within `limit_s`."""
-    rng = torch.Generator().manual_seed(seed)
-    law = IID(n)
-    seconds, successes = [], 0
-    begin = time.perf_counter()
-    for i in range(min(most, len(p))):
-        if time.perf_counter() - begin > limit_s:
-            break
-        record = siblings(draw(law, q[i], 1, rng)[0], q[i], law)
-        start = time.process_time()  # not the wall clock: other programs may want this core
-        try:
-            successes += solver.solve(p[i], record)
-        except ForetokenError:  # larger than this solver takes; the message says so of every pair alike
-            return Timing(None, why=TOO_LARGE)
-        seconds.append(time.process_time() - start)
-    return Timing(1000 * sum(seconds) / len(seconds), successes / len(seconds), len(seconds))
-
-
-def num_sets(v: int, n: int) -> int:
-    """Of tokens that n draws from v tokens can show."""
-    return sum(math.comb(v, size) for size in range(1, n + 1))
 
 
 def time_grid(

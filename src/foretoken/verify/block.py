@@ -32,6 +32,7 @@ from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import draw, walk
 from foretoken.verify.rejection import is_single, recursive_row
+from foretoken.verify.rejection_acceptance import rrs_acceptance
 from foretoken.verify.rejection_fast import TINY
 
 
@@ -54,6 +55,10 @@ class Block:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Of one node by itself, that is of a chain of one draft: sum min(p, q)."""
+        return rrs_acceptance(p, q, law)
 
     def walk(
         self, tree: TokenTree, probabilities: Callable[[int], Float[Tensor, " v"]], rng: torch.Generator

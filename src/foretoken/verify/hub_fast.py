@@ -4,12 +4,13 @@ import numpy as np
 from torch import Tensor, from_numpy
 
 from foretoken.core.compiled import compiled
+from foretoken.core.draws_fast import on_cpu
 from foretoken.verify.rejection_fast import TINY
 
 
 def fast_spechub_row(p: Tensor, q: Tensor, draws: tuple[int, ...], hub: int) -> Tensor | None:
-    """The row, or None where the compiled loop does not serve: other devices, or p and q of different dtypes."""
-    if p.device.type != "cpu" or q.device.type != "cpu" or p.dtype != q.dtype:
+    """The row, or None where the compiled loop does not serve: other devices or dtypes, or two dtypes."""
+    if not on_cpu(p) or not on_cpu(q) or p.dtype != q.dtype:
         return None
     row, weights = p.detach().numpy().copy(), q.detach().numpy().copy()
     compiled(spechub_loop, reorder_sums=True)(row, weights, np.array(draws, dtype=np.int64), hub)

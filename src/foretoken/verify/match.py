@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.verify.successive import chance_of_a_draw
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,10 @@ class ExactMatch:
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """sum over x of p(x) P(x among the draws); for opaque children the p of the k best tokens of q."""
-        if isinstance(law, Opaque):
-            children = law.draw(q, q.new_zeros(len(q), law.k))
-            return p.gather(1, children.clamp(min=0)).masked_fill(children == NONE, 0.0).sum(-1)
         if isinstance(law, IID):
             return (p * law.hit(q)).sum(-1)
-        if isinstance(law, Hub):
+        if isinstance(law, Hub | Opaque):
             return (p * law.marginals(q)).sum(-1)
-        if law.k == 1:
-            return (p * q).sum(-1)
-        raise ForetokenError(f"The acceptance of exact-match has no closed form for law {law.name} with {law.k} draws.")
+        if isinstance(law, WithoutReplacement):
+            return chance_of_a_draw(p, q, law.k)
+        raise ForetokenError(f"The acceptance of exact-match has no closed form for law {law.name}.")

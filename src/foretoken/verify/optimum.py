@@ -1,18 +1,17 @@
 """The best acceptance that any lossless rule can have."""
 
-import math
+from collections.abc import Callable
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Law, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.verify.rows import rows
-
-FIRST_NODE, STEP = -20.0, 0.1  # of the integral over s = ln t: what lies before is below 1e-17
+from foretoken.verify.successive import inside_suffixes
 
 
 def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -21,14 +20,43 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
         alpha* = 1 + min over token sets H of  p(H) - P(all draws are in H)             (Hu et al. 2025)
 
     For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
-    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 700 nodes of an integral.
-    p, q: distributions [..., v]; leading dimensions broadcast. Returns float64 [...].
+    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 700 nodes of an integral. For hub and
+    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). For any other law a linear program over all its draws.
+    p, q: distributions [..., v]; leading dimensions broadcast; for the opaque law q is any score, its best k tokens the
+    children. Returns float64 [...]. Raises ForetokenError where a row is no distribution or a law is too large to
+    enumerate.
     """
-    if not isinstance(law, IID | WithoutReplacement):
-        raise ForetokenError(f"alpha_star does not know law {law.name}: give iid or without_replacement.")
-    p_rows, q_rows, shape = rows(p, q)
-    optimum = iid_optimum(p_rows, q_rows, law) if isinstance(law, IID) else _distinct_optimum(p_rows, q_rows, law.k)
-    return optimum.reshape(shape)
+    p_rows, q_rows, shape = rows(p, q, scores=isinstance(law, Opaque))
+    return _optimum(law)(p_rows, q_rows).reshape(shape)
+
+
+def _optimum(law: Law) -> Callable[[Float[Tensor, "m v"], Float[Tensor, "m v"]], Float[Tensor, " m"]]:
+    if isinstance(law, IID):
+        return lambda p, q: iid_optimum(p, q, law)
+    if isinstance(law, WithoutReplacement):
+        return lambda p, q: _distinct_optimum(p, q, law.k)
+    if isinstance(law, Hub | Opaque):
+        return lambda p, q: torch.minimum(p, law.marginals(q)).sum(-1)
+    return lambda p, q: torch.tensor([_by_linear_program(law, *pair) for pair in zip(p, q, strict=True)]).double()
+
+
+def _by_linear_program(law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
+    """max sum S(i, draws), sum_i S <= P(draws), sum over draws of S <= p(i), i among the draws."""
+    if find_spec("scipy") is None:
+        raise ForetokenError(f"alpha_star for law {law.name} needs scipy: pip install 'foretoken[transport]'.")
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
+    weighed = list(outcomes(law, q))
+    cells = [(row, token) for row, (draws, _) in enumerate(weighed) for token in set(draws)]
+    if not cells:
+        return 0.0
+    by_draws, tokens = np.array(cells).T
+    where = np.concatenate([by_draws, len(weighed) + tokens]), np.tile(np.arange(len(cells)), 2)
+    limits = csr_array((np.ones(2 * len(cells)), where), shape=(len(weighed) + len(p), len(cells)))
+    bounds = np.array([*(prob for _, prob in weighed), *p.tolist()])
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    return -float(linprog(-np.ones(len(cells)), limits, bounds, method="highs", options=tight).fun)
 
 
 def iid_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: IID) -> Float[Tensor, " m"]:
@@ -47,41 +75,6 @@ def _distinct_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) 
     if k == 0:
         return torch.zeros_like(p[:, 0])
     p, q = _by_falling_ratio(p, q)
-    p_rows, q_rows = p.cpu().numpy(), q.cpu().numpy()
-    inside = np.empty_like(q_rows)
-    for i, row in enumerate(q_rows):
-        rarest = row[row > 0][0]  # the smallest mass that can lie outside a suffix
-        nodes = np.arange(FIRST_NODE, math.log(40 / rarest), STEP)
-        compiled(inside_loop)(row, k, np.exp(nodes), inside[i])
-    p_before = np.concatenate([np.zeros((len(p), 1)), p_rows.cumsum(1)[:, :-1]], 1)
-    least = (1 - p_before - inside).min(1)  # H empty: p(H) = P(all in H) = 0
-    return torch.from_numpy(1 + np.minimum(least, 0.0)).to(p.device)
-
-
-def inside_loop(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) -> None:
-    """inside[j] = P(k draws without replacement are all among the tokens j.. of q).
-
-    Successive sampling takes tokens in the order in which clocks of rates q ring. All k are in H iff k clocks of H ring
-    before any other does, at a time t of density b e^(-b t), b = 1 - q(H): the integral of b e^(-b t) P(at least k of H
-    rang by t), over t = e^s with the trapezoidal rule, which converges exponentially here.
-    """
-    before = np.empty(q.shape[0])
-    total = 0.0
-    for j in range(q.shape[0]):
-        before[j] = total
-        total += q[j]
-        inside[j] = 1.0 if before[j] == 0.0 else 0.0
-    few = np.empty(k)  # P(exactly i of the tokens j.. rang by t), i < k
-    for t in times:
-        few[:] = 0.0
-        few[0] = 1.0
-        for j in range(q.shape[0] - 1, -1, -1):
-            rang, silent = -np.expm1(-q[j] * t), np.exp(-q[j] * t)
-            for i in range(k - 1, 0, -1):
-                few[i] = few[i] * silent + few[i - 1] * rang
-            few[0] *= silent
-            if before[j] > 0.0:
-                enough = 1.0
-                for i in range(k):
-                    enough -= few[i]
-                inside[j] += STEP * t * before[j] * np.exp(-before[j] * t) * enough
+    p_before = torch.cat([torch.zeros_like(p[:, :1]), p.cumsum(-1)[:, :-1]], -1)
+    least = (1 - p_before - inside_suffixes(q, k)).min(-1).values
+    return 1 + least.clamp(max=0)  # H empty: p(H) = P(all in H) = 0

@@ -12,13 +12,14 @@ import numpy as np
 from torch import Tensor, from_numpy
 
 from foretoken.core.compiled import compiled
+from foretoken.core.draws_fast import on_cpu
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
 
 
 def fast_row(p: Tensor, q: Tensor, draws: tuple[int, ...], without_replacement: bool) -> Tensor | None:
-    """The row, or None where the compiled loop does not serve: other devices, or p and q of different dtypes."""
-    if p.device.type != "cpu" or q.device.type != "cpu" or p.dtype != q.dtype:
+    """The row, or None where the compiled loop does not serve: other devices or dtypes, or two dtypes."""
+    if not on_cpu(p) or not on_cpu(q) or p.dtype != q.dtype:
         return None
     row = p.detach().numpy().copy()  # numpy copies on this thread; torch would wake its pool for it
     rest = q.detach().numpy().copy() if without_replacement else np.ascontiguousarray(q.detach().numpy())

@@ -29,6 +29,13 @@ def rows(
     return p_rows, q_rows, p.shape[:-1]
 
 
+def distribution(row: Float[Tensor, "..."], name: str) -> None:
+    """ForetokenError where the row is not one distribution [v]."""
+    if row.ndim != 1 or len(row) == 0:
+        raise ForetokenError(f"{name} must be one row over the vocabulary, but its shape is {tuple(row.shape)}.")
+    distributions(row[None], name)
+
+
 def distributions(rows: Float[Tensor, "m v"], name: str) -> Float[Tensor, "m v"]:
     """The rows in float64, normalised; ForetokenError where one is no distribution."""
     rows = rows.double()
@@ -37,7 +44,7 @@ def distributions(rows: Float[Tensor, "m v"], name: str) -> Float[Tensor, "m v"]
     if bool(bad.any()):
         i = int(bad.nonzero()[0])
         raise ForetokenError(
-            f"Row {i} of {name} is no distribution (least {float(rows[i].min()):g}, sum {float(totals[i]):g}): "
-            "give probabilities >= 0 that sum to 1."
+            f"{f'Row {i} of {name}' if len(rows) > 1 else name} is no distribution (least {float(rows[i].min()):g}, "
+            f"sum {float(totals[i]):g}): give probabilities >= 0 that sum to 1."
         )
     return rows / totals

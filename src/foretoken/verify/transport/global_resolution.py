@@ -21,12 +21,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from foretoken.core.laws import IID, Law
+from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.rejection_fast import TINY
-from foretoken.verify.transport.plan import Rows, Solver
-from foretoken.verify.transport.sets import iid_probability
+from foretoken.verify.transport.plan import Rows, Solver, over_sets
+from foretoken.verify.transport.sets import draw_sets, iid_probability
 
 Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 MOST_STEPS = 25  # of L-BFGS-B
@@ -125,6 +128,11 @@ class Resolving(Solver):
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, IID) and law.counts is None
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """By one solve a row, summed over all draws: exact for the rule as it is. As many draw sets as for ot-lp."""
+        pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
+        return torch.tensor([over_sets(self.solve(*pair, law), draw_sets(law, pair[1])) for pair in pairs]).double()
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,13 @@ class Solver(ABC):
         return torch.from_numpy(row).to(p)
 
 
+def over_sets(rows: Rows, sets: DrawSets) -> float:
+    """P(the emitted token is among the draws), set by set. O(sets v)."""
+    return sum(
+        prob * float(rows.row(draws)[list(draws)].sum()) for draws, prob in zip(sets.index, sets.prob, strict=True)
+    )
+
+
 class SetSolver(Solver):
     """A solver that enumerates the draw sets, for any law that has them."""
 

@@ -1,0 +1,62 @@
+"""Rules for direct calls: they look at what they are given first. The engine's own rows and draws need no such look."""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Law, Opaque
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import Verifier
+from foretoken.verify.rows import distribution
+
+
+def checked(rule: Verifier) -> Verifier:
+    """The same rule; called, it raises ForetokenError for what it is not lossless for, or what cannot have been drawn.
+
+    It remains of the rule's own class, and so all else that the rule is.
+    """
+    kind = type(rule)
+    settings = {setting.name: getattr(rule, setting.name) for setting in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return type(kind.__name__, (_Checking, kind), {})(**settings)
+
+
+class _Checking:
+    def __call__(self: Any, p: Float[Tensor, "..."], siblings: Siblings) -> Float[Tensor, "..."]:
+        check(self, p, siblings)
+        return super().__call__(p, siblings)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
+    """Refuse a law that the rule does not take, rows that are no distributions, draws that the law cannot make."""
+    q, law, draws = siblings.q, siblings.law, siblings.draws
+    if not rule.accepts(law):
+        raise ForetokenError(f"Verifier {rule.name} is not lossless for law {law.name} with {law.k} draws.")
+    distribution(p, "p")
+    if q is not None:
+        distribution(q, "q")
+        if q.shape != p.shape:
+            raise ForetokenError(f"p has {len(p)} tokens and q {len(q)}: both must be over the target's vocabulary.")
+    for x in draws:
+        if not 0 <= x < len(p):
+            raise ForetokenError(f"Draw {x} is outside the vocabulary: token ids are 0 to {len(p) - 1}.")
+        if q is not None and not q[x] > 0:
+            raise ForetokenError(f"Draw {x} cannot come from q: its probability there is 0.")
+    if not isinstance(law, Opaque):
+        assert q is not None
+        check_draws(law, q, draws)
+
+
+def check_draws(law: Law, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> None:
+    """Refuse draws of positive q that the law cannot make all the same: too few or many, repeated, without the hubs."""
+    if isinstance(law, IID):  # not by its `prob`, in which the product of many small numbers would vanish
+        possible = len(draws) == law.k if law.counts is None else law.prob(torch.ones(1), (0,) * len(draws)) > 0
+    else:
+        possible = law.prob(q, draws) > 0
+    if not possible:
+        raise ForetokenError(
+            f"Law {law.name} with {law.k} draws never makes the draws {draws} from a q of {int((q > 0).sum())} tokens."
+        )
