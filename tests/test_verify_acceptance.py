@@ -133,7 +133,8 @@ def test_alpha_star_of_other_laws_is_the_minimum_over_all_sets(law: Law) -> None
     pairs = [(p, q) for p, q in PAIRS if law.name == "hub" or bool((q > 0).all())]
     assert len(pairs) > 10
     for p, q in pairs:
-        assert float(foretoken.alpha_star(law, p, q)) == pytest.approx(optimum(law, p, q / q.sum()), abs=1e-9), (p, q)
+        close = 1e-12 if isinstance(law, Hub) else 1e-7  # HiGHS drops coefficients below that
+        assert float(foretoken.alpha_star(law, p, q)) == pytest.approx(optimum(law, p, q / q.sum()), abs=close), (p, q)
 
 
 def test_alpha_star_of_opaque_children_is_their_share_of_p() -> None:

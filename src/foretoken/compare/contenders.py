@@ -1,5 +1,6 @@
 """The ways to draft and verify k tokens at a node that are compared: each is an acceptance, and most are a rule."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from foretoken.compare.exactly import sampled, standard_error
 from foretoken.core.budgeted import budgeted_laws
+from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import HasAcceptance, LawFamily, Verifier
@@ -81,7 +83,8 @@ class Plain:
         if not self.rule.accepts(law):
             return None
         if isinstance(self.rule, HasAcceptance):
-            return Acceptance(acceptance(self.rule, law, p, q))
+            with suppress(ForetokenError):  # too long a sum: sampled instead
+                return Acceptance(acceptance(self.rule, law, p, q))
         mass = sampled(self.rule, law, p, q, effort.num_draws, effort.seed)
         return Acceptance(mass.sum(2).mean(1), standard_error(mass))
 
