@@ -14,10 +14,11 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "verification.md"
 COMMANDS = {
-    "rules": ["rules"],
-    "toy": ["rules", "--toy", "--draws", "1,2,3,4"],
+    "rules": ["rules", "--positions", "72", "--draws", "1,2,4", "--temperature", "1,0.3"],
+    "speed": ["rules", "--speed", "--temperature", "1"],
+    "toy": ["rules", "--toy", "--draws", "1,2,3", "--temperature", "1,0.3"],
     **{
-        name: ["reproduce", name]
+        name: ["reproduce", name, "--positions", "72"]
         for name in (
             "spechub-figures",
             "spechub-table4",

@@ -21,7 +21,7 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
 
     For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
     p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 700 nodes of an integral. For hub and
-    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). For any other law a linear program over all its draws, to 1e-7.
+    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). Any other law: a linear program over its draws, to 1e-7.
     p, q: distributions [..., v]; leading dimensions broadcast; for the opaque law q is any score, its best k tokens the
     children. Returns float64 [...]. Raises ForetokenError where a row is no distribution or a law is too large to
     enumerate.
