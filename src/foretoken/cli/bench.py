@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli import execution, options
+from foretoken.cli import bench_vocab, execution, options
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Benchmarks(TyperGroup):
 app = typer.Typer(cls=Benchmarks, help="Measure speed.")
 DEFAULT = "decoding"
 app.command("execution")(execution.execution)
+app.command("vocab")(bench_vocab.bench_vocab)
 DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 
@@ -87,7 +88,7 @@ def bench(
     )
     options.spare_threads(pair.num_params)
     compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
-    chosen = _prompts(pair, prompts, max_new_tokens)
+    chosen = chosen_prompts(pair, prompts, max_new_tokens)
     lm = pair.engine.target.lm
     header = {
         **machine(lm.device),
@@ -128,7 +129,7 @@ def _collect(measurements: "Iterable[Measurement]", done: "list[Measurement]", w
         write(measurement)
 
 
-def _prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":
+def chosen_prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":
     from foretoken.bench.rounds import Prompt
     from foretoken.models.text import encode
 

@@ -53,7 +53,8 @@ class IntersectionLM(CausalLM):
     def dtype(self) -> torch.dtype:
         return self.lm.dtype
 
-    def open(self, batch: int, slots: int) -> Rows:
+    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> Rows:
+        assert not layers, "no one asks a drafter for hidden states"
         return TranslatedRows(self, batch, slots)
 
 

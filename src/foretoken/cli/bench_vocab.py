@@ -1,0 +1,104 @@
+"""`foretoken bench vocab`: every way to draft with another vocabulary."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.cli import options
+from foretoken.cli import rules as rules_command
+from foretoken.core.errors import ForetokenError
+
+
+def bench_vocab(
+    target: options.Target = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder of a drafter with another vocabulary; may be repeated. Default: the demo ones."),
+    ] = None,
+    same: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter with the target's vocabulary, to compare with. Default: the demo one."),
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="union, tli, slem or slrs; may be repeated. Default: all.")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Times that every way continues every prompt.")] = 2,
+    samples: Annotated[
+        int, typer.Option(help="Generations for the test of each way's law above temperature 0; 0: none.")
+    ] = 300,
+    expand: Annotated[
+        str | None,
+        typer.Option(help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
+    markdown: rules_command.Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Compare union, TLI, SLEM and SLRS, a drafter with the same vocabulary, and transformers' two-vocabulary mode.
+
+    Interleaved in one process, each with a measured losslessness column. The table goes to stdout.
+    """
+    import transformers
+
+    from foretoken.bench.machine import machine
+    from foretoken.bench.pair import load_pair
+    from foretoken.build import VOCABS
+    from foretoken.cli.bench import chosen_prompts
+    from foretoken.compare.table import Report
+    from foretoken.compare.vocab_bench import Settings, bench
+    from foretoken.compare.vocab_ways import ways
+    from foretoken.models.load import load_model
+    from foretoken.models.target import LMTarget
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    methods = list(dict.fromkeys(method or VOCABS))
+    if unknown := [name for name in methods if name not in VOCABS]:
+        raise ForetokenError(f"Unknown method {unknown[0]}: choose among {', '.join(VOCABS)}.")
+    if samples < 0 or rounds < 1 or max_new_tokens < 2:
+        raise ForetokenError("samples must be at least 0, rounds at least 1 and max-new-tokens at least 2.")
+    if target is None:
+        demo = options.demo_folder()
+        drafters = drafter or [str(demo / "drafter-1k"), str(demo / "drafter-bytes")]
+        target, same = str(demo / "target"), same or str(demo / "drafter")
+    elif drafter is None:
+        raise ForetokenError("Name the drafter with --drafter: only the demo target has ones of its own.")
+    else:
+        drafters = drafter
+    pair = load_pair(target, same, device=device, dtype=dtype, expansion=expand, seed=seed)
+    options.spare_threads(pair.num_params)
+    lm, tokenizer = pair.engine.target.lm, pair.engine.tokenizer
+    assert tokenizer is not None, "a target named by folder has a tokenizer"
+    chosen = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens)]
+    settings = Settings(tuple(temperature or (0.0, 1.0)), chosen, max_new_tokens, rounds, samples, seed)
+    small = pair.engine.target if expand is None else LMTarget(load_model(target, lm.device, lm.dtype))
+    found = ways(pair.engine, pair.target, tokenizer, drafters, methods)
+    header = {
+        **machine(lm.device),
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "target": Path(target).name,
+        "label": pair.label,
+        "num_params": pair.num_params,
+        "prompts": prompts,
+        "max_new_tokens": max_new_tokens,
+        "rounds": rounds,
+        "samples": samples,
+        "seed": seed,
+    }
+    report = Report("Drafters with another vocabulary", header)
+    try:
+        bench(report, found, small, settings, options.progress)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    options.progress("")
+    rules_command.show(report, json_, markdown)
+    if report.interrupted:
+        raise typer.Exit(130)
