@@ -1,6 +1,7 @@
 """`foretoken reproduce NAME`: a paper's figure beside ours."""
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,8 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.compare.rows import ScoredText
+
+DEMO_VOCABULARIES = ("target", "drafter-1k", "drafter-bytes")
 
 
 def reproduce(
@@ -65,10 +68,17 @@ def reproduce(
 
     limit_s = cell_seconds if cell_seconds is not None else (2.0 if quick else 15.0)
     try:
-        artefact(Run(report, seed, quick, limit_s, scored, options.progress))
+        artefact(Run(report, seed, quick, limit_s, scored, options.progress, _vocabularies(target, drafter)))
     except KeyboardInterrupt:
         report.interrupted = True
     options.progress("")
     rules_command.show(report, json_, markdown)
     if report.interrupted:
         raise typer.Exit(130)
+
+
+def _vocabularies(target: str | None, drafter: str | None) -> dict[str, str]:
+    """Name -> folder: the models named, else the demo models with tokenizers of their own."""
+    named = [name for name in (target, drafter) if name is not None]
+    folders = [Path(name) for name in named] or [options.demo_folder() / name for name in DEMO_VOCABULARIES]
+    return {folder.name: str(folder) for folder in folders}

@@ -7,13 +7,17 @@ opaque and the target's own draw decides (exact match): lossless at any temperat
 sampled token is accepted with probability sum p psi (Table 3), a likeliest one with p of it, which is mostly more.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
@@ -51,13 +55,31 @@ class SLEMDrafter:
         return SLEMSession(self, batch, 2 * slots)
 
 
+@dataclass(eq=False)
+class Inner(Sequence):
+    """What the drafter's own session sees of a sequence: its ids, and at the edge the tokens that may come first."""
+
+    healing: Healing | None = None
+
+    def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
+        suffixes = list(suffixes)
+        return super().probabilities(self._healed(logits, suffixes), suffixes)
+
+    def scores(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
+        suffixes = list(suffixes)
+        return super().scores(self._healed(logits, suffixes), suffixes)
+
+    def _healed(self, logits: Float[Tensor, "m v"], suffixes: Seq[Iterable[int]]) -> Float[Tensor, "m v"]:
+        return self.healing.first(logits) if self.healing is not None and not any(suffixes) else logits
+
+
 @dataclass
 class Row:
     """One sequence in the drafter's ids; `inner` is what its own drafter sees."""
 
     context: Context
     healing: Healing
-    inner: Sequence | None = None
+    inner: Inner | None = None
     seen: int = 0  # target ids
 
     def ids(self, target_ids: list[int]) -> list[int]:
@@ -102,12 +124,12 @@ class SLEMSession:
             own = replace(
                 seq.sampling,
                 logit_bias={},
-                processors=(row.healing,),
+                processors=(),
                 repetition_penalty=1.0,
                 frequency_penalty=0.0,
                 presence_penalty=0.0,
             )
-            row.inner = Sequence(row.ids(seq.ids), own, seq.rng, ENDLESS)
+            row.inner = Inner(row.ids(seq.ids), own, seq.rng, ENDLESS, healing=row.healing)
         elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
             old, new = row.inner.ids, row.ids(seq.ids)
             length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from foretoken.core.shapes import Float
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import Vocabulary
 
@@ -47,7 +48,7 @@ class Context:
 
 
 class Healing:
-    """A logits processor that lets a drafter write its last token again, as a longer one if it likes.
+    """Lets a drafter write its last token again, as a longer one if it likes.
 
     The text's edge is the target's, not the drafter's: after "):" + "\\n" a drafter whose own token is "\\n    " has
     never seen an indentation follow. So its last token is taken off, and drafts must begin with that token's bytes.
@@ -57,21 +58,19 @@ class Healing:
         """width: columns of the drafter's logits."""
         self.vocabulary = vocabulary
         self.width = width
-        self.length, self.taken = 0, b""
+        self.taken = b""
         self._masks: dict[bytes, Tensor] = {}
 
     def take(self, ids: Sequence[int], floor: int) -> list[int]:
         """`ids` without the last one, where it is neither settled nor the only one; its bytes are to be drafted."""
         last = self.vocabulary.spell(ids[-1:])
         heals = len(ids) > max(floor, 1) and bool(last) and self.vocabulary.longest > 1
-        kept = list(ids[:-1] if heals else ids)
-        self.length, self.taken = len(kept), last if heals else b""
-        return kept
+        self.taken = last if heals else b""
+        return list(ids[:-1] if heals else ids)
 
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        if ids.shape[1] > self.length or not self.taken:
-            return scores
-        return scores.masked_fill(self._closed().to(scores.device), -torch.inf)
+    def first(self, logits: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+        """The logits of a draft's first token."""
+        return logits.masked_fill(self._closed().to(logits.device), -torch.inf) if self.taken else logits
 
     def _closed(self) -> Tensor:
         """Tokens that do not begin with the bytes taken; the one that was taken does."""
@@ -128,4 +127,7 @@ def incomplete(data: bytes) -> int:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    n = min(len(one), len(other))
+    if one[:n] == other[:n]:
+        return n
+    return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

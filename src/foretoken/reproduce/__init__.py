@@ -3,6 +3,7 @@ constants, each a citation of its table or figure, and only ever appear in a col
 
 from foretoken.reproduce import global_resolution_acceptance, global_resolution_times
 from foretoken.reproduce.run import Artefact, Run
+from foretoken.reproduce.slrs_table5 import slrs_table5
 from foretoken.reproduce.spechub_drafts import spechub_drafts
 from foretoken.reproduce.spechub_figures import spechub_figures
 from foretoken.reproduce.spechub_table4 import spechub_table4
@@ -30,4 +31,5 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {
         "Global Resolution, Figures 4-5: the target's temperature",
         _temperature,
     ),
+    "slrs-table5": ("SLRS, Table 5, Figures 1-2: ways to spell a token", slrs_table5),
 }

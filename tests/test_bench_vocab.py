@@ -1,0 +1,111 @@
+"""The benchmark of vocabularies, and the paper's table of combinations."""
+
+import json
+
+import pytest
+import torch
+
+import tiny
+import tokenizers_zoo as zoo
+from command import run
+from foretoken.build import load
+from foretoken.compare import vocab_bench
+from foretoken.compare.table import Report
+from foretoken.compare.vocab_bench import Settings, bench
+from foretoken.compare.vocab_ways import Meter, Metered, Ours, Taken, Theirs
+from foretoken.core.interfaces import Drafter
+from foretoken.draft.slrs import SLRSDrafter
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
+from foretoken.trees import static
+
+
+class Lossy(Ours):
+    """The temperature is half of what was asked for."""
+
+    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
+        return super().run(ids[:-1], max_new_tokens, temperature / 2, seed)
+
+
+class Sharper(Theirs):
+    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
+        return super().run(ids, max_new_tokens, temperature / 4, seed)
+
+
+class Broken(Theirs):
+    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
+        raise IndexError("index out of range")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_each_way_is_measured_and_what_is_lossy_is_seen():
+    model = tiny.llama(0, vocab=len(zoo.byte_level()))
+    model.generation_config.eos_token_id = None
+    engine = load(model, tokenizer=zoo.byte_level(), device="cpu")
+    small = load(tiny.llama(1, vocab=257), tokenizer=zoo.byte_only(), device="cpu").target.lm
+    translation = Translation(vocabulary(zoo.byte_level()), vocabulary(zoo.byte_only()))
+    meter = Meter()
+    drafter = SLRSDrafter(meter.timed(small), translation, static.chain(2), vocab_size=engine.target.vocab_size)
+    ways = [
+        Ours("plain", "-", "-", engine),
+        Theirs("plain", "-", model),
+        Ours("slrs", "small", "chain:2", engine, drafter, meter),
+        Lossy("lossy", "-", "-", engine),
+        Sharper("sharper", "-", model),
+        Broken("broken", "-", model),
+    ]
+    report = Report("test", {})
+    settings = Settings((0.0, 0.4), [[5, 6, 7, 8, 9]], 8, 1, 120, 0)
+    bench(report, ways, engine.target, settings, lambda _: None)
+    greedy, sampled = report.tables
+    laws = {row[0].split()[-1]: row[-1] for row in greedy.rows}
+    assert laws == {"plain": "1/1 equal", "slrs": "1/1 equal", "lossy": "0/1 equal", "sharper": "1/1 equal"} | {
+        "broken": "failed: IndexError"
+    }
+    laws = {row[0].split()[-1]: row[-1] for row in sampled.rows}
+    assert laws["slrs"].startswith("p")
+    assert laws["sharper"].startswith("WRONG")
+    assert laws["broken"] == "failed: IndexError"
+    plain, strings = greedy.rows[0], greedy.rows[2]
+    assert plain[4] == plain[5] == plain[6] == 1
+    assert strings[6] >= 1
+    assert 0 < strings[8] < 1
+    assert len(vocab_bench.COLUMNS) == len(plain)
+
+
+def test_the_meter_leaves_the_drafter_as_it_is():
+    meter = Meter()
+    small = load(tiny.llama(1, vocab=257), device="cpu").target.lm
+    translation = Translation(vocabulary(zoo.byte_level()), vocabulary(zoo.byte_only()))
+    inner = SLRSDrafter(small, translation, static.chain(2))
+    metered = Metered(inner, meter)
+    assert isinstance(metered, Drafter)
+    assert (metered.name, metered.laws, metered.max_nodes) == (inner.name, inner.laws, 3)
+    assert meter.time(lambda: torch.zeros(1)).item() == 0
+    assert meter.own_s > 0
+
+
+def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monkeypatch, capsys):
+    code, printed, _ = run(monkeypatch, capsys, "reproduce", "slrs-table5", "--quick", "--json")
+    assert code == 0
+    out = json.loads(printed)
+    lemma = out["tables"][0]["rows"]
+    assert len(lemma) == 7
+    assert all(row["paper"] == row["ours"] for row in lemma)
+    combined = {row[""]: row for row in out["tables"][2]["rows"]}
+    assert combined["maximum"]["target by drafter-bytes"] == 1
+    assert combined["median"]["target by drafter-1k"] > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--method", "nonsense"), "choose among"),
+        (("--target", "models/target"), "--drafter"),
+        (("--rounds", 0), "rounds"),
+    ],
+)
+def test_bad_input(monkeypatch, capsys, arguments, what):
+    code, _, err = run(monkeypatch, capsys, "bench", "vocab", *arguments)
+    assert code == 2
+    assert what in err
