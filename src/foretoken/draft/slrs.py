@@ -144,7 +144,7 @@ class SLRSSession:
         greedy = seq.sampling.temperature == 0
         following = replace(row, context=copy(row.context), healing=copy(row.healing))
         tokens, records = [seq.ids[-1]], []
-        while len(tokens) <= min(self.drafter.policy.max_nodes, seq.num_left) - 1:
+        while len(tokens) <= min(self.drafter.policy.max_nodes - 1, seq.depth_left):
             ids, taken = following.ids, following.healing.taken
             done = len(row.committed)
             if ids[:done] != row.committed or len(ids) == done:
