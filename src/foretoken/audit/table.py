@@ -25,7 +25,7 @@ class TableLM(CausalLM):
         self.vocab_size = table.shape[2]
         self.context = None
 
-    def open(self, batch: int, slots: int) -> "TableRows":
+    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> "TableRows":
         return TableRows(self)
 
 
@@ -49,6 +49,9 @@ class TableRows(Rows):
         self.ids: list[list[int]] = []
         self.trees: list[TableTree] = []
         self.lengths = []
+
+    def drafts_chains(self, row: int, levels: int) -> bool:
+        return False
 
     def join(self) -> int:
         self.ids.append([])

@@ -18,7 +18,7 @@ from foretoken.models.features import FINAL, FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.layout import PROBE, decoder, layout, rounding
 from foretoken.models.llama import llama_forward
-from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
+from foretoken.models.llama_kernel import KernelRows, LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear
 from foretoken.models.static import StaticForward
 
@@ -317,7 +317,7 @@ class Rows:
         """Whether `draft_chain` can be called for so many levels."""
         used = self.lengths[row] + len(self._trees[row]) + levels
         windows = self._windows.values()
-        compiled = self._kernel is not None and self._features is None
+        compiled = isinstance(self._kernel, KernelRows) and self._features is None
         return compiled and all(window is None or used <= window for window in windows)
 
     def draft_chain(
@@ -329,7 +329,7 @@ class Rows:
         One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. It ends early where q is not
         finite.
         """
-        assert self._kernel is not None
+        assert isinstance(self._kernel, KernelRows)
         tree, levels = self._trees[row], len(u)
         first = len(tree)
         slot = self.lengths[row] + first  # its position too, on a chain
