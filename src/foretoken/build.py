@@ -38,6 +38,7 @@ from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
+from foretoken.trees.sequoia import read_acceptance, sequoia
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
@@ -77,6 +78,13 @@ def _dynamic(spec: str) -> TreePolicy:
     return DynamicTree(_positive(spec, "dynamic:N"))
 
 
+def _sequoia(spec: str) -> TreePolicy:
+    number, at, path = spec.partition("@")
+    if not at:
+        raise ForetokenError(f"Tree sequoia:{spec} is incomplete: write sequoia:N@FILE, FILE with measured acceptance.")
+    return sequoia(read_acceptance(path), _positive(number, "sequoia:N@FILE"))
+
+
 def _opt_tree(spec: str) -> TreePolicy:
     return OptTree(_positive(spec, "opt-tree:N"))
 
@@ -86,6 +94,7 @@ TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "kary": ("kary:KxD, K children at every node down to depth D", _kary),
     "budget": ("budget:N, sampled children where they pay most, N nodes expected", _budget),
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
+    "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
     "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _opt_tree),
     "list": ("list:FILE, the parent list in a JSON file", static.from_file),
 }

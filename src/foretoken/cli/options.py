@@ -20,7 +20,9 @@ Drafter = Annotated[
         "drafter for the demo target, else ngram."
     ),
 ]
-TREE_FORMS = "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, or list:FILE (JSON parent list)."
+TREE_FORMS = (
+    "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, sequoia:N@FILE, or list:FILE (JSON parent list)."
+)
 Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
 LargestTree = Annotated[
     str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")

@@ -1,0 +1,77 @@
+"""Sequoia: the static tree of a given size with the largest expected number of accepted tokens (Chen et al. 2024).
+
+a_b: the UNCONDITIONAL probability that the b-th child of a node is the accepted one, measured for one verifier, law and
+temperature at the largest number of children. With T[m][l] the best expected number of tokens of a tree of m nodes, the
+root counted as 1, on at most l levels below it, and B[m][l][b] the same where the root has b children at most:
+
+    B[m][l][b] = max over y of  B[m - y][l][b - 1] + a_b T[y][l - 1],    B[m][l][0] = 1,    T[m][l] = max over b of B
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from foretoken.core.errors import ForetokenError
+from foretoken.trees.static import StaticTree
+
+LEVELS = 24
+
+
+def sequoia(acceptance: list[float], budget: int, levels: int = LEVELS) -> StaticTree:
+    """The best tree of at most `budget` nodes besides the root; O(budget^2 levels children)."""
+    if not acceptance or not all(math.isfinite(a) and 0 <= a <= 1 for a in acceptance) or sum(acceptance) > 1 + 1e-6:
+        raise ForetokenError(f"An acceptance vector has probabilities that sum to at most 1, not {acceptance}.")
+    nodes, levels, k = budget + 1, min(levels, budget), len(acceptance)
+    best = np.full((levels + 1, k + 1, nodes + 1), -np.inf)  # [l, b, m]: with at most m nodes
+    taken = np.zeros((levels + 1, k + 1, nodes + 1), np.int64)
+    best[:, :, 1:] = 1.0
+    for level in range(1, levels + 1):
+        for b in range(1, k + 1):
+            best[level, b] = best[level, b - 1]
+            for m in range(2, nodes + 1):
+                y = np.arange(1, m)
+                value = best[level, b - 1, m - y] + acceptance[b - 1] * best[level - 1, k, y]
+                pick = int(value.argmax())
+                if value[pick] > best[level, b, m]:
+                    best[level, b, m], taken[level, b, m] = value[pick], pick + 1
+    parents = [-1]
+
+    def add(node: int, level: int, size: int) -> None:
+        """The children of `node`, the first one first, each with its own below it."""
+        sizes, left = [], size
+        for b in range(k, 0, -1):
+            if taken[level, b, left]:
+                sizes.append(int(taken[level, b, left]))
+                left -= sizes[-1]
+        for below in reversed(sizes):
+            parents.append(node)
+            add(len(parents) - 1, level - 1, below)
+
+    add(0, levels, nodes)
+    return StaticTree(tuple(parents))
+
+
+def expected_tokens(tree: StaticTree, acceptance: list[float]) -> float:
+    """Tokens a step, the bonus counted, where children are accepted with these probabilities."""
+    reach, seen = [1.0], [0] * len(tree.parents)
+    for parent in tree.parents[1:]:
+        reach.append(reach[parent] * acceptance[seen[parent]])
+        seen[parent] += 1
+    return math.fsum(reach)
+
+
+def read_acceptance(path: str) -> list[float]:
+    """The vector in a JSON file {"acceptance": [0.68, 0.11, ..]}; other keys say what it was measured on."""
+    try:
+        found = json.loads(Path(path).read_text())["acceptance"]
+    except OSError as error:
+        raise ForetokenError(f"Cannot read acceptance file {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForetokenError(
+            f'Acceptance file {path} must hold JSON such as {{"acceptance": [0.68, 0.11]}}.'
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(a, int | float) for a in found):
+        raise ForetokenError(f"Acceptance file {path} must hold a list of probabilities under acceptance.")
+    return [float(a) for a in found]
