@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from foretoken.build import tree_policy
 from foretoken.core.errors import ForetokenError
 from foretoken.trees.sequoia import expected_tokens, read_acceptance, sequoia
 from foretoken.trees.static import StaticTree, chain
-from tables import tiny_engine
 
 
 def all_trees(nodes: int, children: int, levels: int):
@@ -45,9 +45,7 @@ def test_the_file(tmp_path) -> None:
     file = tmp_path / "acceptance.json"
     file.write_text(json.dumps({"acceptance": [0.6, 0.2], "verifier": "rrsw"}))
     assert read_acceptance(str(file)) == [0.6, 0.2]
-    engine = tiny_engine(tree=f"sequoia:5@{file}")
-    assert engine.drafter.max_nodes == 6
-    assert len(engine.generate([1, 2], max_new_tokens=6, temperature=1.0, seed=0).token_ids) == 6
+    assert tree_policy(f"sequoia:5@{file}") == sequoia([0.6, 0.2], 5)
     for text, message in (
         ('{"a": 1}', "must hold JSON"),
         ("nonsense", "must hold JSON"),
@@ -55,10 +53,10 @@ def test_the_file(tmp_path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(ForetokenError, match=message):
-            tiny_engine(tree=f"sequoia:5@{file}")
+            tree_policy(f"sequoia:5@{file}")
     with pytest.raises(ForetokenError, match="Cannot read"):
         read_acceptance(str(tmp_path / "none.json"))
     with pytest.raises(ForetokenError, match="sequoia:N@FILE"):
-        tiny_engine(tree="sequoia:5")
+        tree_policy("sequoia:5")
     with pytest.raises(ForetokenError, match="sum to at most 1"):
         sequoia([0.9, 0.9], 4)
