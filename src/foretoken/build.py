@@ -13,12 +13,16 @@ from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
+from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.ranked import ProductDrafter, RankedDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
 from foretoken.draft.tli import tli
 from foretoken.engine import Engine
+from foretoken.heads.load import head_kind, load_head
+from foretoken.heads.rows import ready
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import (
     HFModel,
@@ -31,6 +35,7 @@ from foretoken.models.load import (
     wrap_model,
 )
 from foretoken.models.overlap import compare
+from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
@@ -57,6 +62,9 @@ VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], Model
 RULES = {"slem": "exact-match", "slrs": "string-rejection", "union": "string-rejection"}
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
+
+
+HEAD_TREES: dict[str, type[HeadDrafter]] = {"ranked": RankedDrafter, "product": ProductDrafter}
 
 
 def _chain(spec: str) -> TreePolicy:
@@ -89,6 +97,10 @@ def _opt_tree(spec: str) -> TreePolicy:
     return OptTree(_positive(spec, "opt-tree:N"))
 
 
+def _likeliest(spec: str) -> TreePolicy:
+    return static.chain(_positive(spec, "ranked:N"))  # only its size counts
+
+
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "chain": ("chain:D, a path of D drafts", _chain),
     "kary": ("kary:KxD, K children at every node down to depth D", _kary),
@@ -96,6 +108,8 @@ TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
     "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _opt_tree),
+    "ranked": ("ranked:N, the N likeliest nodes of a draft head, level by level as in EAGLE-2", _likeliest),
+    "product": ("product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly", _likeliest),
     "list": ("list:FILE, the parent list in a JSON file", static.from_file),
 }
 
@@ -119,10 +133,11 @@ def load(
 ) -> Engine:
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
-    drafter: a model with the target's vocabulary; "ngram" (prompt lookup, needs no model); None or "none" for plain
-    decoding. method: "fixed" drafts `tree` at every step (default chain:5); "auto" cuts it (default chain:12) at the
-    depth that pays, step by step, and does not draft where nothing pays. Its depths depend on measured times, so that
-    at temperature > 0 a seed does not fix the text. tree: see `foretoken.tree`.
+    drafter: a model with the target's vocabulary; the folder of a draft head (docs/heads.md); "ngram" (prompt lookup,
+    needs no model); None or "none" for plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
+    "auto" cuts it (default chain:12) at the depth that pays, step by step, and does not draft where nothing pays. Its
+    depths depend on measured times, so that at temperature > 0 a seed does not fix the text. tree: see
+    `foretoken.tree`.
     verifier: see `foretoken.verifier`; by default rrsw, or exact-match where the drafter has no density. law: how
     children are drawn; by default the one the verifier is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
@@ -144,11 +159,18 @@ def load(
     policy = tree_policy(tree)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
-    has_model = drafter not in (None, "none", "ngram")
+    head = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
+    has_model = drafter not in (None, "none", "ngram") and head is None
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
     spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
-    rule = verifier_named(verifier or _default_rule(drafter, spelling, policy))
+    of_head = HEAD_TREES.get(tree.partition(":")[0])
+    if of_head is not None and head is None:
+        raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
+    if of_head is not None and method == AUTO:
+        raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
+    default = "exact-match" if of_head is not None else _default_rule(drafter, spelling, policy)
+    rule = verifier_named(verifier or default)
     family = law_family(law) if law else rule.laws[0]
     policy = policy_for(policy, rule)
     if isinstance(policy, RankedTree) and family is not Opaque:
@@ -167,7 +189,16 @@ def load(
         return wrap_model(source, compile)
 
     proposing: Drafter
-    if drafter is None or drafter == "none":
+    model = None
+    if head is not None:
+        if vocab is not None:
+            raise ForetokenError(f"Draft head {head} has its target's vocabulary: drop --vocab.")
+        model = causal_lm(target)
+        lm = ready(load_head(head, parts(model)), head)
+        if of_head is ProductDrafter:
+            lm.check_parallel()
+        proposing = (of_head or HeadDrafter)(lm, policy, family, model.vocab_size)
+    elif drafter is None or drafter == "none":
         proposing = NoDrafter()
     elif drafter == "ngram":
         if not isinstance(policy, StaticTree):
@@ -183,7 +214,7 @@ def load(
         translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer))
         proposing = VOCABS[spelling](causal_lm(drafter), translation, policy, family)
     check_pair(proposing, rule)
-    model = causal_lm(target)
+    model = model or causal_lm(target)
     if isinstance(proposing, ModelDrafter):
         if proposing.lm.device != model.device:
             raise ForetokenError(

@@ -15,6 +15,7 @@ from foretoken.bench.memory import MemoryGrowth
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
 
 OURS, THEIRS = "foretoken", "transformers"
@@ -57,7 +58,7 @@ class Foretoken:
         device = self.engine.target.lm.device
         scoring, forwards, memory = Clock(device), Clock(device), MemoryGrowth(device)
         engine = replace(self.engine, target=LMTarget(TimedLM(self.engine.target.lm, scoring, forwards)))
-        if isinstance(engine.drafter, LMDrafter):
+        if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
             lm = TimedLM(engine.drafter.lm, scoring, forwards)
             engine = replace(engine, drafter=replace(engine.drafter, lm=lm))
         ttft_s = 0.0

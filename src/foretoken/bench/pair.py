@@ -11,6 +11,7 @@ from foretoken.bench.methods import Foretoken, Method, Transformers, plain
 from foretoken.build import check_pair, load, policy_for, tree_policy
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
+from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.engine import Engine
@@ -50,6 +51,8 @@ def load_pair(
     size = None if expansion is None else size_named(expansion)
     engine = load(target, drafter=drafter, verifier=verifier, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
+    if isinstance(engine.drafter, HeadDrafter):
+        raise ForetokenError(f"Drafter {drafter} is a draft head: measure it with foretoken bench heads.")
     lm = engine.target.lm
     theirs = _as_loaded(target, lm)
     label = "as loaded"
@@ -61,7 +64,7 @@ def load_pair(
             pack(ours)
         engine = replace(engine, target=LMTarget(CausalLM(ours, f"{lm.name} ({label})", traced=compile == ON)))
     assistant = None
-    if isinstance(engine.drafter, LMDrafter):
+    if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
         assistant = _as_loaded(str(drafter), engine.drafter.lm)
     for model in (theirs, assistant):
         if model is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, generate, reproduce, rules, vocab
+from foretoken.cli import audit, bench, generate, reproduce, rules, train, vocab
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
@@ -23,6 +23,7 @@ app.command("rules")(rules.rules)
 app.command("reproduce")(reproduce.reproduce)
 app.add_typer(bench.app, name="bench")
 app.command("vocab")(vocab.vocab)
+app.command("train")(train.train)
 
 
 def _print_version(wanted: bool | None) -> None:

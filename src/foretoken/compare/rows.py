@@ -42,7 +42,7 @@ def score_text(engine: Engine, texts: Sequence[str], num_positions: int) -> Scor
 
     Raises ForetokenError where the drafter is no language model, or the text has too few tokens.
     """
-    if not isinstance(engine.drafter, LMDrafter):
+    if not isinstance(engine.drafter, LMDrafter) or not isinstance(engine.drafter.lm, CausalLM):
         raise ForetokenError(
             f"Drafter {engine.drafter.name} has no distribution to compare rules on: name a model folder, --drafter."
         )

@@ -14,6 +14,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
+from foretoken.heads.rows import HeadLM, HeadRows
 from foretoken.models.causal_lm import CausalLM, Rows
 
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
@@ -28,7 +29,7 @@ class LMDrafter:
     every rule then is exact match and likeliest is best.
     """
 
-    lm: CausalLM
+    lm: CausalLM | HeadLM
     policy: TreePolicy
     law: LawFamily
     vocab_size: int
@@ -91,7 +92,7 @@ class Growth:
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way."""
 
-    def __init__(self, drafter: LMDrafter, rows: Rows) -> None:
+    def __init__(self, drafter: LMDrafter, rows: Rows | HeadRows) -> None:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []

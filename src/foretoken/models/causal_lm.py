@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.shapes import Float
+from foretoken.core.shapes import Float, Int
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL, FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
@@ -94,6 +94,13 @@ class CausalLM:
                 "those that the LM head reads."
             )
         return Rows(self, batch, slots, layers)
+
+    @torch.no_grad()
+    def states(self, ids: Int[Tensor, "b t"], layers: tuple[int, ...]) -> Float[Tensor, "b t f"]:
+        """Hidden states of whole texts by one plain forward without a cache, as `Rows.features` has them."""
+        model = self._decoder or self.model
+        out: Any = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        return torch.cat([out.hidden_states[layer] for layer in layers], -1)
 
     @torch.inference_mode()
     def _check_tree(self) -> None:

@@ -64,6 +64,13 @@ def load_model(
     return CausalLM(model, name=source, traced=compile == ON)
 
 
+def load_frozen(source: str, device: torch.device, dtype: torch.dtype) -> CausalLM:
+    """The same with plain weights, through which gradients flow to what stands before them."""
+    lm = load_model(source, device, dtype, compile=OFF)
+    lm.model.requires_grad_(False)
+    return lm
+
+
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
     """A caller's own model, used as it is and never modified."""
     return CausalLM(model, traced=compile == ON)

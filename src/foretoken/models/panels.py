@@ -90,9 +90,15 @@ def pack(model: PreTrainedModel) -> None:
     Only for a model of our own that is used for nothing but inference: panels cannot be trained, saved or moved. The
     originals are freed, but for one tied to the embedding.
     """
-    if model.device.type != "cpu" or model.dtype != torch.float32 or not _works():
+    if model.device.type == "cpu" and model.dtype == torch.float32:
+        pack_linears(model)
+
+
+def pack_linears(module: nn.Module) -> None:
+    """The same for any module in float32 on a CPU."""
+    if not _works():
         return
-    for parent in list(model.modules()):
+    for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) in (nn.Linear, Conv1D) and child.weight.dtype == torch.float32:
                 assert isinstance(child, nn.Linear | Conv1D)

@@ -1,0 +1,132 @@
+"""`foretoken bench heads`: draft heads side by side on one target."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.bench.heads import Method, Result
+
+SAMPLED = (("kary:2x3", "rrsw"), ("kary:2x3", "transport"), ("kary:2x3", "hub"))
+
+
+def heads(
+    head: Annotated[
+        list[str] | None, typer.Option(help="Folder of a head; may be repeated. Default: the demo ones.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="A drafter LM beside them; none leaves it out.")] = None,
+    target: options.Target = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the deterministic trees, drafted ones.")] = 20,
+    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 1.")] = None,
+    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 1,
+    expand: Annotated[
+        str | None, typer.Option(help="Give the target the cost of 100m, 300m or 1b parameters, at the same function.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first round.")] = 0,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Tokens a step, speed-up over plain decoding and time by component, of every head with deterministic trees
+    (ranked, and product where levels are parallel) and, above temperature 0, sampled trees under three rules."""
+    import transformers
+
+    from foretoken.bench.heads import Narrow, measure, method
+    from foretoken.bench.machine import machine
+    from foretoken.heads.load import load_head
+    from foretoken.heads.rows import ready
+    from foretoken.models.causal_lm import CausalLM
+    from foretoken.models.expand import expand as expanded
+    from foretoken.models.expand import size_named
+    from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_model, load_tokenizer
+    from foretoken.models.panels import pack
+    from foretoken.models.parts import parts
+    from foretoken.models.text import encode
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for name, value in (("nodes", nodes), ("prompts", prompts), ("max-new-tokens", max_new_tokens), ("rounds", rounds)):
+        if value < 1:
+            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
+    temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))
+    source = target or str(options.demo_folder() / "target")
+    chosen, narrow = choose_device(device), None
+    kind = choose_dtype(dtype, chosen)
+    small = load_model(source, chosen, kind)
+    plain = load_frozen(source, chosen, kind).model  # packing takes the weights off the list of parameters
+    scored, params = small, plain.num_parameters()
+    if expand is not None:
+        big = expanded(plain, size_named(expand), seed)
+        params = big.num_parameters()
+        pack(big)
+        scored = CausalLM(big, f"{source} expanded to {expand}")
+        narrow = Narrow(small.hidden_size, scored.hidden_size, small.num_layers, scored.num_layers)
+    options.spare_threads(params)
+    borrowed = parts(small)
+    folders = head or [str(path) for path in sorted((options.demo_folder() / "heads").glob("*/"))]
+    if not folders:
+        raise ForetokenError("There are no demo heads here: name a folder with --head.")
+    methods: list[Method] = []
+    for folder in folders:
+        methods += _methods(ready(load_head(folder, borrowed), Path(folder).name), nodes, temperatures)
+    if drafter != "none":
+        path = drafter or str(options.demo_folder() / "drafter")
+        lm = load_model(path, chosen, kind)
+        methods += [method(lm, tree, "rrsw", None, small.vocab_size) for tree in ("chain:5", "kary:2x3")]
+    tokenizer = load_tokenizer(source)
+    texts = [encode(tokenizer, str(p["prompt"])) for p in options.heldout_prompts()[:prompts]]
+    found = measure(scored, methods, narrow, texts, temperatures, max_new_tokens, rounds, seed, options.progress)
+    options.progress("")
+    header = {**machine(chosen), "target": scored.name, "num_params": params, "prompts": len(texts),
+              "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed}  # fmt: skip
+    if json_:
+        print(json.dumps({**header, "results": [result.record() for result in found]}))
+    else:
+        _print(header, found)
+
+
+def _methods(lm: "object", nodes: int, temperatures: list[float]) -> "list[Method]":
+    from foretoken.bench.heads import method
+    from foretoken.heads.flat import Medusa
+    from foretoken.heads.rows import HeadLM
+    from foretoken.heads.serial import Gumiho
+
+    assert isinstance(lm, HeadLM)
+    trees: list[tuple[str, str | None]] = [(f"ranked:{nodes}", None)]
+    if isinstance(lm.head, Gumiho | Medusa):
+        trees.append((f"product:{nodes}", None))
+    if any(t > 0 for t in temperatures):
+        trees += SAMPLED
+    return [method(lm, tree, rule, None, lm.vocab_size) for tree, rule in trees]
+
+
+def _print(header: dict[str, object], found: "list[Result]") -> None:
+    from foretoken.bench.heads import PARTS
+
+    print(
+        f"{header['target']}, {header['num_params']:,} parameters; ms of processor time; tokens a step with the bonus"
+    )
+    columns = ("T", "method", "x plain", "tokens/step", "nodes", "draft ms", "target ms", "other ms", *PARTS)
+    rows = [columns]
+    for result in found:
+        r = result.record()
+        parts = (f"{r['components_ms_per_step'][name]:.2f}" for name in PARTS)
+        rows.append((
+            f"{result.temperature:g}", result.method, f"{result.speedup:.2f}", f"{r['tokens_per_step']:.2f}",
+            f"{r['nodes_per_step']:.1f}", f"{r['draft_ms_per_step']:.2f}", f"{r['target_ms_per_step']:.2f}",
+            f"{r['other_ms_per_step']:.2f}", *parts,
+        ))  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    for row in rows:
+        print(
+            "  ".join(
+                cell.ljust(w) if i == 1 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+        )

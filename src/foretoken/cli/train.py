@@ -1,0 +1,78 @@
+"""`foretoken train`: a draft head for a target."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.cli import options
+
+
+def train(
+    head: Annotated[str, typer.Argument(help="gumiho, eagle, eagle3, medusa or hydra.")],
+    data: Annotated[
+        list[str], typer.Option(help="Text file, or .jsonl of texts or conversations; may be given several times.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the head; a run stopped there goes on.")],
+    target: options.Target = None,
+    held_out: Annotated[
+        list[str] | None, typer.Option(help="Texts to measure on, in the same forms. Default: every 50th text.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to train on. Default: --epochs times the data.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes through the data.")] = 10,
+    batch: Annotated[int, typer.Option(help="Texts a step.")] = 4,
+    length: Annotated[int, typer.Option(help="Tokens of a text at most; longer ones are cut into pieces.")] = 2048,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the published one of the head.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Transformer layers (gumiho, eagle) or MLP blocks (medusa, hydra).")
+    ] = None,
+    levels: Annotated[int | None, typer.Option(help="Levels drafted: gumiho's 2 serial ones included.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, order and noise.")] = 0,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between measurements on held-out text.")] = 100,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    json_: options.Json = False,
+) -> None:
+    """Train a draft head on the target's hidden states; the target stays as it is. See docs/heads.md."""
+    for name, value in (("tokens", tokens), ("epochs", epochs), ("batch", batch), ("length", length),
+                        ("evaluate-every", evaluate_every)):  # fmt: skip
+        if value is not None and value < 1:
+            raise typer.BadParameter(f"--{name} must be at least 1.")
+    if lr is not None and not 0 < lr < 1:
+        raise typer.BadParameter("--lr must lie between 0 and 1.")
+    import transformers
+
+    from foretoken.bench.machine import machine
+    from foretoken.core.errors import ForetokenError
+    from foretoken.heads.make import HEADS
+    from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
+    from foretoken.train.run import Options, Progress
+    from foretoken.train.run import train as run
+
+    if head not in HEADS:
+        raise ForetokenError(f"Unknown head {head}: choose one of {', '.join(HEADS)}.")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    source = target or str(options.demo_folder() / "target")
+    chosen = choose_device(device)
+    lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))
+    options.spare_threads(lm.model.num_parameters())
+
+    def tell(progress: Progress) -> None:
+        if json_:
+            print(json.dumps(progress.json()), flush=True)
+        else:
+            options.progress(progress.text())
+
+    asked = Options(head, tokens, epochs, batch, length, lr, layers, levels, seed)
+    try:
+        run(lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), evaluate_every)
+    except KeyboardInterrupt:
+        print(f"\nStopped: the same command goes on from the last checkpoint in {out}.", file=sys.stderr)
+        raise
+    except OSError as error:
+        raise ForetokenError(f"Cannot use {error.filename or out}: {error.strerror or error}.") from error
+    if not json_:
+        print(f"\nWrote {out}: foretoken generate --target {source} --drafter {out}")

@@ -1,0 +1,61 @@
+"""New heads by name, with the published sizes for a target."""
+
+from collections.abc import Callable
+
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.flat import Hydra, Medusa
+from foretoken.heads.layer import LayerShape
+from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+from foretoken.models.parts import TargetParts
+
+Head = Eagle | Gumiho | Eagle3 | Medusa | Hydra
+
+
+def layer_shape(parts: TargetParts, width: int | None = None) -> LayerShape:
+    """A layer as wide as the target's own; width: of what its attention reads, by default the hidden size."""
+    return LayerShape(
+        parts.hidden, parts.heads, parts.kv_heads, parts.head_dim, parts.intermediate, parts.eps, width or parts.hidden
+    )
+
+
+def _eagle(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle:
+    return Eagle(parts, layer_shape(parts), layers or 1)
+
+
+def _gumiho(parts: TargetParts, layers: int | None, levels: int | None) -> Gumiho:
+    return Gumiho(parts, layer_shape(parts), layers or 2, 5 if levels is None else levels - Gumiho.SERIAL)
+
+
+def _medusa(parts: TargetParts, layers: int | None, levels: int | None) -> Medusa:
+    return Medusa(parts, levels or 4, layers or 1)
+
+
+def _hydra(parts: TargetParts, layers: int | None, levels: int | None) -> Hydra:
+    return Hydra(parts, layer_shape(parts), levels or 4, layers or 1)
+
+
+def _eagle3(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle3:
+    return Eagle3(parts, layer_shape(parts, 2 * parts.hidden))
+
+
+HEADS: dict[str, Callable[[TargetParts, int | None, int | None], Head]] = {
+    "gumiho": _gumiho,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "medusa": _medusa,
+    "hydra": _hydra,
+}
+
+
+def new_head(kind: str, parts: TargetParts, layers: int | None = None, levels: int | None = None) -> Head:
+    """An untrained head. layers: of the Transformer, or blocks of a Medusa or Hydra MLP; levels: depth drafted."""
+    if kind not in HEADS:
+        raise ForetokenError(f"Unknown head {kind}: choose one of {', '.join(HEADS)}.")
+    if kind in ("eagle", "eagle3") and levels is not None:
+        raise ForetokenError(f"Head {kind} drafts to any depth, so that it takes no number of levels.")
+    if kind == "eagle3" and layers is not None:
+        raise ForetokenError("Head eagle3 has one layer, so that it takes no number of layers.")
+    least = 1 + Gumiho.SERIAL if kind == "gumiho" else 1
+    if (layers is not None and layers < 1) or (levels is not None and levels < least):
+        raise ForetokenError(f"Head {kind} needs at least 1 layer and {least} levels, not {layers} and {levels}.")
+    return HEADS[kind](parts, layers, levels).to(device=parts.device)

@@ -1,0 +1,185 @@
+"""Heads that draft token after token with a small Transformer of their own: EAGLE, Gumiho's first part, EAGLE-3.
+
+With h_i the target's state at position i and x_{i+1} the token after it, one step maps (x_{i+1}, h_i) to a state o_i
+that stands for h_{i+1}; the target's LM head on it gives q of x_{i+2}. The next step takes o_i in place of the target's
+state. Inside a head, states are divided by `feature_scale`, so that noise and losses mean the same on any target.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.core.shapes import Float
+from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm
+from foretoken.models.features import FINAL
+from foretoken.models.parts import TargetParts
+
+
+class Serial(nn.Module):
+    """What drafting and training need of such a head.
+
+    depth: levels it can draft, None for any. step: one pass over new nodes. attends: one Attend per layer.
+    """
+
+    kind: ClassVar[str]
+    depth: int | None = None
+    feature_scale: float = 1.0
+
+    def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int) -> None:
+        super().__init__()
+        self.target, self.shape, self.num_layers = parts, shape, num_layers
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return (FINAL,)
+
+    def own_lm_heads(self) -> list[nn.Linear]:
+        return []
+
+    def enter(self, features: Float[Tensor, "... f"]) -> Float[Tensor, "... d"]:
+        """The target's states in the form of the head's own."""
+        return features / self.feature_scale
+
+    def step(
+        self,
+        embedded: Float[Tensor, "b n d"],
+        states: Float[Tensor, "b n d"],
+        cos: Float[Tensor, "_ n h"],
+        sin: Float[Tensor, "_ n h"],
+        attends: list[Attend],
+    ) -> Float[Tensor, "b n d"]:
+        raise NotImplementedError
+
+    def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Scores of the token that follows a node, from its state o."""
+        return self.target.logits(states * self.feature_scale)
+
+
+class Eagle(Serial):
+    """EAGLE-1/2: one decoder layer without input norm on Linear(embedding, state). Li et al. 2024."""
+
+    kind = "eagle"
+
+    def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int = 1, bias: bool = True) -> None:
+        super().__init__(parts, shape, num_layers)
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=bias)
+        self.layers = nn.ModuleList(DecoderLayer(shape, input_norm=i > 0) for i in range(num_layers))
+
+    def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
+        x = self.fc(torch.cat((embedded.to(states.dtype), states), -1))
+        for layer, attend in zip(self.layers, attends, strict=True):
+            x = layer(x, cos, sin, attend)
+        return x
+
+
+class Block(nn.Module):
+    """x + SiLU(Linear x); without the residual where the width changes."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, hidden)
+        self.residual = width == hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.nn.functional.silu(self.linear(x))
+        return x + y if self.residual else y
+
+
+class Gumiho(Eagle):
+    """Two layers draft the first two tokens, then MLPs side by side the next ones, each from (o_i, o_{i+1}).
+
+    With o_i for h_{i+1} and o_{i+1} for h_{i+2}, MLP j gives the state of position i + 3 + j: the token at depth 3 + j
+    below root x_{i+1}, whatever stands at the depths between. Paper 004, section 3.3; blocks as in its Table 5.
+    """
+
+    kind = "gumiho"
+    SERIAL: ClassVar[int] = 2  # levels drafted by the serial part
+
+    def __init__(
+        self, parts: TargetParts, shape: LayerShape, num_layers: int = 2, num_mlps: int = 5, num_blocks: int = 6,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(parts, shape, num_layers, bias)
+        d = shape.hidden
+        self.mlp = nn.ModuleList(
+            nn.Sequential(*(Block(2 * d if i == 0 else d, d) for i in range(num_blocks))) for _ in range(num_mlps)
+        )
+        self.depth = self.SERIAL + num_mlps
+
+    def parallel(self, first: Float[Tensor, "... d"], second: Float[Tensor, "... d"]) -> Float[Tensor, "... m d"]:
+        """The states of all MLPs from o_i and o_{i+1}."""
+        both = torch.cat((first, second), -1)
+        return torch.stack([mlp(both) for mlp in self.mlp], -2)
+
+
+class Eagle3Layer(nn.Module):
+    """Attention reads (norm(embedding), norm(state)), 2d wide; the residual is the state itself, or normed."""
+
+    def __init__(self, shape: LayerShape, norm_before_residual: bool) -> None:
+        super().__init__()
+        inner = DecoderLayer(shape, input_norm=True)
+        self.self_attn, self.mlp = inner.self_attn, inner.mlp
+        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.norm_before_residual = norm_before_residual
+
+    def forward(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        normed = self.hidden_norm(states)
+        x = normed if self.norm_before_residual else states
+        x = x + self.self_attn(
+            torch.cat((self.input_layernorm(embedded.to(states.dtype)), normed), -1), cos, sin, attend
+        )
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle3(Serial):
+    """EAGLE-3: states of three target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
+
+    draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
+    """
+
+    kind = "eagle3"
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(
+        self, parts: TargetParts, shape: LayerShape, draft_vocab: int | None = None, layers: tuple[int, ...] = (),
+        norm_before_residual: bool = False, norm_output: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(parts, shape, 1)
+        self._layers = layers or (2, parts.layers // 2, parts.layers - 3)
+        self.fc = nn.Linear(len(self._layers) * parts.hidden, shape.hidden, bias=False)
+        self.midlayer = Eagle3Layer(shape, norm_before_residual)
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.lm_head = nn.Linear(shape.hidden, draft_vocab or parts.vocab_size, bias=False)
+        self.norm_output = norm_output
+        whole = draft_vocab is None
+        self.register_buffer("d2t", None if whole else torch.zeros(draft_vocab, dtype=torch.int64))
+        self.register_buffer("t2d", None if whole else torch.zeros(parts.vocab_size, dtype=torch.bool))
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self._layers
+
+    def own_lm_heads(self) -> list[nn.Linear]:
+        return [self.lm_head]
+
+    def enter(self, features: Tensor) -> Tensor:
+        return self.fc(features)
+
+    def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
+        x = self.midlayer(embedded, states, cos, sin, attends[0])
+        return self.norm(x) if self.norm_output else x
+
+    def draft_logits(self, states: Tensor) -> Tensor:
+        """Over its own vocabulary."""
+        return self.lm_head(states if self.norm_output else self.norm(states))
+
+    def logits(self, states: Tensor) -> Tensor:
+        own = self.draft_logits(states)
+        if self.d2t is None:
+            return own
+        out = own.new_full((*own.shape[:-1], self.target.vocab_size), float("-inf"))
+        return out.index_copy_(-1, torch.arange(len(self.d2t), device=own.device) + self.d2t, own)

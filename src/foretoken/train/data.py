@@ -1,0 +1,122 @@
+"""Training texts: files and JSON lines in, rows of token ids and of what is to be learnt out."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from foretoken.core.errors import ForetokenError
+from foretoken.models.text import Tokenizer, encode
+
+SHORTEST = 16  # tokens; shorter rows teach next to nothing
+
+
+@dataclass(frozen=True)
+class Record:
+    """prompt: given, not learnt; text: learnt."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """ids, and how many of the first are not learnt."""
+
+    ids: np.ndarray
+    skipped: int
+
+
+def records(files: Sequence[str]) -> Iterator[Record]:
+    """Text files whole; .jsonl files by line: {"text"}, {"prompt", "text"} or {"conversations": [{"role", "content"}]}.
+
+    Of a conversation the last assistant turn and all before it: the assistant's last turn is learnt.
+    """
+    for name in files:
+        path = Path(name)
+        try:
+            content = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForetokenError(
+                f"Cannot read data file {name}: {getattr(error, 'strerror', None) or error}."
+            ) from error
+        if path.suffix != ".jsonl":
+            yield Record("", content)
+            continue
+        for number, line in enumerate(content.splitlines(), start=1):
+            if line.strip():
+                yield _record(line, f"{name}, line {number}")
+
+
+def _record(line: str, place: str) -> Record:
+    try:
+        value = json.loads(line)
+        if "conversations" in value:
+            turns = [(turn["role"], turn["content"]) for turn in value["conversations"]]
+            last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
+            said = [f"{role}: {content}\n" for role, content in turns[:last]]
+            return Record("".join(said) + "assistant: ", turns[last][1])
+        prompt, text = value.get("prompt", ""), value["text"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForetokenError(
+            f'{place} is no training text: write {{"text": ...}} or {{"conversations": [{{"role", "content"}}, ...]}}, '
+            "with an assistant turn."
+        ) from error
+    if not isinstance(prompt, str) or not isinstance(text, str):
+        raise ForetokenError(f"{place} must hold strings, not {type(prompt).__name__} and {type(text).__name__}.")
+    return Record(prompt, text)
+
+
+def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row]:
+    """Each text by itself, in pieces of up to `length` ids, its end marked as the tokenizer marks it."""
+    end = tokenizer.eos_token_id
+    out = []
+    for text in texts:
+        given = len(encode(tokenizer, text.prompt)) if text.prompt else 0
+        ids = encode(tokenizer, text.prompt + text.text) + ([end] if isinstance(end, int) else [])
+        for start in range(0, len(ids), length):
+            piece = np.array(ids[start : start + length], dtype=np.int64)
+            skipped = max(0, min(given - start, len(piece)))
+            if len(piece) >= SHORTEST and skipped < len(piece):
+                out.append(Row(piece, skipped))
+    if not out:
+        raise ForetokenError(f"The data holds no text of {SHORTEST} tokens or more: give more, or longer texts.")
+    return out
+
+
+def digest(texts: Sequence[Record]) -> str:
+    """SHA-256 of all texts in order."""
+    sha = hashlib.sha256()
+    for text in texts:
+        for part in (text.prompt, text.text):
+            sha.update(f"{len(part)}:".encode())
+            sha.update(part.encode())
+    return sha.hexdigest()
+
+
+class Batches:
+    """The rows of step s depend on the seed and on s alone, so that a resumed run sees what an unbroken one sees."""
+
+    def __init__(self, data: Sequence[Row], batch: int, seed: int) -> None:
+        self.data, self.batch, self.seed = data, min(batch, len(data)), seed
+        self.per_epoch = len(data) // self.batch
+
+    def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids and mask [b, t], padded on the right."""
+        epoch, place = divmod(step, self.per_epoch)
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
+        return padded([self.data[i] for i in order[place * self.batch : (place + 1) * self.batch]])
+
+
+def padded(chosen: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(len(row.ids) for row in chosen)
+    ids = np.zeros((len(chosen), longest), np.int64)
+    mask = np.zeros((len(chosen), longest), bool)
+    for i, row in enumerate(chosen):
+        ids[i, : len(row.ids)] = row.ids
+        mask[i, row.skipped : len(row.ids)] = True
+    return torch.from_numpy(ids), torch.from_numpy(mask)

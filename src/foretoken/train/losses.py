@@ -1,0 +1,151 @@
+"""The published losses of the draft heads, on whole texts with their true tokens.
+
+h_i is the target's state at position i, x_i the tokens, p_i the target's distribution of x_{i+1}. A sum over positions
+counts those where `mask` is true for the token that is predicted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.core.shapes import Bool, Float, Int
+from foretoken.heads.flat import Hydra, Medusa
+from foretoken.heads.layer import Unrolled, causal
+from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+
+Head = Eagle | Gumiho | Eagle3 | Medusa | Hydra
+DECAY = 0.8  # weight of each further position
+CLASSIFICATION = 0.1  # of the cross-entropy beside the regression (EAGLE, Gumiho)
+UNROLLED = 7  # steps of EAGLE-3's training
+
+
+@dataclass(frozen=True)
+class Texts:
+    """ids [b, t]; mask [b, t]: tokens to learn; features [b, t, f]: what the head reads; states [b, t, d]: final."""
+
+    ids: Int[Tensor, "b t"]
+    mask: Bool[Tensor, "b t"]
+    features: Float[Tensor, "b t f"]
+    states: Float[Tensor, "b t d"]
+
+
+def noisy(states: Float[Tensor, "b t d"], rng: torch.Generator, size: float = 0.2) -> Float[Tensor, "b t d"]:
+    """Uniform noise of +-size / 2 on 512 tokens, more on shorter texts; states have mean square 1."""
+    u = torch.rand(states.shape, generator=rng, dtype=states.dtype).to(states.device)
+    return states + (u - 0.5) * size * 512 / states.shape[1]
+
+
+def mean(values: Float[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def cross_entropy(logits: Float[Tensor, "b n v"], p: Float[Tensor, "b n v"]) -> Float[Tensor, "b n"]:
+    """Against the target's whole distribution."""
+    return -(p * logits.float().log_softmax(-1)).sum(-1)
+
+
+def regression(head: Eagle, states: Tensor, wanted: Tensor, p: Tensor, mask: Tensor) -> Tensor:
+    """SmoothL1 between states, plus 0.1 times the cross-entropy of what the LM head makes of them."""
+    distance = F.smooth_l1_loss(states, wanted, reduction="none").mean(-1)
+    return mean(distance + CLASSIFICATION * cross_entropy(head.logits(states), p), mask)
+
+
+def _forward(head: Eagle, texts: Texts, rng: torch.Generator) -> Float[Tensor, "b n d"]:
+    """o_i for i = 0 .. t - 2, from noisy h_i and x_{i+1}."""
+    n = texts.ids.shape[1] - 1
+    states = noisy(head.enter(texts.features[:, :-1]), rng)
+    cos, sin = head.target.angles(torch.arange(n, device=states.device)[None])
+    return head.step(head.target.embed(texts.ids[:, 1:]), states, cos, sin, [causal] * head.num_layers)
+
+
+def eagle_loss(head: Eagle, texts: Texts, rng: torch.Generator) -> Tensor:
+    """o_i against h_{i+1}. EAGLE (Li et al. 2024), equations 3-5."""
+    out = _forward(head, texts, rng)
+    p = head.target.logits(texts.states[:, 1:]).float().softmax(-1)
+    return regression(head, out, head.enter(texts.states[:, 1:]), p, texts.mask[:, 1:])
+
+
+def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator) -> Tensor:
+    """The serial part as in EAGLE; MLP j on (o_i, o_{i+1}) against h_{i+3+j}, weighted 0.8^(j+1). Paper 004, app. C."""
+    out = _forward(head, texts, rng)
+    p = head.target.logits(texts.states[:, 1:]).float().softmax(-1)
+    wanted, mask = head.enter(texts.states[:, 1:]), texts.mask[:, 1:]
+    total = regression(head, out, wanted, p, mask)
+    parallel = head.parallel(out[:, :-1], out[:, 1:])
+    for j in range(parallel.shape[2]):
+        after = 2 + j  # h_{i+3+j} stands at index i + 2 + j of `wanted`
+        got = parallel[:, : max(out.shape[1] - after, 0), j]
+        if got.shape[1]:
+            loss = regression(head, got, wanted[:, after:], p[:, after:], mask[:, after:])
+            total = total + DECAY ** (j + 1) * loss
+    return total
+
+
+def medusa_loss(head: Medusa, texts: Texts, rng: torch.Generator) -> Tensor:
+    """Cross-entropy of level i at h_t against the token x_{t+2+i}, weighted 0.8^i. Cai et al. 2024, section 2.3."""
+    scores = head.levels(texts.features)
+    return _by_level([scores[:, :, i] for i in range(head.depth)], texts)
+
+
+def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
+    """As Medusa's, with the tokens between given and against the target's distribution (Hydra++), 2024."""
+    n = texts.ids.shape[1]
+    cos, sin = head.target.angles(torch.arange(n, device=texts.ids.device)[None])
+    prefix = head.prefix_states(texts.features, cos, sin, causal)
+    embedded = head.target.embed(texts.ids)
+    p = head.target.logits(texts.states).float().softmax(-1)
+    total = prefix.new_zeros(())
+    for i in range(min(head.depth, n - 2)):
+        given = [embedded[:, 1 + j : n - 1 - i + j] for j in range(i + 1)]
+        scores = head.level(i, prefix[:, : n - 2 - i], [e[:, : n - 2 - i] for e in given])
+        # Level i at h_t predicts x_{t+2+i}, whose distribution is p_{t+1+i}.
+        loss = cross_entropy(scores, p[:, 1 + i : n - 1])
+        total = total + DECAY**i * mean(loss, texts.mask[:, 2 + i :])
+    return total
+
+
+def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator) -> Tensor:
+    """Cross-entropy of 7 drafted steps from every position, each on the head's own states. Li et al. 2025."""
+    n = texts.ids.shape[1] - 1
+    if head.t2d is None:
+        p = head.target.logits(texts.states).float().softmax(-1)
+        known = torch.ones(p.shape[:2], dtype=torch.bool, device=p.device)
+    else:
+        scores = head.target.logits(texts.states)
+        known = head.t2d[scores.argmax(-1)]  # positions whose likeliest token the head cannot name teach nothing
+        p = scores[..., head.t2d].float().softmax(-1)
+    embedded = head.target.embed(texts.ids)
+    states = head.enter(texts.features[:, :-1])
+    attend, total = Unrolled(), states.new_zeros(())
+    for j in range(min(UNROLLED, n)):
+        # Step j of root r (index r) stands at position r + j, with token x_{r+j+1}; roots too near the end are padding.
+        given = F.pad(embedded[:, 1 + j :], (0, 0, 0, j))
+        cos, sin = head.target.angles(torch.arange(n, device=states.device)[None] + j)
+        states = head.step(given, states, cos, sin, [attend])
+        count = n - j
+        loss = cross_entropy(head.draft_logits(states[:, :count]), p[:, 1 + j :])
+        # The predicted token x_{r+j+2} is in the text for all but the last root.
+        told = F.pad(texts.mask[:, 2 + j :], (0, 1), value=False) & known[:, 1 + j :]
+        total = total + DECAY**j * mean(loss, told)
+    return total
+
+
+def _by_level(scores: list[Tensor], texts: Texts) -> Tensor:
+    total = scores[0].new_zeros(())
+    n = texts.ids.shape[1]
+    for i, level in enumerate(scores[: max(n - 2, 0)]):
+        loss = F.cross_entropy(level[:, : n - 2 - i].mT, texts.ids[:, 2 + i :], reduction="none")
+        total = total + DECAY**i * mean(loss, texts.mask[:, 2 + i :])
+    return total
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "eagle": eagle_loss,
+    "gumiho": gumiho_loss,
+    "medusa": medusa_loss,
+    "hydra": hydra_loss,
+    "eagle3": eagle3_loss,
+}

@@ -1,0 +1,306 @@
+"""Draft heads: cached tree drafting equals whole-text forwards, and layouts are the published ones."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import tiny
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.flat import Hydra, Medusa
+from foretoken.heads.layer import Unrolled, causal
+from foretoken.heads.load import head_kind, load_head, save_head
+from foretoken.heads.make import HEADS, Head, layer_shape, new_head
+from foretoken.heads.rows import HeadLM, HeadRows
+from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.parts import TargetParts, parts
+from models_zoo import FAMILIES, path_to
+from models_zoo import tiny as zoo
+
+TOLERANCE = 2e-5  # float32, two orders of summation, logits of size ~1
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM(tiny.llama(0, layers=6))
+
+
+@pytest.fixture(scope="module")
+def target(lm: CausalLM) -> TargetParts:
+    return parts(lm)
+
+
+def made(kind: str, target: TargetParts, seed: int = 1) -> Head:
+    torch.manual_seed(seed)
+    head = new_head(kind, target)
+    for parameter in head.parameters():
+        if parameter.ndim == 2:  # zeros would hide what a block does
+            torch.nn.init.normal_(parameter, std=0.3 / parameter.shape[1] ** 0.5)
+    head.feature_scale = 1.5
+    return head.eval()
+
+
+@torch.no_grad()
+def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> Tensor:
+    """Scores after `drafted`, which follow the text `ids`, whose states but the last are `features`; no cache."""
+    t, root = head.target, len(ids) - 1
+    tokens = torch.tensor([ids + drafted])
+    if isinstance(head, Medusa):
+        return head.levels(features[-1])[len(drafted)]
+    cos, sin = t.angles(torch.arange(len(ids) + len(drafted))[None])
+    if isinstance(head, Hydra):
+        prefix = head.prefix_states(features[None], cos[:, :root], sin[:, :root], causal)[0, -1]
+        given = t.embed(tokens[0, root:])
+        return head.level(len(drafted), prefix, list(given.unbind(0)))
+    assert isinstance(head, Eagle | Eagle3)
+    serial = min(len(drafted), Gumiho.SERIAL - 1) if isinstance(head, Gumiho) else len(drafted)
+    states = head.enter(features[None])
+    outs = []
+    for step in range(serial + 1):
+        n = root + step
+        out = head.step(t.embed(tokens[:, 1 : n + 1]), states, cos[:, :n], sin[:, :n], [causal] * head.num_layers)
+        outs.append(out[0, -1])
+        states = torch.cat([states, out[:, -1:]], 1)
+    if isinstance(head, Gumiho) and len(drafted) >= Gumiho.SERIAL:
+        return head.logits(head.parallel(outs[0], outs[1]))[len(drafted) - Gumiho.SERIAL]
+    return head.logits(outs[-1])
+
+
+def check_tree(head: Head, rows: HeadRows, texts: list[list[int]], states: list[Tensor], rng: random.Random) -> None:
+    """Random level-by-level trees on every row; every score is compared with a forward without a cache."""
+    rows.learn([s[: len(ids) - 1] for s, ids in zip(states, texts, strict=True)])
+    for row, ids in enumerate(texts):
+        if len(ids) - rows.lengths[row] > 4:
+            rows.extend(row, ids[rows.lengths[row] : -1])
+    pending = [ids[rows.lengths[row] :] for row, ids in enumerate(texts)]
+    scores = rows.score(pending, [range(-1, len(p) - 1) for p in pending])
+    tokens, parents = [list(p) for p in pending], [list(range(-1, len(p) - 1)) for p in pending]
+    frontiers = [[len(p) - 1] for p in pending]
+    for depth in range(4):
+        for row, ids in enumerate(texts):
+            for node, got in zip(frontiers[row], scores[row][-len(frontiers[row]) :], strict=True):
+                drafted = [tokens[row][i] for i in path_to(parents[row], node)][len(pending[row]) :]
+                assert len(drafted) == depth
+                want = plain(head, states[row][: len(ids) - 1], ids, drafted)
+                torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
+        if depth == 3:
+            break
+        new, above = [], []
+        for row in range(len(texts)):
+            chosen = [rng.choice(frontiers[row]) for _ in range(rng.randint(1, 3))]
+            above.append(chosen)
+            new.append([rng.randrange(257) for _ in chosen])
+            frontiers[row] = list(range(len(tokens[row]), len(tokens[row]) + len(chosen)))
+            tokens[row] += new[row]
+            parents[row] += chosen
+        scores = rows.score(new, above)
+    rows.keep([path_to(above, rng.choice(f)) for above, f in zip(parents, frontiers, strict=True)])
+    assert rows.lengths == [len(ids) for ids in texts]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_drafting_equals_plain_forwards(kind: str, lm: CausalLM, target: TargetParts) -> None:
+    rng, head = random.Random(0), made(kind, target)
+    texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
+    rows = HeadLM(head, kind).open(3, 60)
+    for _ in texts:
+        rows.join()
+    for step in range(3):
+        states = [lm.states(torch.tensor([ids]), head.feature_layers)[0] for ids in texts]
+        check_tree(head, rows, texts, states, rng)
+        for ids in texts:
+            ids += [rng.randrange(257) for _ in range(rng.randint(1, 3))]
+        if step == 0:
+            rows.leave(0)
+            texts[0] = texts.pop()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "gumiho"])
+def test_a_wrong_state_is_seen(kind: str, lm: CausalLM, target: TargetParts) -> None:
+    """The comparison above can fail: states one position late move the scores a hundred times further."""
+    head, ids = made(kind, target), [5, 9, 2, 77, 31, 8]
+    states = lm.states(torch.tensor([[*ids, 1]]), head.feature_layers)[0]
+    right, late = (plain(head, states[i : i + 5], ids, []) for i in (0, 1))
+    assert float((right - late).abs().max()) > 100 * TOLERANCE
+
+
+def test_unrolled_steps_are_what_drafting_does(lm: CausalLM, target: TargetParts) -> None:
+    """EAGLE-3's training attention, step by step, against drafting along the true tokens."""
+    head = made("eagle3", target)
+    assert isinstance(head, Eagle3)
+    ids = [random.Random(1).randrange(257) for _ in range(12)]
+    states = lm.states(torch.tensor([ids]), head.feature_layers)[0]
+    n, attend = len(ids) - 1, Unrolled()
+    embedded, own = target.embed(torch.tensor([ids])), head.enter(states[None, :-1])
+    for step in range(4):
+        given = torch.nn.functional.pad(embedded[:, 1 + step :], (0, 0, 0, step))
+        own = head.step(given, own, *target.angles(torch.arange(n)[None] + step), [attend])
+        for root in (0, 3, n - 1 - step):
+            want = plain(head, states[: root + 1], ids[: root + 2], ids[root + 2 : root + 2 + step])
+            torch.testing.assert_close(head.logits(own[0, root]), want, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_borrowed_lm_head(family: str) -> None:
+    lm = CausalLM(zoo(family))
+    borrowed, ids = parts(lm), torch.tensor([[3, 1, 4, 1, 5, 9]])
+    with torch.inference_mode():
+        out = lm.model(input_ids=ids, output_hidden_states=True)
+        torch.testing.assert_close(borrowed.logits(lm.states(ids, (-1,))), out.logits, rtol=0, atol=TOLERANCE)
+        if family not in ("gpt2", "opt"):  # those add positions to the embedding
+            torch.testing.assert_close(borrowed.embed(ids), out.hidden_states[0], rtol=0, atol=TOLERANCE)
+
+
+def published(target: TargetParts) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Key names and shapes as the authors publish them, at this target's sizes."""
+    d, v, inner = target.hidden, target.vocab_size, target.intermediate
+    q, kv = target.heads * target.head_dim, target.kv_heads * target.head_dim
+
+    def layer(prefix: str, width: int, *norms: str) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{prefix}.self_attn.q_proj.weight": (q, width),
+            f"{prefix}.self_attn.k_proj.weight": (kv, width),
+            f"{prefix}.self_attn.v_proj.weight": (kv, width),
+            f"{prefix}.self_attn.o_proj.weight": (d, q),
+            f"{prefix}.mlp.gate_proj.weight": (inner, d),
+            f"{prefix}.mlp.up_proj.weight": (inner, d),
+            f"{prefix}.mlp.down_proj.weight": (d, inner),
+            **{f"{prefix}.{norm}.weight": (d,) for norm in norms},
+        }
+
+    before, after = "input_layernorm", "post_attention_layernorm"
+    eagle = {"fc.weight": (d, 2 * d), "fc.bias": (d,), "embed_tokens.weight": (v, d), **layer("layers.0", d, after)}
+    gumiho = {**eagle, **layer("layers.1", d, before, after)}
+    for j in range(5):
+        for b in range(6):
+            gumiho |= {f"mlp.{j}.{b}.linear.weight": (d, 2 * d if b == 0 else d), f"mlp.{j}.{b}.linear.bias": (d,)}
+    small = v // 2
+    eagle3 = {
+        "fc.weight": (d, 3 * d), "norm.weight": (d,), "lm_head.weight": (small, d), "d2t": (small,), "t2d": (v,),
+        **layer("midlayer", 2 * d, before, after, "hidden_norm"),
+    }  # fmt: skip
+    medusa: dict[str, tuple[int, ...]] = {}
+    for i in range(3):
+        medusa |= {f"{i}.0.linear.weight": (d, d), f"{i}.0.linear.bias": (d,), f"{i}.1.weight": (v, d)}
+    hydra = layer("prefix_embeding_layer.layers.0", d, before, after)
+    hydra |= {"prefix_embeding_layer.embed_tokens.weight": (v, d), "prefix_embeding_layer.norm.weight": (d,)}
+    for i in range(3):
+        for part in ("linear", "res_connection"):
+            hydra |= {f"hydra_mlp.{i}.1.{part}.weight": (d, (i + 2) * d), f"hydra_mlp.{i}.1.{part}.bias": (d,)}
+        hydra |= {f"hydra_lm_head.{i}.1.weight": (v, d), f"hydra_lm_head.{i}.1.bias": (v,)}
+    return {"eagle": eagle, "gumiho": gumiho, "eagle3": eagle3, "medusa": medusa, "hydra": hydra}
+
+
+FILES = {"medusa": "medusa_lm_head.pt", "hydra": "hydra_lm_head.pt"}
+
+
+def checkpoint(kind: str, target: TargetParts) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    weights = {key: 0.2 * torch.randn(shape) for key, shape in published(target)[kind].items()}
+    if kind == "eagle3":
+        chosen = torch.randperm(target.vocab_size)[: len(weights["d2t"])].sort().values
+        weights["d2t"] = chosen - torch.arange(len(chosen))
+        weights["t2d"] = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, chosen, True)
+    return weights
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> None:
+    weights = checkpoint(kind, target)
+    torch.save(weights, tmp_path / FILES.get(kind, "pytorch_model.bin"))
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 99, "architectures": ["LlamaForCausalLM"]}))
+    assert head_kind(tmp_path) == kind
+    head = load_head(tmp_path, target)
+    assert head.kind == kind
+
+    again = tmp_path / "again"
+    save_head(head, again, torch.float32)
+    saved = load_file(next(again.glob("*.safetensors")))
+    kept = {key: value for key, value in weights.items() if "embed_tokens" not in key}
+    assert saved.keys() == kept.keys()
+    assert all(torch.equal(saved[key], value) for key, value in kept.items())
+    other = load_head(again, target)
+    ids = [4, 8, 15, 16, 23]
+    features = torch.randn(len(ids) - 1, target.hidden * len(head.feature_layers))
+    assert torch.equal(plain(head, features, ids, [7]), plain(other, features, ids, [7]))
+
+
+def test_speculators_layout(target: TargetParts, tmp_path: Path) -> None:
+    weights = checkpoint("eagle3", target)
+    config = {
+        "norm_before_residual": True,
+        "transformer_layer_config": {"num_attention_heads": target.heads, "head_dim": target.head_dim},
+    }
+    for folder, renamed in (("ours", False), ("theirs", True)):
+        (tmp_path / folder).mkdir()
+        named = {k.replace("midlayer.", "layers.0.") if renamed else k: v for k, v in weights.items()}
+        save_file(named, tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    features, ids = torch.randn(4, 3 * target.hidden), [4, 8, 15, 16, 23]
+    ours, theirs = (load_head(tmp_path / folder, target) for folder in ("ours", "theirs"))
+    assert torch.equal(plain(ours, features, ids, []), plain(theirs, features, ids, []))
+    assert isinstance(ours, Eagle3)
+    assert ours.midlayer.norm_before_residual
+
+
+def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
+    """d2t is an offset: draft token i is target token i + d2t[i]; all others cannot be drafted."""
+    weights = checkpoint("eagle3", target)
+    save_file(weights, tmp_path / "model.safetensors")
+    head = load_head(tmp_path, target)
+    assert isinstance(head, Eagle3)
+    states = torch.randn(2, target.hidden)
+    own, whole = head.draft_logits(states), head.logits(states)
+    chosen = torch.nonzero(weights["t2d"]).flatten()
+    assert torch.equal(whole[:, chosen], own)
+    assert torch.isinf(whole).sum() == 2 * (target.vocab_size - len(chosen))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("eagle", {"layers.0.mlp.up_proj.weight": None}, "lacks layers.0.mlp.up_proj.weight"),
+        ("eagle", {"layers.0.mlp.gate_proj.weight": None}, "lacks layers.0.mlp.gate_proj.weight"),
+        ("gumiho", {"mlp.2.3.linear.bias": None}, "lacks mlp.2.3.linear.bias"),
+        ("gumiho", {"extra": (2,)}, "the unexpected extra"),
+        ("hydra", {"hydra_mlp.1.1.linear.bias": None}, "lacks hydra_mlp.1.1.linear.bias"),
+        ("medusa", {"1.1.weight": (300, 32)}, r"1.1.weight has shape \(300, 32\)"),
+        ("medusa", {f"{i}.1.weight": (300, 32) for i in range(3)}, "target with vocabulary 300"),
+        ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40"),
+        ("eagle3", {"t2d": (99,)}, "target with vocabulary 99"),
+    ],
+)
+def test_wrong_checkpoints_are_refused(
+    kind: str, change: dict[str, tuple[int, ...] | None], message: str, target: TargetParts, tmp_path: Path
+) -> None:
+    weights = checkpoint(kind, target)
+    for key, shape in change.items():
+        if shape is None:
+            del weights[key]
+        else:
+            weights[key] = torch.zeros(shape)
+    torch.save(weights, tmp_path / FILES.get(kind, "pytorch_model.bin"))
+    with pytest.raises(ForetokenError, match=message):
+        load_head(tmp_path, target)
+
+
+def test_what_is_no_head_is_refused(target: TargetParts, tmp_path: Path) -> None:
+    with pytest.raises(ForetokenError, match="holds no draft head"):
+        load_head(tmp_path, target)
+    assert head_kind(tmp_path) is None
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not weights")
+    with pytest.raises(ForetokenError, match="Cannot read"):
+        load_head(tmp_path, target)
+    torch.save({"model.embed_tokens.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
+    assert head_kind(tmp_path) is None
+    with pytest.raises(ForetokenError, match="no layout known"):
+        load_head(tmp_path, target)
+    for arguments, message in ((("x",), "Unknown head"), (("eagle", 1, 2), "any depth"), (("gumiho", 2, 2), "needs")):
+        with pytest.raises(ForetokenError, match=message):
+            new_head(arguments[0], target, *arguments[1:])
+    assert layer_shape(target).width == target.hidden

@@ -1,0 +1,82 @@
+"""Draft heads in the engine: the target's own text at temperature 0, whatever the tree and the rule."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+import foretoken
+import tiny
+from foretoken.core.errors import ForetokenError
+from foretoken.decode import DraftFailedWarning, NoDrafter
+from foretoken.heads.load import save_head
+from foretoken.heads.make import HEADS, new_head
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.parts import parts
+
+PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The untrained heads guess badly, which is the hard case for losslessness; Medusa's LM heads are the target's."""
+    root = tmp_path_factory.mktemp("heads")
+    model = tiny.llama(0, layers=6)
+    out = {"target": tiny.save(model, root / "target")}
+    target = parts(CausalLM(model))
+    for kind in HEADS:
+        torch.manual_seed(0)
+        head = new_head(kind, target)
+        for linear in head.own_lm_heads():
+            torch.nn.init.normal_(linear.weight, std=0.3)
+        save_head(head, root / kind)
+        out[kind] = str(root / kind)
+    return out
+
+
+def load(folders, kind, **options):
+    return foretoken.load(folders["target"], drafter=folders[kind], device="cpu", **options)
+
+
+CASES = [
+    *((kind, "kary:2x3", "transport") for kind in HEADS),
+    *((kind, "chain:9", "rrsw") for kind in ("gumiho", "medusa")),  # deeper than these heads go
+    *((kind, "ranked:14", None) for kind in HEADS),
+    *((kind, "product:14", None) for kind in ("gumiho", "medusa")),
+]
+
+
+@pytest.mark.parametrize(("kind", "tree", "verifier"), CASES)
+def test_greedy_text_is_the_plain_text(folders, kind, tree, verifier):
+    engine = load(folders, kind, tree=tree, verifier=verifier, max_batch=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DraftFailedWarning)
+        fast = engine.generate(PROMPTS, max_new_tokens=16, temperature=0.0, seed=0)
+        plain = replace(engine, drafter=NoDrafter()).generate(PROMPTS, max_new_tokens=16, temperature=0.0, seed=0)
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+    assert all(r.stats.num_drafted > 0 for r in fast)
+
+
+@pytest.mark.parametrize(("kind", "tree"), [("gumiho", "kary:2x3"), ("hydra", "kary:2x3"), ("gumiho", "product:14")])
+def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree):
+    engine = load(folders, kind, tree=tree, max_batch=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DraftFailedWarning)
+        together = engine.generate(PROMPTS, max_new_tokens=16, temperature=0.7, seed=5)
+        alone = [engine.generate(p, max_new_tokens=16, temperature=0.7, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+
+
+def test_refused(folders, tmp_path):
+    with pytest.raises(ForetokenError, match="drop --vocab"):
+        load(folders, "eagle", vocab="tli")
+    other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
+    with pytest.raises(ForetokenError, match=r"hidden size 32, and .* has 48"):
+        foretoken.load(other, drafter=folders["eagle"], device="cpu")
+    with pytest.raises(ForetokenError, match="needs parallel ones"):
+        load(folders, "eagle", tree="product:20")
+    with pytest.raises(ForetokenError, match="is for draft heads"):
+        foretoken.load(folders["target"], drafter="ngram", tree="ranked:20", device="cpu")
+    with pytest.raises(ForetokenError, match="not lossless for law"):
+        load(folders, "medusa", tree="kary:2x2", verifier="standard")

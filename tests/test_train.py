@@ -1,0 +1,240 @@
+"""Training heads: the losses' alignment, resuming, data, and the command; tiny models, a few steps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from command import run
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.make import HEADS, new_head
+from foretoken.heads.serial import Eagle, Gumiho
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.parts import parts
+from foretoken.train.data import Batches, Record, Row, records, rows
+from foretoken.train.evaluate import accuracy
+from foretoken.train.loop import Plan, Trainer, read_texts
+from foretoken.train.losses import LOSSES, eagle_loss, gumiho_loss, medusa_loss, noisy
+
+TEXTS = [Record("", f"def f{i}(x):\n    return x + {i * i}\n" * 3) for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM(tiny.llama(0, layers=6).requires_grad_(False))
+
+
+def trainer(lm: CausalLM, kind: str, folder: Path, tokens: int = 960) -> Trainer:
+    torch.manual_seed(0)
+    data = rows(TEXTS, tiny.tokenizer(), 48)
+    plan = Plan(kind, tokens, "data", batch=2, length=48, lr=1e-2)
+    made = Trainer(new_head(kind, parts(lm)), lm, Batches(data, 2, 0), plan, folder)
+    made.prepare()
+    return made
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_training_learns(kind: str, lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, kind, tmp_path)
+    texts = read_texts(made.head, lm, *made.batches[0])
+    rng = torch.Generator().manual_seed(0)
+    before = float(LOSSES[kind](made.head, texts, rng).detach())
+    reports = []
+    made.run(reports.append, every=5)
+    after = float(LOSSES[kind](made.head, texts, torch.Generator().manual_seed(0)).detach())
+    assert after < 0.9 * before
+    assert reports[-1].step == reports[-1].steps == made.steps == 10
+    measured = accuracy(made.head, lm, made.batches.data, num_roots=6)
+    assert len(measured.greedy) == min(7, made.head.depth or 7)
+    assert all(0 <= x <= 1.000001 for x in (*measured.greedy, *measured.shared))
+
+
+@pytest.mark.parametrize("kind", ["gumiho", "hydra"])
+def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, lm: CausalLM, tmp_path: Path) -> None:
+    whole = trainer(lm, kind, tmp_path / "whole")
+    (tmp_path / "whole").mkdir()
+    whole.run(lambda _: None)
+    (tmp_path / "parts").mkdir()
+    first = trainer(lm, kind, tmp_path / "parts")
+    first.steps, steps = 4, first.steps
+    first.rate = lambda progress: Trainer.rate(first, progress * 4 / steps)  # the plan's own rates
+    first.run(lambda _: None)
+    second = trainer(lm, kind, tmp_path / "parts")
+    assert second.resume()
+    assert second.step == 4
+    second.run(lambda _: None)
+    for a, b in zip(whole.head.parameters(), second.head.parameters(), strict=True):
+        assert torch.equal(a, b)
+    other = Trainer(second.head, lm, second.batches, Plan(kind, 5, "other"), tmp_path / "parts")
+    with pytest.raises(ForetokenError, match="was made with another tokens, data"):
+        other.resume()
+    (tmp_path / "parts" / "checkpoint.pt").write_bytes(b"broken")
+    with pytest.raises(ForetokenError, match="cannot be read"):
+        other.resume()
+
+
+class Perfect(Gumiho):
+    """Knows every state in advance: what it returns is right at the positions that the losses should look at."""
+
+    truth: Tensor
+
+    def step(self, embedded: Tensor, *_: object) -> Tensor:
+        return self.enter(self.truth[:, 1:])
+
+    def parallel(self, first: Tensor, second: Tensor) -> Tensor:
+        n = first.shape[1]
+        padded = torch.nn.functional.pad(self.truth, (0, 0, 0, 10))
+        return torch.stack([self.enter(padded[:, 3 + j : 3 + j + n]) for j in range(len(self.mlp))], 2)
+
+
+def test_alignment(lm: CausalLM) -> None:
+    """With the true states everywhere the regression is 0 and the cross-entropy is the target's entropy."""
+    target = parts(lm)
+    ids, mask = torch.randint(257, (2, 20)), torch.ones(2, 20, dtype=torch.bool)
+    like = new_head("gumiho", target)
+    assert isinstance(like, Gumiho)
+    head = Perfect(target, like.shape)
+    texts = read_texts(head, lm, ids, mask)
+    head.truth, head.feature_scale = texts.states, 0.7
+    log_p = target.logits(texts.states).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    rng = torch.Generator().manual_seed(0)
+    want = 0.1 * float(entropy[:, 1:].mean())
+    assert float(eagle_loss(head, texts, rng).detach()) == pytest.approx(want, rel=1e-5)
+    want += sum(0.8 ** (j + 1) * 0.1 * float(entropy[:, 3 + j :].mean()) for j in range(5))
+    assert float(gumiho_loss(head, texts, rng).detach()) == pytest.approx(want, rel=1e-5)
+    head.truth = texts.states.roll(1, 1)
+    assert float(gumiho_loss(head, texts, rng).detach()) > 2 * want
+
+
+def test_medusa_labels(lm: CausalLM) -> None:
+    """Level i is held against x_{t+2+i}: scores that name that token cost nothing, those one off much."""
+    head = new_head("medusa", parts(lm), levels=3)
+    ids = torch.arange(30)[None]
+    texts = read_texts(head, lm, ids, torch.ones(1, 30, dtype=torch.bool))
+
+    def naming(shift: int) -> float:
+        after = (ids[..., None] + 2 + torch.arange(3) + shift).clamp(max=256)
+        head.levels = lambda states: 50.0 * torch.nn.functional.one_hot(after, 257).float()
+        return float(medusa_loss(head, texts, torch.Generator()).detach())
+
+    assert naming(0) < 1e-6
+    assert naming(1) > 50
+
+
+def test_masked_positions_teach_nothing(lm: CausalLM) -> None:
+    for kind in HEADS:
+        torch.manual_seed(0)
+        head = new_head(kind, parts(lm))
+        ids, mask = torch.randint(257, (1, 24)), torch.zeros(1, 24, dtype=torch.bool)
+        loss = LOSSES[kind](head, read_texts(head, lm, ids, mask), torch.Generator())
+        assert float(loss.detach()) == 0
+
+
+def test_noise() -> None:
+    noise = noisy(torch.zeros(4, 256, 100), torch.Generator().manual_seed(0))
+    assert float(noise.abs().max()) == pytest.approx(0.2, rel=1e-2)  # +-0.1 on 512 tokens, twice that on 256
+    assert float(noise.std()) == pytest.approx(0.4 / 12**0.5, rel=1e-2)
+
+
+def test_data(tmp_path: Path) -> None:
+    lines = [
+        {"id": "a", "conversations": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes " * 9}]},
+        {"text": "some text of its own, long enough"},
+        {"prompt": "given", "text": "learnt and learnt and learnt"},
+    ]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "plain.txt").write_text("x" * 100)
+    found = list(records([str(path), str(tmp_path / "plain.txt")]))
+    assert found[0] == Record("user: hi\nassistant: ", "yes " * 9)
+    cut = rows(found, tiny.tokenizer(), 64)
+    assert [len(row.ids) for row in cut] == [57, 34, 34, 64, 37]
+    assert [row.skipped for row in cut] == [20, 0, 5, 0, 0]
+    batches = Batches(cut, 2, seed=1)
+    ids, mask = batches[0]
+    assert ids.shape == mask.shape
+    assert torch.equal(ids, batches[0][0])
+    seen = [tuple(row) for step in range(2) for row in batches[step][0].tolist()]
+    assert len(set(seen)) == 4  # no row twice in an epoch
+    for bad, message in (('{"x": 1}', "line 1 is no training text"), ("[", "line 1"), ('{"text": 3}', "strings")):
+        path.write_text(bad + "\n")
+        with pytest.raises(ForetokenError, match=message):
+            list(records([str(path)]))
+    with pytest.raises(ForetokenError, match="Cannot read"):
+        list(records([str(tmp_path / "none.txt")]))
+    with pytest.raises(ForetokenError, match="no text of 16 tokens"):
+        rows([Record("", "short")], tiny.tokenizer(), 64)
+
+
+def test_a_diverging_run_stops(lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, "eagle", tmp_path)
+    assert isinstance(made.head, Eagle)
+    torch.nn.init.constant_(made.head.fc.weight, float("nan"))
+    with pytest.raises(ForetokenError, match="lower --lr"):
+        made.run(lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("train")
+    tiny.save(tiny.llama(0, layers=6), root / "target")
+    (root / "data.jsonl").write_text("".join(json.dumps({"text": t.text}) + "\n" for t in TEXTS))
+    return root
+
+
+def arguments(root: Path, out: str, *more: str) -> list[str]:
+    return ["train", "gumiho", "--target", str(root / "target"), "--data", str(root / "data.jsonl"), "--held-out",
+            str(root / "data.jsonl"), "--out", str(root / out), "--batch", "2", "--length", "48", *more]  # fmt: skip
+
+
+def test_command(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = arguments(workplace, "head", "--tokens", "400", "--evaluate-every", "2", "--json")
+    code, out, err = run(monkeypatch, capsys, *options)
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines[-1]["step"] == lines[-1]["steps"]
+    assert len(lines[-1]["greedy"]) == 7
+    folder = workplace / "head"
+    facts = json.loads((folder / "provenance.json").read_text())
+    assert facts["plan"]["kind"] == "gumiho"
+    assert facts["argv"]
+    assert facts["torch"]
+    assert "Held-out" in (folder / "README.md").read_text()
+    code, _, err = run(
+        monkeypatch, capsys, "generate", "def f", "--target", workplace / "target", "--drafter", folder,
+        "--max-new-tokens", 12, "--temperature", 0, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--tokens", "0"], "at least 1"),
+        (["--lr", "2"], "--lr must lie"),
+        (["--levels", "2"], "needs at least"),
+        (["--data", "/nowhere.txt"], "Cannot read data file"),
+    ],
+)
+def test_bad_input(
+    workplace: Path,
+    change: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(monkeypatch, capsys, *arguments(workplace, "bad", *change))
+    assert code == 2
+    assert message in err
+
+
+def test_no_text_is_ever_all_padding() -> None:
+    data = [Row(np.arange(n, dtype=np.int64), 0) for n in (16, 40)]
+    ids, mask = Batches(data, 2, 0)[0]
+    assert ids.shape == (2, 40)
+    assert sorted(mask.sum(1).tolist()) == [16, 40]
