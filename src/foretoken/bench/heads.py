@@ -232,7 +232,7 @@ def _watch_parts(session: Any, device: torch.device) -> dict[str, Watch]:
         return propose(*arguments)
 
     rows.score, rows.extend = counted_score, watches["prefill"].timed(rows.extend)
-    session.propose = counted_propose
+    setattr(session, "propose", counted_propose)  # noqa: B010
     if hasattr(rows, "_run_parallel"):
         rows._run_parallel = watches["parallel levels"].timed(rows._run_parallel)
     return watches

@@ -114,7 +114,7 @@ def _print(header: dict[str, object], found: "list[Result]") -> None:
         f"{header['target']}, {header['num_params']:,} parameters; ms of processor time; tokens a step with the bonus"
     )
     columns = ("T", "method", "x plain", "tokens/step", "nodes", "draft ms", "target ms", "other ms", *PARTS)
-    rows = [columns]
+    rows: list[tuple[str, ...]] = [columns]
     for result in found:
         r = result.record()
         parts = (f"{r['components_ms_per_step'][name]:.2f}" for name in PARTS)

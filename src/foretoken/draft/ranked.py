@@ -44,7 +44,7 @@ class RankedDrafter(HeadDrafter):
 
 
 class RankedSession(HeadDraftSession):
-    drafter: RankedDrafter
+    drafter: RankedDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._scores: list[list[float]] = [[0.0] for _ in sequences]  # of every node drafted
@@ -126,7 +126,7 @@ class Level:
 
 
 class ProductSession(RankedSession):
-    rows: GumihoRows | MedusaRows
+    rows: GumihoRows | MedusaRows  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._levels: list[dict[int, list[Level]]] = []

@@ -60,7 +60,11 @@ class Medusa(Flat):
         )
 
     def own_lm_heads(self) -> list[nn.Linear]:
-        return [module for head in self.heads for module in head if isinstance(module, nn.Linear)]
+        return [
+            module
+            for name, module in self.heads.named_modules()
+            if name.count(".") == 1 and isinstance(module, nn.Linear)
+        ]
 
     def levels(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... k v"]:
         """Scores of every level from h_t."""
@@ -92,7 +96,7 @@ class Hydra(Flat):
         self.lm_heads = nn.ModuleList(nn.Linear(d, parts.vocab_size) for _ in range(num_heads))
 
     def own_lm_heads(self) -> list[nn.Linear]:
-        return list(self.lm_heads)
+        return [module for module in self.lm_heads if isinstance(module, nn.Linear)]
 
     def prefix_states(
         self, features: Float[Tensor, "b n d"], cos: Float[Tensor, "_ n h"], sin: Float[Tensor, "_ n h"], attend: Attend

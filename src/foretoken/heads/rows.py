@@ -8,6 +8,7 @@ What was scored on the head's own states is forgotten at `keep` and scored again
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from foretoken.core.shapes import Float
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import LayerShape, cached
 from foretoken.heads.make import Head
-from foretoken.heads.serial import Gumiho, Serial
+from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.cache import Plane, SlotCache
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.panels import pack_linears
 
+SerialHead = Eagle | Gumiho | Eagle3
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 LOW = float(torch.finfo(torch.float16).min)  # what a hidden slot adds to its score, in every dtype
 
@@ -103,9 +105,7 @@ class HeadRows:
         return len(self.lengths) - 1
 
     def leave(self, row: int) -> None:
-        for values in (self.lengths, self.features, self.tokens, self.trees):
-            values[row] = values[-1]
-            values.pop()
+        _drop(row, self.lengths, self.features, self.tokens, self.trees)
 
     def learn(self, features: Sequence[Float[Tensor, "_ f"]]) -> None:
         """The target's states of every row's committed tokens but the last."""
@@ -145,6 +145,13 @@ class HeadRows:
         while self.trees[row].parents[path[-1]] >= 0:
             path.append(self.trees[row].parents[path[-1]])
         return path[::-1]
+
+
+def _drop(row: int, *of_rows: list[Any]) -> None:
+    """The last row takes the place of `row`."""
+    for values in of_rows:
+        values[row] = values[-1]
+        values.pop()
 
 
 class _Slots:
@@ -191,10 +198,10 @@ class _Slots:
 class SerialRows(HeadRows):
     """EAGLE and EAGLE-3: one forward a level, each node on its parent's state."""
 
-    head: Serial
+    head: SerialHead
 
     @torch.inference_mode()
-    def __init__(self, head: Serial, batch: int, slots: int) -> None:
+    def __init__(self, head: SerialHead, batch: int, slots: int) -> None:
         super().__init__(head, batch)
         self.slots = _Slots(head.shape, head.num_layers, head, batch, slots)
         self.states: list[list[Tensor]] = []  # per row and node, the head's own state
@@ -278,7 +285,7 @@ class SerialRows(HeadRows):
 class GumihoRows(SerialRows):
     """The first two levels by the serial part, all others at once by the MLPs of each depth-1 node."""
 
-    head: Gumiho
+    head: Gumiho  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, head: Gumiho, batch: int, slots: int) -> None:
         super().__init__(head, batch, slots)
@@ -418,9 +425,7 @@ class HydraRows(HeadRows):
         last = len(self.lengths) - 1
         if self.slots is not None and row != last:
             self.slots.cache.copy_row(last, row, self.read[last])
-        for values in (self.read, self.prefix):
-            values[row] = values[-1]
-            values.pop()
+        _drop(row, self.read, self.prefix)
         super().leave(row)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
