@@ -17,7 +17,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
 from foretoken.trees.budget import CAP, BudgetTree
-from foretoken.trees.gain import CHOICES, Forecast, shares
+from foretoken.trees.gain import CHOICES, Forecast, Gain, shares
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
 from tables import table_decoding, tiny_engine
@@ -90,7 +90,7 @@ def test_most_of_the_budget_is_spent() -> None:
     states, nodes = [policy.root], 0.0
     rng = torch.Generator().manual_seed(1)
     for _ in range(policy.depth):
-        states = [states[i] for i in policy.select(states, 0)]
+        states = [states[i] for i in policy.select(states, 0)] if states else []
         if not states:
             break
         rows = q.expand(len(states), -1).contiguous()
@@ -158,11 +158,12 @@ def test_draws_of_laws_side_by_side_are_those_of_each_alone() -> None:
 
 def test_the_number_of_draws_has_its_law() -> None:
     """Each number within 5 standard errors over 4,000 draws; the seed is fixed."""
-    law = IID(3, (0.1, 0.2, 0.3, 0.4))
+    counts = (0.1, 0.2, 0.3, 0.4)
+    law = IID(3, counts)
     u = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q = torch.full((4000, 5), 0.2, dtype=torch.float64)
     numbers = np.bincount([len(draws) for draws in draw_each([law] * 4000, q, u)], minlength=4) / 4000
-    assert np.abs(numbers - law.counts).max() < 5 * 0.5 / 4000**0.5
+    assert np.abs(numbers - np.array(counts)).max() < 5 * 0.5 / 4000**0.5
 
 
 def test_the_model_of_gains() -> None:
@@ -175,10 +176,11 @@ def test_the_model_of_gains() -> None:
         assert (np.diff(total) > -1e-12).all()
         assert total[-1] <= 1
         assert first[0] == pytest.approx(1 - miss)
-    worth, size = Forecast(0.2, 8).tables
+    worth, size = Forecast(Gain(0.2, 1.0, joint=False), 0.36, 8).tables
     assert (np.diff(worth, axis=1) <= 1e-12).all()
     assert (np.diff(worth, axis=0) >= -1e-12).all()
-    assert (size[1:, 0] > size[1:, -1]).all()
+    assert (size[1:, 0] >= size[1:, -1]).all()
+    assert (size[1:, 0, -1] > size[1:, -1, -1]).all()  # where the node is reached for certain
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -204,3 +206,8 @@ def test_bad_trees_are_refused() -> None:
 
 def test_rules_declare_what_budget_trees_draw() -> None:
     assert exact.laws_of(VERIFIERS["transport"])[-1] == Hub(3)
+
+
+def test_a_rule_for_fixed_numbers_of_draws_is_refused() -> None:
+    assert VERIFIERS["global-resolution-thinned"].accepts(IID(2))
+    assert not all(VERIFIERS["global-resolution-thinned"].accepts(law) for law in EAGER.laws(IID))

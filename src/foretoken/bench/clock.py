@@ -85,6 +85,11 @@ class TimedRows(Rows):
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         return self._scoring.time(super().score, tokens, parents)
 
+    def draft_chain(
+        self, row: int, token: int, u: Float[Tensor, "n 1"], temperature: float
+    ) -> tuple[list[int], Float[Tensor, "n v"]]:
+        return self._scoring.time(self._forwards.time, super().draft_chain, row, token, u, temperature)
+
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._scoring.time(super().keep, paths)
 

@@ -208,9 +208,9 @@ def ways(
 ) -> list[Way]:
     """Plain decoding on both sides, the engine's own drafter if it has one, then every method with every drafter."""
     found: list[Way] = [Ours(PLAIN, "-", "-", engine), Theirs(PLAIN, "-", theirs, tree="-")]
-    if isinstance(engine.drafter, LMDrafter):
+    if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
         own, meter = engine.drafter, Meter()
-        timed = replace(own, lm=meter.timed(own.lm), policy=tree_policy(TREES[SAME]))
+        timed = replace(own, lm=meter.timed(engine.drafter.lm), policy=tree_policy(TREES[SAME]))
         found.append(Ours(SAME, own.name, TREES[SAME], engine, timed, meter))
     source, like = vocabulary(target_tokenizer), engine.target.lm
     for name in drafters:

@@ -42,9 +42,6 @@ class HeadDraftSession(LMDraftSession):
             for seq, limit in zip(sequences, limits, strict=True):
                 seq.max_depth = limit
 
-    def _rest_of_chain(self, sequences: Seq[Sequence]) -> bool:
-        return False  # a head's chain goes level by level
-
     def _draw(self, sequences: Seq[Sequence], logits: list[Float[Tensor, "_ v"]], depth: int) -> None:
         super()._draw(sequences, logits, depth)
         if depth == self.drafter.lm.depth:

@@ -128,7 +128,7 @@ class LMDraftSession:
 
     def _rest_of_chain(self, sequences: Seq[Sequence]) -> bool:
         """Draw what is below the first level of a lone sequence's chain in one compiled call; False where it cannot."""
-        if len(sequences) > 1:
+        if len(sequences) > 1 or not isinstance(self.rows, Rows):
             return False
         (seq,), (g,) = sequences, self.growths
         levels = min(g.policy.chain_depth, seq.depth_left) - 1 if isinstance(g.policy, ChainPolicy) else 0

@@ -22,7 +22,7 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.draft.strings import Context, Healing, common_prefix, continuation
-from foretoken.models.causal_lm import CausalLM
+from foretoken.models.causal_lm import CausalLM, Rows
 from foretoken.models.translation import Translation
 
 WIDER = 2  # target nodes allowed for each drafter node, for drafters with longer tokens; strings are cut there
@@ -133,7 +133,7 @@ class SLEMSession:
         elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
             old, new = row.inner.ids, row.ids(seq.ids)
             length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])
-            self._session.rows.cut(index, length)
+            self._cut(index, length)
             row.inner.ids = new
         row.inner.num_prompt = len(row.inner.ids)
         row.inner.max_new_tokens = ENDLESS if seq.num_left > 1 else 1  # at the last token nothing is drafted
@@ -177,6 +177,10 @@ class SLEMSession:
         ended = end < len(tokens) and tokens[end] == dest.eos and source.eos is not None
         return [*ids, source.eos] if ended and source.eos is not None else ids
 
+    def _cut(self, row: int, length: int) -> None:
+        assert isinstance(self._session.rows, Rows)
+        self._session.rows.cut(row, length)
+
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep the drafter's nodes that spell what was accepted; forget cached ids that are now split otherwise."""
         kept: list[Path] = []
@@ -197,4 +201,4 @@ class SLEMSession:
             row.inner.ids = new
         self._session.observe([row.inner for row in self._rows if row.inner is not None], self._trees, kept)
         for row, length in enumerate(agreed):
-            self._session.rows.cut(row, min(length, self._session.rows.lengths[row]))
+            self._cut(row, min(length, self._session.rows.lengths[row]))

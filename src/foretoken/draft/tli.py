@@ -80,6 +80,9 @@ class TranslatedRows(Rows):
         self._parents: list[list[int]] = []
         self._chains: list[list[range]] = []  # the nodes that spell each outer node
 
+    def drafts_chains(self, row: int, levels: int) -> bool:
+        return False  # the drafter's tokens are not the tree's
+
     def __len__(self) -> int:
         return len(self.lengths)
 

@@ -98,9 +98,11 @@ class BudgetTree:
         return tuple(min(self.budget, 2 * d) for d in range(self.depth + 1))
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
-        if family is Opaque:
-            return DynamicTree(self.budget).laws(family)
-        return (family(self.max_draws), *([Hub(self.max_draws)] if self.hub and family is IID else []))
+        """Of i.i.d. draws the fixed number and a random one, which rules of fixed numbers do not accept."""
+        k = self.max_draws
+        if family is not IID:
+            return (family(k),)
+        return (IID(k), IID(k, (*[0.0] * (k - 1), 0.5, 0.5)), *([Hub(k)] if self.hub else []))
 
     def at(self, family: LawFamily, temperature: float) -> TreePolicy:
         """Where nothing is sampled, as at temperature 0, the dynamic tree of the same budget."""
