@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
@@ -16,6 +17,7 @@ from foretoken.draft.auto import auto_drafter
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.ranked import ProductDrafter, RankedDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
@@ -48,6 +50,7 @@ from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
 from foretoken.verify.transport.plan import Solver
+from foretoken.verify.tree_block import TreeBlock
 
 LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
 ModelDrafter = LMDrafter | SLEMDrafter | SLRSDrafter
@@ -130,6 +133,7 @@ def load(
     vocab: str | None = None,
     drafter_tokenizer: str | Tokenizer | None = None,
     compile: str = "auto",
+    draft_probability: float | None = None,
 ) -> Engine:
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
@@ -148,6 +152,8 @@ def load(
     weights for others in float32 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there is no kernel
     of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning tells and
     the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums.
+    draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
+    by default with verifier randomised on chains, transport on trees.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
@@ -169,8 +175,17 @@ def load(
         raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
     if of_head is not None and method == AUTO:
         raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
-    default = "exact-match" if of_head is not None else _default_rule(drafter, spelling, policy)
-    rule = verifier_named(verifier or default)
+    if draft_probability is not None:
+        _check_randomised(
+            draft_probability, drafter == "ngram" or spelling in RULES or not has_model or head is not None, policy, law
+        )
+    if of_head is not None:
+        usual = "exact-match"
+    else:
+        usual = _default_rule(drafter, spelling, policy) if draft_probability is None else _random_rule(policy)
+    rule = verifier_named(verifier or usual)
+    if draft_probability is not None and isinstance(rule, TreeBlock):
+        raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
     family = law_family(law) if law else rule.laws[0]
     policy = policy_for(policy, rule)
     if isinstance(policy, RankedTree) and family is not Opaque:
@@ -213,6 +228,9 @@ def load(
         assert drafter_tokenizer is not None
         translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer))
         proposing = VOCABS[spelling](causal_lm(drafter), translation, policy, family)
+    if draft_probability is not None:
+        assert isinstance(proposing, LMDrafter)
+        proposing = RandomisedDrafter(proposing.lm, policy, Coins(draft_probability), 0)
     check_pair(proposing, rule)
     model = model or causal_lm(target)
     if isinstance(proposing, ModelDrafter):
@@ -226,6 +244,22 @@ def load(
         proposing = auto_drafter(proposing, policy.sizes())
         tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
+
+
+def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy, law: str | None) -> None:
+    if opaque:
+        raise ForetokenError(
+            f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
+            "no strings."
+        )
+    if not isinstance(policy, StaticTree):
+        raise ForetokenError("draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD or list:FILE.")
+    if law not in (None, IID.name):
+        raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
+
+
+def _random_rule(policy: TreePolicy) -> str:
+    return "randomised" if policy.max_draws <= 1 else "transport"
 
 
 def _vocab_method(

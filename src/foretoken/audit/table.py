@@ -25,6 +25,10 @@ class TableLM(CausalLM):
         self.vocab_size = table.shape[2]
         self.context = None
 
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
     def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> "TableRows":
         return TableRows(self)
 

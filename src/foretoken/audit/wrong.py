@@ -26,7 +26,7 @@ class EachAlone:
     laws: tuple[LawFamily, ...] = (IID, WithoutReplacement)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, self.laws)
+        return isinstance(law, IID | WithoutReplacement)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q = siblings.q

@@ -16,6 +16,7 @@ def audit(
     verifier: options.Verifier = None,
     law: options.Law = None,
     vocab: options.Vocab = None,
+    draft_probability: options.DraftProbability = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the goodness-of-fit test; above 0.")] = 1.0,
     samples: Annotated[int, typer.Option(help="Generations for the goodness-of-fit test.")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed of the whole audit.")] = 0,
@@ -29,7 +30,9 @@ def audit(
     """Prove losslessness: exact enumeration of every rule, then tests on the given models. Exit code 1 on failure."""
     engine = None
     if not exact_only:
-        engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, vocab=vocab)
+        engine = options.load_engine(
+            *(target, drafter, tree, verifier, law, device, dtype), vocab=vocab, draft_probability=draft_probability
+        )
     from foretoken.audit import run
 
     def progress(line: str) -> None:

@@ -28,6 +28,7 @@ def generate(
     verifier: options.Verifier = None,
     law: options.Law = None,
     vocab: options.Vocab = None,
+    draft_probability: options.DraftProbability = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy; 1 is the model's own distribution.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens with this mass.")] = 1.0,
@@ -53,7 +54,9 @@ def generate(
     The text streams to stdout, statistics follow on stderr.
     """
     prompts = _prompts(prompt, batch_file, target)
-    engine = options.load_engine(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile)
+    engine = options.load_engine(
+        *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile), draft_probability
+    )
     arguments: dict[str, Any] = {
         "stop": tuple(stop or ()),
         "temperature": temperature,

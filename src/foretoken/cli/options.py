@@ -55,6 +55,13 @@ Vocab = Annotated[
         help="How a drafter with another vocabulary drafts: tli, slem, slrs, union, auto. See `foretoken vocab`."
     ),
 ]
+DraftProbability = Annotated[
+    float | None,
+    typer.Option(
+        help="Randomised drafting: a coin of this probability before each draw; where none is made, drafter and target "
+        "run at the same time. See docs/randomised-drafting.md."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
 Compile = Annotated[
@@ -104,6 +111,7 @@ def load_engine(
     vocab: str | None = None,
     method: str = "fixed",
     compile: str = "auto",
+    draft_probability: float | None = None,
 ) -> "Engine":
     import transformers
 
@@ -124,6 +132,7 @@ def load_engine(
         max_batch=max_batch,
         vocab=vocab,
         compile=compile,
+        draft_probability=draft_probability,
     )
     spare_threads(engine.target.lm.model.num_parameters())
     return engine

@@ -4,11 +4,12 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from foretoken.core.coins import Coins
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
-LawFamily = type[IID] | type[WithoutReplacement] | type[Hub] | type[Opaque]
+LawFamily = type[IID] | type[WithoutReplacement] | type[Hub] | type[Opaque] | Coins
 
 
 @runtime_checkable

@@ -220,7 +220,7 @@ class Controller:
 
     def _could_pay(self, costs: Costs) -> bool:
         """Whether drafting would win if everything were accepted."""
-        return any(d + 1 > costs.steps(d, n) for d, n in enumerate(self.sizes) if d)
+        return any(d + 1 > costs.steps(d, float(n)) for d, n in enumerate(self.sizes) if d)
 
     def learn_acceptance(self, limits: Sequence[int], nodes: Sequence[int], accepted: Sequence[int]) -> None:
         """Of a drafted step, by sequence: the most that it could accept, nodes drafted, tokens accepted."""

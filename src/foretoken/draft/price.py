@@ -48,8 +48,10 @@ class Row:
     ids: list[int] = field(default_factory=list)
     trie: Trie = field(default_factory=Trie)
     sampling: Sampling = field(default_factory=Sampling)
+    seen: int = 0  # target ids
 
     def follow(self, target_ids: Sequence[int]) -> None:
+        self.seen = len(target_ids)
         ids = self.context.follow(target_ids)
         self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids))
 

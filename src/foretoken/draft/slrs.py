@@ -133,6 +133,9 @@ class SLRSSession:
                 frequency_penalty=0.0,
                 presence_penalty=0.0,
             )
+        elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
+            row.follow(seq.ids)
+            self._forget(r, row)
         new = row.ids[len(row.committed) :]
         if len(new) > CHAIN:
             self._reserve([len(row.ids) if i == r else 0 for i in range(len(self._rows))])
@@ -248,11 +251,15 @@ class SLRSSession:
         self.rows.keep(kept)
         for r, (row, nodes) in enumerate(zip(self._rows, kept, strict=True)):
             row.committed += [row.trie.tokens[node] for node in nodes]
-            agreed = min(common_prefix(row.committed, row.ids), len(row.ids) - 1)
-            if agreed < len(row.committed):
-                del row.committed[agreed:]
-                self.rows.cut(r, agreed)
+            self._forget(r, row)
             row.trie = Trie()
+
+    def _forget(self, r: int, row: Row) -> None:
+        """The committed ids that are now split otherwise."""
+        agreed = min(common_prefix(row.committed, row.ids), len(row.ids) - 1)
+        if agreed < len(row.committed):
+            del row.committed[agreed:]
+            self.rows.cut(r, agreed)
 
     @property
     def _margin(self) -> int:

@@ -3,6 +3,7 @@ constants, each a citation of its table or figure, and only ever appear in a col
 
 from foretoken.reproduce import global_resolution_acceptance, global_resolution_times
 from foretoken.reproduce.gumiho_theorem import gumiho_theorem
+from foretoken.reproduce.randomised_drafting import randomised_drafting
 from foretoken.reproduce.run import Artefact, Run
 from foretoken.reproduce.slrs_table5 import slrs_table5
 from foretoken.reproduce.spechub_drafts import spechub_drafts
@@ -34,4 +35,5 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {
     ),
     "slrs-table5": ("SLRS, Table 5, Figures 1-2: ways to spell a token", slrs_table5),
     "gumiho-theorem": ("Gumiho, section 3.2: earlier positions count more", gumiho_theorem),
+    "randomised-drafting": ("Randomised Drafting: Lemmas 4.1-4.4, Figures 3-4", randomised_drafting),
 }

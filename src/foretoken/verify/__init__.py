@@ -5,6 +5,7 @@ from foretoken.verify.block import Block
 from foretoken.verify.hub import HubRule, SpecHub
 from foretoken.verify.kseq import KSeq
 from foretoken.verify.match import ExactMatch
+from foretoken.verify.randomised import Randomised
 from foretoken.verify.rejection import RRS, RRSw, Standard
 from foretoken.verify.strings import StringRejection
 from foretoken.verify.transport.canonical import Canonical
@@ -16,7 +17,7 @@ from foretoken.verify.transport.maxflow import MaxFlow, OptimisedMaxFlow
 from foretoken.verify.tree_block import TreeBlock
 
 _RULES: tuple[Verifier, ...] = (
-    *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block(), StringRejection()),
+    *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block(), StringRejection(), Randomised()),
     *(Transport(), TransportGrouped(), TreeBlock("block-transport", Transport()), TreeBlock("block-rrsw", RRSw())),
     *(LinearProgram(), MaxFlow(), OptimisedMaxFlow(), Canonical(), GlobalResolution(), ThinnedGlobalResolution()),
 )

@@ -132,7 +132,7 @@ class SetSolver(Solver):
         return (IID, WithoutReplacement, Hub)
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, self.laws)
+        return isinstance(law, IID | WithoutReplacement | Hub)
 
     @abstractmethod
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> CountedRows: ...

@@ -1,0 +1,62 @@
+"""Randomised Drafting (paper 002, Algorithm 2): a draft is made with probability a only, and so tested less strictly.
+
+    a draft x ~ q      accept it with probability min(1, p(x) / (a q(x))), else draw from norm((p - a q)+)
+    no draft           draw from norm((p - a q)+)
+
+Token x is emitted as a draft with probability a q(x) min(1, p(x) / (a q(x))) = min(p(x), a q(x)), which leaves
+1 - sum min(p, a q) = sum (p - a q)+ for the residual: together p(x). It is `transport` for N ~ Bernoulli(a), in O(v).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.laws import IID, Law
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import LawFamily
+
+
+@dataclass(frozen=True)
+class Randomised:
+    """Accept x with probability min(1, p(x) / (a q(x))), else, or without a draft, draw from norm((p - a q)+).
+
+    Paper 002, Algorithm 2, and equation 2 for the residual. Law: one draw from q with probability a, else none; a = 1
+    is the standard rule. O(v).
+    """
+
+    name: str = "randomised"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID) and law.k <= 1
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        law, q = siblings.law, siblings.q
+        assert isinstance(law, IID)
+        assert q is not None
+        probability = draft_probability(law)
+        target, draft = p.double(), q.double()
+        target, draft = target / target.sum(), probability * draft / draft.sum()
+        residual = (target - draft).clamp_(min=0)
+        total = residual.sum()
+        # p == a q leaves no residual; it is then reached with probability 0 up to rounding, and p serves.
+        row = torch.where(total > 0, residual / total, target)
+        for x in siblings.draws:
+            accept = (target[x] / draft[x]).clamp(max=1)
+            row = (1 - accept) * row
+            row[x] += accept
+        return row.to(p.dtype)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """sum min(p, a q): the probability that a draft is made and accepted (a times the rate of Lemma 4.1)."""
+        assert isinstance(law, IID)
+        return torch.minimum(p, draft_probability(law) * q).sum(1)
+
+
+def draft_probability(law: IID) -> float:
+    """a = P(N = 1)."""
+    if law.counts is not None:
+        return law.counts[1] if law.k else 0.0
+    return float(law.k)

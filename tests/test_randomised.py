@@ -1,0 +1,269 @@
+"""Randomised drafting: exact for every rule that takes random counts, and equal to the paper's rule at one draft."""
+
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretoken
+import tiny
+from foretoken.audit import decoding
+from foretoken.audit import enumerate as exact
+from foretoken.audit.decoding import Decoding
+from foretoken.audit.table import TableLM, random_table
+from foretoken.core.coins import Coins
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Law, outcomes
+from foretoken.core.sampling import Sampling
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import LawFamily
+from foretoken.decode import DraftFailedWarning, NoDrafter
+from foretoken.draft.auto import AutoDrafter
+from foretoken.draft.randomised import PendingSiblings, RandomisedDrafter, RandomisedSession
+from foretoken.models.target import LMTarget
+from foretoken.trees import static
+from foretoken.verify import VERIFIERS
+from foretoken.verify.acceptance import acceptance
+from foretoken.verify.optimum import alpha_star
+
+PAIRS = exact.all_pairs(seed=0)
+PROBABILITIES = [0.0, 0.3, 0.75, 1.0]
+
+
+# One node.
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("a", PROBABILITIES)
+def test_the_papers_rule_is_lossless(a):
+    assert exact.measure(VERIFIERS["randomised"], Coins(a)(1), PAIRS).exact
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("a", PROBABILITIES)
+def test_transport_is_the_papers_rule_at_one_draft(a):
+    law = Coins(a)(1)
+    for p, q in PAIRS:
+        for draws, _ in outcomes(law, q):
+            record = Siblings(draws, q, law)
+            paper, ours = VERIFIERS["randomised"](p, record), VERIFIERS["transport"](p, record)
+            assert float((paper - ours).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("a", [0.3, 0.75, 1.0])
+def test_acceptance_is_that_of_lemma_4_1(a):
+    """P(a draft is made and accepted) = (1 + a - |p - a q|) / 2, and it is the optimum for this law."""
+    for p, q in PAIRS:
+        law = Coins(a)(1)
+        got = acceptance("randomised", law, p[None], q[None])
+        lemma = (1 + a - (p / p.sum() - a * q / q.sum()).abs().sum()) / 2
+        assert float(got) == pytest.approx(float(lemma), abs=1e-12)
+        assert float(got) == pytest.approx(float(alpha_star(law, p[None], q[None])), abs=1e-12)
+
+
+def test_more_than_one_draft_is_not_for_the_papers_rule():
+    assert not VERIFIERS["randomised"].accepts(Coins(0.5)(2))
+    assert VERIFIERS["transport"].accepts(Coins(0.5)(2))
+
+
+def test_coins_are_binomial():
+    assert Coins(0.25)(2).counts == pytest.approx((0.5625, 0.375, 0.0625))
+    assert Coins(1.0)(3) == IID(3)
+    with pytest.raises(ForetokenError, match="must be in"):
+        Coins(1.5)
+
+
+@dataclass(frozen=True)
+class PlainWithoutDraft:
+    """The oversight that the paper warns of: without a draft the token comes from p, not from the residual."""
+
+    name: str = "plain-without-draft"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return True
+
+    def __call__(self, p: Tensor, siblings: Siblings) -> Tensor:
+        return VERIFIERS["randomised"](p, siblings) if siblings.draws else p
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_sampling_from_p_where_no_draft_was_made_is_caught():
+    assert exact.measure(PlainWithoutDraft(), Coins(0.5)(1), PAIRS).worst > 0.05
+    case = randomised_decoding(PlainWithoutDraft(), static.chain(2), 0.5, 2)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) > 0.01
+
+
+# Whole decodings, enumerated through the real session, thread included.
+
+
+def randomised_decoding(verifier, policy, a, v, **settings) -> Decoding:
+    drafter = RandomisedDrafter(TableLM("drafter", random_table(v, 4)), policy, Coins(a), v)
+    return Decoding(LMTarget(TableLM("target", random_table(v, 3))), drafter, verifier, **settings)
+
+
+CASES = [
+    *(("randomised", static.chain(d), v) for d, v in [(1, 3), (2, 3), (3, 2)]),
+    *(("transport", static.chain(d), v) for d, v in [(1, 3), (3, 2)]),
+    ("transport", static.kary(2, 1), 3),
+    ("transport", static.kary(2, 2), 2),
+    ("transport", static.StaticTree((-1, 0, 0, 1)), 3),
+    ("transport-grouped", static.kary(3, 1), 2),
+    ("rrs", static.kary(2, 1), 3),
+    ("rrsw", static.StaticTree((-1, 0, 0, 1)), 2),
+    ("standard", static.chain(2), 3),
+    ("block", static.chain(2), 3),
+    ("exact-match", static.chain(2), 3),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("a", [0.4, 0.8])
+@pytest.mark.parametrize(("rule", "policy", "v"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_whole_decodings_have_the_targets_law(rule, policy, v, a):
+    case = randomised_decoding(VERIFIERS[rule], policy, a, v)
+    law, accepted = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert accepted > 0.1
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=0.6), Sampling(top_k=2), Sampling(repetition_penalty=1.5), Sampling(temperature=0.0)],
+    ids=["temperature", "truncated", "penalised", "greedy"],
+)
+def test_settings_and_end_of_text(sampling):
+    case = randomised_decoding(
+        VERIFIERS["transport"], static.StaticTree((-1, 0, 0, 1)), 0.6, 3, sampling=sampling, eos_ids=frozenset({2})
+    )
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("a", [0.0, 0.5, 1.0])
+def test_the_share_of_accepted_drafts_is_the_formula(a):
+    """One step of a chain of one: sum min(p, a q) drafts are accepted."""
+    case = randomised_decoding(VERIFIERS["randomised"], static.chain(1), a, 3, num_tokens=2)
+    ((state, _),) = [(decoding._start(case), 1.0)]
+    from foretoken.audit.branching import outcomes as ways
+
+    accepted = sum(p * n for (_, n), p in ways(lambda: decoding._step(case, state)))
+    p, q = case.target.lm.table[0, 1], case.drafter.lm.table[0, 1]
+    assert accepted == pytest.approx(float(torch.minimum(p, a * q).sum()), abs=1e-12)
+
+
+# Real models.
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = tiny.llama(0)
+    return target, tiny.perturbed(target, 0.15, seed=1)
+
+
+def load(models, **options):
+    target, drafter = models
+    return foretoken.load(target, drafter=drafter, tokenizer=tiny.tokenizer(), **options)
+
+
+PROMPTS = ["def main():\n", "é", "x = [1, 2, 3, 4, 5, 6]\n" * 3]
+
+
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+def test_greedy_text_is_the_plain_text(models, tree):
+    engine = load(models, tree=tree, draft_probability=0.5)
+    fast = engine.generate(PROMPTS, max_new_tokens=30, temperature=0.0, seed=0)
+    plain = replace(engine, drafter=NoDrafter()).generate(PROMPTS, max_new_tokens=30, temperature=0.0, seed=0)
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+    assert sum(r.stats.num_accepted for r in fast) > 0
+
+
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+def test_the_text_depends_on_the_seed_alone_not_on_the_batch(models, tree):
+    engine = load(models, tree=tree, draft_probability=0.6)
+    together = engine.generate(PROMPTS, max_new_tokens=24, temperature=0.7, seed=5)
+    alone = [engine.generate(p, max_new_tokens=24, temperature=0.7, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert sum(r.stats.num_accepted for r in together) > 0
+
+
+def test_without_a_draft_the_drafter_runs_beside_the_target(models, monkeypatch):
+    """q of the root is computed in another thread, and the tree is proposed before it is there."""
+    may_go, threads = threading.Event(), []
+    scored = RandomisedSession._score_nodes
+
+    def slow(self, *args):
+        threads.append(threading.get_ident())
+        assert may_go.wait(10)
+        return scored(self, *args)
+
+    monkeypatch.setattr(RandomisedSession, "_score_nodes", slow)
+    session = load(models, tree="chain:2", draft_probability=0.0).drafter.open(1, 40)
+    session.join()
+    from foretoken.core.sequence import Sequence
+
+    seq = Sequence([5, 6, 7], Sampling(), torch.Generator().manual_seed(0), 10)
+    (tree,) = session.propose([seq])
+    record = tree.siblings[0]
+    assert isinstance(record, PendingSiblings)
+    assert record.draws == ()
+    may_go.set()
+    assert record.q is not None
+    assert float(record.q.sum()) == pytest.approx(1, abs=1e-5)
+    assert threads
+    assert threads[0] != threading.get_ident()
+    session.observe([seq], [tree], [(0,)])
+
+
+def test_with_more_threads_they_take_turns(models, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("foretoken.models.panels.use_threads", lambda: False)
+    monkeypatch.setattr("foretoken.draft.randomised.ThreadPoolExecutor", lambda *_: pytest.fail("a thread was started"))
+    result = load(models, draft_probability=0.3, tree="chain:2").generate("x", max_new_tokens=8, seed=0)
+    assert len(result.token_ids) == 8
+
+
+def test_a_drafter_that_fails_in_its_thread_costs_speed_only(models, monkeypatch):
+    def broken(self, *args):
+        raise RuntimeError("broken")
+
+    engine = load(models, tree="chain:2", draft_probability=0.0)
+    monkeypatch.setattr(RandomisedSession, "_score_nodes", broken)
+    with pytest.warns(DraftFailedWarning, match="broken"):
+        result = engine.generate("x", max_new_tokens=12, seed=0)
+    assert len(result.token_ids) == 12
+
+
+def test_under_the_controller(models):
+    engine = load(models, tree="chain:3", draft_probability=0.7, method="auto")
+    assert isinstance(engine.drafter, AutoDrafter)
+    results = engine.generate(PROMPTS, max_new_tokens=30, seed=0)
+    assert all(len(r.token_ids) == 30 for r in results)
+
+
+def test_the_default_rule(models):
+    assert load(models, tree="chain:3", draft_probability=0.5).verifier.name == "randomised"
+    assert load(models, tree="kary:2x2", draft_probability=0.5).verifier.name == "transport"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "ngram"}, "needs a drafter with a distribution"),
+        ({"drafter": None}, "needs a drafter with a distribution"),
+        ({"draft_probability": -0.1}, r"must be in \[0, 1\]"),
+        ({"law": "without_replacement"}, "makes i.i.d. draws"),
+        ({"verifier": "hub", "tree": "kary:2x2"}, "not lossless for law iid"),
+        ({"verifier": "randomised", "tree": "kary:2x2"}, "not lossless for law iid"),
+    ],
+)
+def test_what_does_not_fit_is_refused(models, options, message):
+    with pytest.raises(ForetokenError, match=message):
+        foretoken.load(
+            models[0], **{"drafter": models[1], "tokenizer": tiny.tokenizer(), "draft_probability": 0.5, **options}
+        )
