@@ -37,7 +37,9 @@ class RandomisedDrafter(LMDrafter):
     """As LMDrafter, with `law` a Coins and a policy that does not look at q."""
 
     def open(self, batch: int, slots: int) -> "RandomisedSession":
-        return RandomisedSession(self, self.lm.open(batch, slots))
+        rows = self.lm.open(batch, slots)
+        assert isinstance(rows, Rows)  # a head has no state of its own to catch up with
+        return RandomisedSession(self, rows)
 
 
 class PendingSiblings(Siblings):
