@@ -8,7 +8,7 @@ demo: .venv/installed
 	$(BIN)/foretoken generate --compare --temperature 0.8 --seed 0
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 audit: .venv/installed
 	$(BIN)/foretoken audit
