@@ -16,3 +16,9 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Commands that earlier tests ran in this process may have set another number."""
+    torch.set_num_threads(1)
