@@ -18,7 +18,8 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 VOCAB = 101

@@ -8,7 +8,7 @@ from foretoken.cli.options import demo_folder
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
-from foretoken.models.causal_lm import Rows
+from foretoken.models.rows import Rows
 
 PROMPT = "def read(self, path):\n    with open("
 

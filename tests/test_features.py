@@ -8,11 +8,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.llama import LlamaForward
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
+from foretoken.models.rows import Rows
 from models_zoo import FAMILIES, TOLERANCE, one_thread, path_to, random_parents, text, tiny
 
 __all__ = ["one_thread"]

@@ -95,7 +95,7 @@ def test_batch_of_equal_rows_equals_each_row_alone() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_prefill_in_chunks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.models.causal_lm.CHUNK", 7)
+    monkeypatch.setattr("foretoken.models.rows.CHUNK", 7)
     model = tiny(family)
     tokens = text(random.Random(4), 24)
     rows = CausalLM(model).open(1, 40)

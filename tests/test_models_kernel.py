@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from foretoken.core.vectors import LANES, softmax_row
 from foretoken.models import kernel, panels
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.rows import Rows
 from foretoken.models.tile import gate_row, machine_code, times
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 from test_models_llama import CHANGED, VARIANTS, Adapter, random_model

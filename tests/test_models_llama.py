@@ -8,7 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from foretoken.models import llama
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 from models_zoo import TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 
 __all__ = ["one_thread"]

@@ -18,8 +18,9 @@ import foretoken
 import test_features
 from foretoken.core.errors import ForetokenError
 from foretoken.models import static
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
+from foretoken.models.rows import Rows
 from foretoken.models.static import NODES, StaticForward, StaticRows, nodes_bucket, power_of_two
 from models_zoo import FAMILIES, assert_close, one_thread, path_to, random_parents, text, tiny
 from tiny import tokenizer

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.shapes import Float
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 
 START = 0  # the token before the first
 
@@ -53,9 +54,6 @@ class TableRows(Rows):
         self.ids: list[list[int]] = []
         self.trees: list[TableTree] = []
         self.lengths = []
-
-    def drafts_chains(self, row: int, levels: int) -> bool:
-        return False
 
     def join(self) -> int:
         self.ids.append([])

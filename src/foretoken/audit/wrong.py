@@ -12,6 +12,7 @@ from foretoken.core.sequence import Sequence as CoreSequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, root_only
 from foretoken.core.verifier import LawFamily
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
 
 @dataclass(frozen=True)
@@ -43,43 +44,24 @@ class EachAlone:
 
 
 @dataclass(frozen=True)
-class PeekingDrafter:
+class PeekingDrafter(WrappedDrafter[Drafter]):
     """Looks at what was drawn before it decides whether to draft: lossy for every law but the opaque one.
 
     It drops a step's tree when its first draw is an unlikely one (q below `least`) and decodes plainly instead. What
     was dropped had been drawn; the tokens that are left are no longer draws from q.
     """
 
-    inner: Drafter
     least: float = 0.5
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def laws(self) -> tuple[Law, ...]:
-        return self.inner.laws
-
-    @property
-    def max_nodes(self) -> int:
-        return self.inner.max_nodes
 
     def open(self, batch: int, slots: int) -> "PeekingSession":
         return PeekingSession(self.inner.open(batch, slots), self.least)
 
 
-@dataclass
-class PeekingSession:
-    inner: DraftSession
-    least: float
-    trees: Sequence[TokenTree] = ()
-
-    def join(self) -> None:
-        self.inner.join()
-
-    def leave(self, row: int) -> None:
-        self.inner.leave(row)
+class PeekingSession(WrappedSession[DraftSession]):
+    def __init__(self, inner: DraftSession, least: float) -> None:
+        super().__init__(inner)
+        self.least = least
+        self.trees: Sequence[TokenTree] = ()
 
     def propose(self, sequences: Sequence[CoreSequence]) -> list[TokenTree]:
         self.trees = self.inner.propose(sequences)

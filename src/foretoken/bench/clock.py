@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,18 +1,17 @@
 """Forwards on paper: tables of milliseconds, one JSON object, a picture of the three curves."""
 
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from foretoken.bench.execution import THREAD, Row
 from foretoken.bench.forwards import EAGER, TRACED, Curves, Place
 from foretoken.bench.methods import THEIRS
 from foretoken.bench.plot import OUR_COLOR, THEIR_COLOR
+from foretoken.bench.report import as_json, machine_line, wide_console
 from foretoken.core.errors import ForetokenError
 
 CLOCKS = {True: "CPU time of the one thread", False: "wall clock"}
@@ -33,16 +32,14 @@ class Report:
     interrupted: bool = False
 
     def json(self) -> dict[str, Any]:
-        return {**self.header, "interrupted": self.interrupted, "rows": [asdict(row) for row in self.rows]}
+        return as_json(self.header, self.rows, self.interrupted)
 
     def print(self) -> None:
-        """To stdout, as wide as the terminal, or 150 columns where there is none."""
-        console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False, emoji=False)
+        """To stdout."""
+        console = wide_console()
         h = self.header
         console.print(
-            f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, load {h['load_average']}, device {h['device']}, "
-            f"{h['dtype']}; torch {h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit "
-            f"{h['commit']}",
+            machine_line(h),
             f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; memory "
             f"{h['memory_gb_s']:.1f} GB/s; {CLOCKS[h['clock'] == THREAD]}; {h['rounds']} rounds",
             *(f"{name}: {what}" for name, what in h["paths"].items()),

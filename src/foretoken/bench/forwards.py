@@ -12,10 +12,11 @@ from transformers.cache_utils import DynamicCache
 
 from foretoken.bench.methods import THEIRS
 from foretoken.core.errors import ForetokenError
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand, size_named
 from foretoken.models.load import choose_device, choose_dtype, load_model
 from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.rows import Rows
 
 EAGER, COMPILED, TRACED = "eager", "compiled", "torch.compile"
 BASE_NODES = (1, 8)  # at which contexts and batches are compared: plain decoding, and a tree

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from foretoken.build import HEAD_TREES, check_pair, policy_for, tree_policy, verifier_named
-from foretoken.core.interfaces import Path
-from foretoken.core.laws import Law
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
-from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ranked import ProductDrafter
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 from foretoken.heads.rows import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
@@ -114,23 +112,10 @@ class Narrow:
 
 
 @dataclass(frozen=True)
-class OnExpansion:
+class OnExpansion(WrappedDrafter[HeadDrafter]):
     """A head's drafter in front of the expansion of its target."""
 
-    inner: HeadDrafter
     narrow: Narrow
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def laws(self) -> tuple[Law, ...]:
-        return self.inner.laws
-
-    @property
-    def max_nodes(self) -> int:
-        return self.inner.max_nodes
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -140,28 +125,17 @@ class OnExpansion:
         return ExpansionSession(self.inner.open(batch, slots), self.narrow)
 
 
-class ExpansionSession:
+class ExpansionSession(WrappedSession[HeadDraftSession]):
     def __init__(self, inner: HeadDraftSession, narrow: Narrow) -> None:
-        self.inner, self.narrow = inner, narrow
+        super().__init__(inner)
+        self.narrow = narrow
 
     @property
     def rows(self) -> Any:
         return self.inner.rows
 
-    def join(self) -> None:
-        self.inner.join()
-
-    def leave(self, row: int) -> None:
-        self.inner.leave(row)
-
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
         self.inner.learn([self.narrow.states(of_row) for of_row in features])
-
-    def propose(self, sequences: Sequence[Running]) -> list[TokenTree]:
-        return self.inner.propose(sequences)
-
-    def observe(self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
-        self.inner.observe(sequences, trees, paths)
 
 
 def method(lm: CausalLM | HeadLM, tree: str, rule: str | None, family: Any, vocab_size: int) -> Method:

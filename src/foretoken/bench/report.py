@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -24,6 +24,26 @@ TTFT: time to the first token. outside: share of the wall clock spent outside ca
 our scoring, which is those calls, masks and cache. KiB/token: growth of the peak memory after the first token."""
 
 
+def as_json(header: dict[str, Any], rows: Sequence[Any], interrupted: bool) -> dict[str, Any]:
+    """One object of a report whose rows are dataclasses."""
+    return {**header, "interrupted": interrupted, "rows": [asdict(row) for row in rows]}
+
+
+def machine_line(header: dict[str, Any]) -> str:
+    """What `bench.machine` told, and the dtype."""
+    h = header
+    return (
+        f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, load {h['load_average']}, device {h['device']}, "
+        f"{h['dtype']}; torch {h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit "
+        f"{h['commit']}"
+    )
+
+
+def wide_console() -> Console:
+    """stdout, as wide as the terminal, or 150 columns where there is none."""
+    return Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False, emoji=False)
+
+
 @dataclass(frozen=True)
 class Report:
     """header: machine, models and settings, as plain values. interrupted: the last rounds are missing."""
@@ -33,16 +53,14 @@ class Report:
     interrupted: bool = False
 
     def json(self) -> dict[str, Any]:
-        return {**self.header, "interrupted": self.interrupted, "rows": [asdict(row) for row in self.rows]}
+        return as_json(self.header, self.rows, self.interrupted)
 
     def print(self) -> None:
-        """To stdout, as wide as the terminal, or 150 columns where there is none."""
-        console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False, emoji=False)
+        """To stdout."""
+        console = wide_console()
         h = self.header
         console.print(
-            f"{h['cpu']}, {h['cores']} cores, {h['threads']} threads, load {h['load_average']}, device {h['device']}, "
-            f"{h['dtype']}; torch {h['torch']}, transformers {h['transformers']}, foretoken {h['foretoken']}, commit "
-            f"{h['commit']}",
+            machine_line(h),
             f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; drafter {h['drafter']}; "
             f"verifier {h['verifier']}; execution {h['execution']}; {h['max_new_tokens']} new tokens, "
             f"{h['num_prompts']} prompts, {h['rounds']} rounds, seed {h['seed']}",
@@ -96,6 +114,9 @@ class Recorded(Protocol):
     def record(self) -> dict[str, Any]: ...
 
 
+L = TypeVar("L", bound=Recorded)
+
+
 class Lines:
     """JSONL that appears under its name when it is complete: lines go to FILE.tmp, which is moved on leaving."""
 
@@ -113,6 +134,18 @@ class Lines:
 
     def add(self, line: Recorded) -> None:
         self._file.write(json.dumps({**line.record(), **self._header}) + "\n")
+
+    def collect(self, lines: Iterable[L], done: list[L]) -> bool:
+        """Add every line, to `done` too; whether Ctrl-C ended it early. Before the first line it is raised."""
+        try:
+            for line in lines:
+                done.append(line)
+                self.add(line)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            return True
+        return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._file.close()

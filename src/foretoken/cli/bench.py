@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,8 +67,6 @@ def bench(
 
     Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
     """
-    import transformers
-
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair, methods
     from foretoken.bench.plot import check_plot
@@ -78,8 +75,7 @@ def bench(
     from foretoken.bench.rounds import Settings, measure
     from foretoken.bench.summary import summarise
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    options.quiet()
     settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
     if plot is not None:
         check_plot(plot)
@@ -102,14 +98,8 @@ def bench(
         "execution": lm.execution,
     }
     done: list[Measurement] = []
-    interrupted = False
     with Lines(out, header) as lines:
-        try:
-            _collect(measure(compared, chosen, settings, options.progress), done, lines.add)
-        except KeyboardInterrupt:
-            if not done:
-                raise
-            interrupted = True
+        interrupted = lines.collect(measure(compared, chosen, settings, options.progress), done)
     options.progress("")
     print(f"{len(done)} runs written to {out}", file=sys.stderr)
     counts = {"max_new_tokens": max_new_tokens, "num_prompts": len(chosen), "rounds": rounds, "seed": seed}
@@ -122,12 +112,6 @@ def bench(
         draw(report.rows, f"{target}, {pair.label}", plot)
     if interrupted:
         raise typer.Exit(130)
-
-
-def _collect(measurements: "Iterable[Measurement]", done: "list[Measurement]", write: Any) -> None:
-    for measurement in measurements:
-        done.append(measurement)
-        write(measurement)
 
 
 def chosen_prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":

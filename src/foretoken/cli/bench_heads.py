@@ -36,8 +36,6 @@ def heads(
 ) -> None:
     """Tokens a step, speed-up over plain decoding and time by component, of every head with deterministic trees
     (ranked, and product where levels are parallel) and, above temperature 0, sampled trees under three rules."""
-    import transformers
-
     from foretoken.bench.heads import Narrow, measure, method
     from foretoken.bench.machine import machine
     from foretoken.heads.load import load_head
@@ -50,8 +48,7 @@ def heads(
     from foretoken.models.parts import parts
     from foretoken.models.text import encode
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    options.quiet()
     for name, value in (("nodes", nodes), ("prompts", prompts), ("max-new-tokens", max_new_tokens), ("rounds", rounds)):
         if value < 1:
             raise ForetokenError(f"{name} is {value}: it must be at least 1.")

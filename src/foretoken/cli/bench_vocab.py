@@ -46,8 +46,6 @@ def bench_vocab(
 
     Interleaved in one process, each with a measured losslessness column. The table goes to stdout.
     """
-    import transformers
-
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair
     from foretoken.build import VOCABS
@@ -58,8 +56,7 @@ def bench_vocab(
     from foretoken.models.load import load_model
     from foretoken.models.target import LMTarget
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    options.quiet()
     methods = list(dict.fromkeys(method or VOCABS))
     if unknown := [name for name in methods if name not in VOCABS]:
         raise ForetokenError(f"Unknown method {unknown[0]}: choose among {', '.join(VOCABS)}.")
@@ -98,7 +95,4 @@ def bench_vocab(
         bench(report, found, small, settings, options.progress)
     except KeyboardInterrupt:
         report.interrupted = True
-    options.progress("")
     rules_command.show(report, json_, markdown)
-    if report.interrupted:
-        raise typer.Exit(130)

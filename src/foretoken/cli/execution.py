@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,8 +40,6 @@ def execution(
     Nodes are compared at the first context and batch named, contexts and batches at 1 and 8 nodes. Interleaved in one
     process; the table goes to stdout. For a model that runs in one thread on a CPU the clock is the thread's own.
     """
-    import transformers
-
     from foretoken.bench.execution import clock_named, measure, memory_bandwidth, seconds, summarise
     from foretoken.bench.execution_report import Report
     from foretoken.bench.execution_report import plot as draw
@@ -51,8 +48,7 @@ def execution(
     from foretoken.bench.plot import check_plot
     from foretoken.bench.report import Lines
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    options.quiet()
     curves = Curves(_numbers(nodes, "nodes"), _numbers(context, "context"), _numbers(batch, "batch"))
     if plot is not None:
         check_plot(plot)
@@ -72,14 +68,8 @@ def execution(
         "memory_gb_s": memory_bandwidth(of_device, now),
     }
     done: list[Timing] = []
-    interrupted = False
     with Lines(out, header) as lines:
-        try:
-            _collect(measure(forwards.paths, curves.places, rounds, now, options.progress), done, lines.add)
-        except KeyboardInterrupt:
-            if not done:
-                raise
-            interrupted = True
+        interrupted = lines.collect(measure(forwards.paths, curves.places, rounds, now, options.progress), done)
     options.progress("")
     print(f"{len(done)} turns written to {out}", file=sys.stderr)
     paths = {path.name: path.what for path in forwards.paths}
@@ -92,12 +82,6 @@ def execution(
         draw(report, plot)
     if interrupted:
         raise typer.Exit(130)
-
-
-def _collect(timings: "Iterable[Timing]", done: "list[Timing]", write: Any) -> None:
-    for timing in timings:
-        done.append(timing)
-        write(timing)
 
 
 def _numbers(text: str, name: str) -> tuple[int, ...]:

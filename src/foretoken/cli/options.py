@@ -113,12 +113,9 @@ def load_engine(
     compile: str = "auto",
     draft_probability: float | None = None,
 ) -> "Engine":
-    import transformers
-
     from foretoken.build import load
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     target, drafter = resolve_models(target, drafter)
     engine = load(
         target,
@@ -136,6 +133,14 @@ def load_engine(
     )
     spare_threads(engine.target.lm.model.num_parameters())
     return engine
+
+
+def quiet() -> None:
+    """No warnings and progress bars of transformers among our own lines."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def spare_threads(num_parameters: int) -> None:

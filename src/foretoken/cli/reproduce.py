@@ -71,10 +71,7 @@ def reproduce(
         artefact(Run(report, seed, quick, limit_s, scored, options.progress, _vocabularies(target, drafter)))
     except KeyboardInterrupt:
         report.interrupted = True
-    options.progress("")
     rules_command.show(report, json_, markdown)
-    if report.interrupted:
-        raise typer.Exit(130)
 
 
 def _vocabularies(target: str | None, drafter: str | None) -> dict[str, str]:

@@ -79,12 +79,9 @@ def rules(
             measure_pair(report, scored, settings, options.progress)
     except KeyboardInterrupt:
         report.interrupted = True
-    options.progress("")
-    show(report, json_, markdown)
     if plot is not None:
         draw(report.tables, report.title, plot)
-    if report.interrupted:
-        raise typer.Exit(130)
+    show(report, json_, markdown)
 
 
 def names(target: str | None, drafter: str | None) -> dict[str, str]:
@@ -105,12 +102,16 @@ def score(
 
 
 def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
+    """The end of a command: print what was measured; exit code 130 where Ctrl-C ended it."""
+    options.progress("")
     if as_json:
         print(json.dumps(report.json()))
     elif as_markdown:
         print(report.markdown())
     else:
         report.print()
+    if report.interrupted:
+        raise typer.Exit(130)
 
 
 def _numbers(text: str, name: str, whole: bool = False) -> tuple[float, ...]:

@@ -42,8 +42,6 @@ def train(
             raise typer.BadParameter(f"--{name} must be at least 1.")
     if lr is not None and not 0 < lr < 1:
         raise typer.BadParameter("--lr must lie between 0 and 1.")
-    import transformers
-
     from foretoken.bench.machine import machine
     from foretoken.core.errors import ForetokenError
     from foretoken.heads.make import HEADS
@@ -53,8 +51,7 @@ def train(
 
     if head not in HEADS:
         raise ForetokenError(f"Unknown head {head}: choose one of {', '.join(HEADS)}.")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)
     lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))

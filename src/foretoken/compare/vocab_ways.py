@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from foretoken.bench.clock import Clock, TimedLM
 from foretoken.bench.methods import PLAIN
 from foretoken.build import RULES, VOCABS, tree_policy, verifier_named
-from foretoken.core.interfaces import Drafter, DraftSession
-from foretoken.core.laws import Law
+from foretoken.core.interfaces import Drafter, DraftSession, Path
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
@@ -66,45 +66,24 @@ class Meter:
 
 
 @dataclass(frozen=True)
-class Metered:
+class Metered(WrappedDrafter[Drafter]):
     """A drafter whose sessions run under a meter."""
 
-    inner: Drafter
     meter: Meter
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def laws(self) -> tuple[Law, ...]:
-        return self.inner.laws
-
-    @property
-    def max_nodes(self) -> int:
-        return self.inner.max_nodes
 
     def open(self, batch: int, slots: int) -> "MeteredSession":
         return MeteredSession(self.inner.open(batch, slots), self.meter)
 
 
-@dataclass(frozen=True)
-class MeteredSession:
-    inner: DraftSession
-    meter: Meter
-
-    def join(self) -> None:
-        self.inner.join()
-
-    def leave(self, row: int) -> None:
-        self.inner.leave(row)
+class MeteredSession(WrappedSession[DraftSession]):
+    def __init__(self, inner: DraftSession, meter: Meter) -> None:
+        super().__init__(inner)
+        self.meter = meter
 
     def propose(self, sequences: Sequence[Running]) -> list[TokenTree]:
         return self.meter.time(lambda: self.inner.propose(sequences))
 
-    def observe(
-        self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[tuple[int, ...]]
-    ) -> None:
+    def observe(self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
         self.meter.time(lambda: self.inner.observe(sequences, trees, paths))
 
 

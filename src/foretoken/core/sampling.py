@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import SMALLEST, TINY, best, softmax
+from foretoken.core.softmax import best, softmax, tempered
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 NEGATIVE_INFINITY = float("-inf")
@@ -66,6 +66,10 @@ class Sampling:
         truncates = self.top_k or self.top_p < 1 or self.min_p
         return self.temperature > 0 and not (truncates or self.logit_bias or self.reads_prefix)
 
+    def without_ids(self) -> "Sampling":
+        """The same without bias, penalties and processors, which speak of one vocabulary's ids."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
     def __call__(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
@@ -79,9 +83,7 @@ class Sampling:
             return best(scores)
         if not (self.top_k or self.top_p < 1 or self.min_p):
             return softmax(scores, self.temperature)
-        if self.temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
-            scores = scores - scores.amax(-1, keepdim=True)
-        return softmax(self._truncate(scores / max(self.temperature, SMALLEST)), 1.0)
+        return softmax(self._truncate(tempered(scores, self.temperature)), 1.0)
 
     def scores(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0

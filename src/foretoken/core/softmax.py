@@ -28,15 +28,18 @@ def best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
 
 def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
     """Raises NotFiniteError where a row has NaN, +inf, or nothing finite."""
-    if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
-        scores = scores - scores.amax(-1, keepdim=True)
-    if temperature != 1:
-        scores = scores / max(temperature, SMALLEST)
-    p = torch.softmax(scores, -1)
+    p = torch.softmax(tempered(scores, temperature), -1)
     # One bad score makes its whole row NaN, so one column shows it.
     if bool(p[:, 0].isnan().any()):
         raise NotFiniteError("NaN or infinite logits")
     return p
+
+
+def tempered(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+    """scores / temperature, up to a constant a row."""
+    if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
+        scores = scores - scores.amax(-1, keepdim=True)
+    return scores if temperature == 1 else scores / max(temperature, SMALLEST)
 
 
 def plain_best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:

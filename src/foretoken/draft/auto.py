@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path
-from foretoken.core.laws import Law
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
 CAUGHT_UP = 2  # committed ids that a drafter reads at any step: what the last one accepted last, and the root
 
 
 @dataclass(frozen=True)
-class AutoDrafter:
+class AutoDrafter(WrappedDrafter[Drafter]):
     """inner: what drafts. sizes[d]: nodes that its tree has at most when it is cut at depth d, the root left out.
 
     experience: what earlier texts taught of costs and acceptance, kept from one text to the next; only where the next
@@ -30,30 +30,17 @@ class AutoDrafter:
     the equally distributed texts comes out for a seed.
     """
 
-    inner: Drafter
     sizes: tuple[int, ...]
     experience: Experience = field(default_factory=Experience)
     clock: Callable[[], float] = time.perf_counter
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def laws(self) -> tuple[Law, ...]:
-        return self.inner.laws
-
-    @property
-    def max_nodes(self) -> int:
-        return self.inner.max_nodes
 
     def open(self, batch: int, slots: int) -> "AutoSession":
         return AutoSession(self.inner.open(batch, slots), Controller(self.sizes, self.experience), self.clock)
 
 
-class AutoSession:
+class AutoSession(WrappedSession[DraftSession]):
     def __init__(self, inner: DraftSession, controller: Controller, clock: Callable[[], float]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.controller = controller
         self.clock = clock
         self._new = False  # a row joined: the next step reads its prompt
@@ -63,13 +50,13 @@ class AutoSession:
         self._lengths: list[int] = []
 
     def join(self) -> None:
-        self.inner.join()
+        super().join()
         self.controller.join()
         self._seen.append(0)
         self._new = True
 
     def leave(self, row: int) -> None:
-        self.inner.leave(row)
+        super().leave(row)
         self.controller.leave(row)
         self._seen[row] = self._seen[-1]
         self._seen.pop()

@@ -15,7 +15,8 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.heads.rows import HeadLM, HeadRows
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
 

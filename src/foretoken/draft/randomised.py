@@ -27,7 +27,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.draft.lm import CHAIN, Growth, LMDrafter, LMDraftSession
-from foretoken.models.causal_lm import Rows
+from foretoken.models.rows import Rows
 
 Scored = list[Tensor | None]  # q of the nodes of each row
 

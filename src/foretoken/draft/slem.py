@@ -9,7 +9,7 @@ sampled token is accepted with probability sum p psi (Table 3), a likeliest one 
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,7 +22,8 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.draft.strings import Context, Healing, common_prefix, continuation
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 from foretoken.models.translation import Translation
 
 WIDER = 2  # target nodes allowed for each drafter node, for drafters with longer tokens; strings are cut there
@@ -120,16 +121,7 @@ class SLEMSession:
 
     def _inner(self, index: int, row: Row, seq: Sequence) -> Sequence:
         if row.inner is None:
-            # Bias, penalties and processors speak of the target's ids.
-            own = replace(
-                seq.sampling,
-                logit_bias={},
-                processors=(),
-                repetition_penalty=1.0,
-                frequency_penalty=0.0,
-                presence_penalty=0.0,
-            )
-            row.inner = Inner(row.ids(seq.ids), own, seq.rng, ENDLESS, healing=row.healing)
+            row.inner = Inner(row.ids(seq.ids), seq.sampling.without_ids(), seq.rng, ENDLESS, healing=row.healing)
         elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
             old, new = row.inner.ids, row.ids(seq.ids)
             length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])

@@ -36,7 +36,8 @@ from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import CHAIN
 from foretoken.draft.price import Price, Row, Trie, first_tokens
 from foretoken.draft.strings import Context, Healing, common_prefix
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 from foretoken.models.segmentation import NONE, OPEN, Segmentation, SingleTokens
 from foretoken.models.translation import Translation
 
@@ -124,15 +125,7 @@ class SLRSSession:
     def _begin(self, r: int, row: Row, seq: Sequence) -> None:
         if not row.ids:
             row.follow(seq.ids)
-            # Bias, penalties and processors speak of the target's ids.
-            row.sampling = replace(
-                seq.sampling,
-                logit_bias={},
-                processors=(),
-                repetition_penalty=1.0,
-                frequency_penalty=0.0,
-                presence_penalty=0.0,
-            )
+            row.sampling = seq.sampling.without_ids()
         elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
             row.follow(seq.ids)
             self._forget(r, row)

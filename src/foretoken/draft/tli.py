@@ -19,7 +19,8 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 from foretoken.models.translation import Translation
 
 
@@ -79,9 +80,6 @@ class TranslatedRows(Rows):
         self._tokens: list[list[int]] = []  # of the drafter, nodes of the tree, and their parents
         self._parents: list[list[int]] = []
         self._chains: list[list[range]] = []  # the nodes that spell each outer node
-
-    def drafts_chains(self, row: int, levels: int) -> bool:
-        return False  # the drafter's tokens are not the tree's
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -83,7 +83,7 @@ class HeadLM:
 
 
 class HeadRows:
-    """lengths[r]: committed tokens that row r is done with; its tree's nodes follow them. See models.causal_lm.Rows."""
+    """lengths[r]: committed tokens that row r is done with; its tree's nodes follow them. See models.rows.Rows."""
 
     def __init__(self, head: Head, batch: int) -> None:
         self.head, self.batch = head, batch

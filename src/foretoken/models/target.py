@@ -9,7 +9,8 @@ from foretoken.core.interfaces import Path
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
-from foretoken.models.causal_lm import CausalLM, Rows
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""A drafter around another: what it does not change it passes on."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from foretoken.core.interfaces import Drafter, DraftSession, Path
+from foretoken.core.laws import Law
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
+
+D = TypeVar("D", bound=Drafter, covariant=True)
+S = TypeVar("S", bound=DraftSession)
+
+
+@dataclass(frozen=True)
+class WrappedDrafter(Generic[D]):
+    """Everything but `open`."""
+
+    inner: D
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return self.inner.laws
+
+    @property
+    def max_nodes(self) -> int:
+        return self.inner.max_nodes
+
+
+class WrappedSession(Generic[S]):
+    def __init__(self, inner: S) -> None:
+        self.inner = inner
+
+    def join(self) -> None:
+        self.inner.join()
+
+    def leave(self, row: int) -> None:
+        self.inner.leave(row)
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        return self.inner.propose(sequences)
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        self.inner.observe(sequences, trees, paths)
