@@ -41,7 +41,7 @@ def linear(out: int, k: int, halved: bool) -> PanelLinear:
 
 
 @pytest.mark.parametrize("halved", [False, True])
-@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (320, 192)])
+@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (320, 192), (330, 1100)])
 def test_product(out: int, k: int, halved: bool) -> None:
     torch.manual_seed(0)
     w = linear(out, k, halved)

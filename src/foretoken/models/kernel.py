@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 
 from foretoken.core.vectors import LANES, softmax_row
-from foretoken.models.tile import PANEL, gate_row, machine_code, narrow_strip, strip, times
+from foretoken.models.tile import PANEL, gate_row, machine_code, strip, times
 
 QUERIES = 48  # queries that share one block of scores
 SPREAD = 4096  # nodes times slots from which the heads are spread over the threads
@@ -109,28 +109,18 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
             for r in range(rep):
                 for j in range(dim):
                     queries[i * rep + r, j] = qkv[b * n + first + i, (group * rep + r) * dim + j] * scale
-        at = 0
-        while at < wide:
-            if at + PANEL <= wide:
-                strip(queries, 0, dim, 1, rows, key_at + 4 * at, slots, dim, False, scores, at, wide)
-                at += PANEL
-            else:
-                narrow_strip(queries, 0, dim, 1, rows, key_at + 4 * at, slots, dim, scores, at, wide)
-                at += LANES
+        for at in range(0, wide, PANEL):
+            columns = min(PANEL, wide - at)
+            strip(columns, queries, 0, dim, 1, rows, key_at + 4 * at, slots, dim, False, scores, at, wide, True, 0)
         if mask.shape[3] > 0:
             for i in range(count):
                 for r in range(rep):
                     for j in range(used):
                         scores[i * rep + r, j] += mask[b, 0, first + i, j]
         softmax(scores, rows, used, low)
-        at = 0
-        while at < dim:
-            if at + PANEL <= dim:
-                strip(scores, 0, wide, 1, rows, value_at + 4 * at, dim, used, False, results, at, dim)
-                at += PANEL
-            else:
-                narrow_strip(scores, 0, wide, 1, rows, value_at + 4 * at, dim, used, results, at, dim)
-                at += LANES
+        for at in range(0, dim, PANEL):
+            columns = min(PANEL, dim - at)
+            strip(columns, scores, 0, wide, 1, rows, value_at + 4 * at, dim, used, False, results, at, dim, True, 0)
         for i in range(count):
             for r in range(rep):
                 for j in range(dim):
