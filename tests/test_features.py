@@ -58,7 +58,7 @@ def check(model: PreTrainedModel, rows: Rows, batch: int) -> None:
 
 @pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((family, 3) for family in FAMILIES)])
 def test_generic(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.models.causal_lm.llama_forward", lambda *_: None)
+    monkeypatch.setattr("foretoken.models.rows.llama_forward", lambda *_: None)
     model = tiny(family)
     check(model, CausalLM(model).open(batch, 60, LAYERS), batch)
 

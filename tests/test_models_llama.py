@@ -44,7 +44,7 @@ CHANGED: list[tuple[str, dict[str, Any]]] = [
 
 def generic(lm: CausalLM, batch: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> Rows:
     with monkeypatch.context() as patch:
-        patch.setattr("foretoken.models.causal_lm.llama_forward", lambda *_: None)
+        patch.setattr("foretoken.models.rows.llama_forward", lambda *_: None)
         rows = lm.open(batch, slots)
     assert rows._fast is None
     return rows
@@ -100,7 +100,7 @@ def test_equals_the_generic_path(family: str, changes: dict[str, Any], monkeypat
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_sliding", "qwen3", "mistral"])
 def test_generic_path_of_the_llama_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.models.causal_lm.llama_forward", lambda *_: None)
+    monkeypatch.setattr("foretoken.models.rows.llama_forward", lambda *_: None)
     check_random_steps(tiny(family), seed=8, steps=4)
 
 
