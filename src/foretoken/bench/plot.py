@@ -1,6 +1,7 @@
 """The table as bars."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from foretoken.bench.methods import OURS
 from foretoken.bench.summary import Row
@@ -38,6 +39,10 @@ def plot(rows: Sequence[Row], label: str, path: str) -> None:
         axes.barh(names, medians, xerr=[below, above], color=colors, capsize=3)
         axes.set_title(f"temperature {temperature:g}, batch {batch}")
         axes.set_xlabel("tokens/s")
+    save(figure, path)
+
+
+def save(figure: Any, path: str) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli import bench_heads, bench_vocab, execution, options
+from foretoken.cli import bench_heads, bench_trees, bench_vocab, execution, options
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ DEFAULT = "decoding"
 app.command("execution")(execution.execution)
 app.command("vocab")(bench_vocab.bench_vocab)
 app.command("heads")(bench_heads.heads)
+app.command("trees")(bench_trees.trees)
+app.command("acceptance")(bench_trees.acceptance)
 DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 

@@ -49,7 +49,7 @@ def execution(
     from foretoken.bench.report import Lines
 
     options.quiet()
-    curves = Curves(_numbers(nodes, "nodes"), _numbers(context, "context"), _numbers(batch, "batch"))
+    curves = Curves(numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch"))
     if plot is not None:
         check_plot(plot)
     target, _ = options.resolve_models(target, None)
@@ -84,7 +84,7 @@ def execution(
         raise typer.Exit(130)
 
 
-def _numbers(text: str, name: str) -> tuple[int, ...]:
+def numbers(text: str, name: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:

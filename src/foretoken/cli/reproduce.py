@@ -1,5 +1,6 @@
 """`foretoken reproduce NAME`: a paper's figure beside ours."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,8 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.compare.rows import ScoredText
+    from foretoken.engine import Engine
+    from foretoken.heads.rows import HeadLM
 
 DEMO_VOCABULARIES = ("target", "drafter-1k", "drafter-bytes")
 
@@ -54,6 +57,10 @@ def reproduce(
 
     from foretoken.bench.machine import machine
     from foretoken.compare.table import Report
+    from foretoken.heads.load import load_head
+    from foretoken.heads.rows import ready
+    from foretoken.models.parts import parts
+    from foretoken.models.text import encode
     from foretoken.reproduce.run import Run
 
     num_positions = positions if positions is not None else (24 if quick else 240)
@@ -66,9 +73,24 @@ def reproduce(
     def scored() -> "ScoredText":
         return rules_command.score(target, drafter, text, num_positions, device, dtype)
 
+    @cache
+    def pair() -> "tuple[Engine, list[list[int]]]":
+        engine = options.load_engine(target, drafter, "chain:1", None, None, device, dtype)
+        assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
+        ids = [encode(engine.tokenizer, p["prompt"]) for p in options.heldout_prompts()]
+        return replace(engine, tokenizer=None, eos_ids=frozenset()), ids
+
+    def head() -> "HeadLM | None":
+        if target is not None:
+            return None
+        folder = str(options.demo_folder() / "heads" / "eagle")
+        return ready(load_head(folder, parts(pair()[0].target.lm)), "eagle")
+
     limit_s = cell_seconds if cell_seconds is not None else (2.0 if quick else 15.0)
     try:
-        artefact(Run(report, seed, quick, limit_s, scored, options.progress, _vocabularies(target, drafter)))
+        artefact(
+            Run(report, seed, quick, limit_s, scored, options.progress, _vocabularies(target, drafter), pair, head)
+        )
     except KeyboardInterrupt:
         report.interrupted = True
     rules_command.show(report, json_, markdown)

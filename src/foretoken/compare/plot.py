@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from foretoken.bench.plot import save
 from foretoken.compare.table import Table
-from foretoken.core.errors import ForetokenError
 
 
 def plot(tables: Sequence[Table], label: str, path: str) -> None:
@@ -25,7 +25,4 @@ def plot(tables: Sequence[Table], label: str, path: str) -> None:
         axes.set_xlabel("drafts k")
         axes.set_ylabel("acceptance")
         axes.legend(fontsize=7)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+    save(figure, path)

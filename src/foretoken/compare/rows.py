@@ -61,11 +61,12 @@ def score_text(engine: Engine, texts: Sequence[str], num_positions: int) -> Scor
         )
     chosen = [places[i * len(places) // num_positions] for i in range(num_positions)]
     v = target.vocab_size
-    return ScoredText(_logits(target, windows, chosen, v), _logits(drafter, windows, chosen, v))
+    return ScoredText(logits_at(target, windows, chosen, v), logits_at(drafter, windows, chosen, v))
 
 
-def _logits(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:
-    """[n, v]: columns that the model lacks are -inf, those beyond v are dropped."""
+def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:
+    """[n, v], after token t of window w for every place (w, t), in the order of windows: teacher-forced, one forward a
+    window. Columns that the model lacks are -inf, those beyond v are dropped."""
     rows = []
     for w in dict.fromkeys(w for w, _ in places):
         ids = [min(token, lm.vocab_size - 1) for token in windows[w]]

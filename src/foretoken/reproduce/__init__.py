@@ -1,7 +1,7 @@
 """`foretoken reproduce`: figures of the papers beside ours. One file per artefact; the papers' numbers stand there as
 constants, each a citation of its table or figure, and only ever appear in a column or a note named after the paper."""
 
-from foretoken.reproduce import global_resolution_acceptance, global_resolution_times
+from foretoken.reproduce import global_resolution_acceptance, global_resolution_steps, global_resolution_times
 from foretoken.reproduce.gumiho_theorem import gumiho_theorem
 from foretoken.reproduce.randomised_drafting import randomised_drafting
 from foretoken.reproduce.run import Artefact, Run
@@ -9,6 +9,7 @@ from foretoken.reproduce.slrs_table5 import slrs_table5
 from foretoken.reproduce.spechub_drafts import spechub_drafts
 from foretoken.reproduce.spechub_figures import spechub_figures
 from foretoken.reproduce.spechub_table4 import spechub_table4
+from foretoken.reproduce.spechub_trees import spechub_trees
 
 
 def _temperature(run: Run) -> None:
@@ -20,10 +21,15 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {
     "spechub-figures": ("SpecHub, Figures 4-5: three tokens, two drafts", spechub_figures),
     "spechub-table4": ("SpecHub, Table 4: toy distributions", spechub_table4),
     "spechub-tables1-3": ("SpecHub, Tables 1-3: first and second draft by temperature", spechub_drafts),
+    "spechub-tables5-7": ("SpecHub, Tables 5-7: tokens a step on binary, ternary and Sequoia trees", spechub_trees),
     "global-resolution-table1": ("Global Resolution, Table 1: solve time and success", global_resolution_times.table1),
     "global-resolution-table2": (
         "Global Resolution, Table 2: acceptance in 10 and 100 ms",
         global_resolution_times.table2,
+    ),
+    "global-resolution-table4": (
+        "Global Resolution, Table 4: i.i.d. paths of several steps",
+        global_resolution_steps.table4,
     ),
     "global-resolution-figure1": (
         "Global Resolution, Figures 1-3: acceptance by drafts",

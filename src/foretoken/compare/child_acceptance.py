@@ -1,0 +1,140 @@
+"""How often each child of a node is the accepted one: the vector that Sequoia trees are computed from.
+
+    a_b = P(the emitted token is the b-th draw, and none before it),   b = 1 .. k,
+
+unconditional, for one rule, law and temperature, where k children are drawn: a mean over the positions of a workload,
+the target's own continuations of some prompts. Given the draws it is the row's mass at the draw, so that no emitted
+token is sampled: only draws are.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretoken.compare.exactly import sampled
+from foretoken.compare.rows import ScoredText, logits_at
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Opaque
+from foretoken.core.sampling import Sampling
+from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.decode import NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+
+DRAWS = 4  # of all children at each position
+
+
+@dataclass(frozen=True)
+class ChildAcceptance:
+    """acceptance[b]: of child b; standard_error: of each, over the positions."""
+
+    verifier: str
+    law: str
+    temperature: float
+    acceptance: tuple[float, ...]
+    standard_error: tuple[float, ...]
+    positions: int
+
+
+def continued(
+    engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
+) -> ScoredText:
+    """Logits of both models along the target's own continuations of the prompts, `num_tokens` of each.
+
+    Raises ForetokenError where the drafter is no language model.
+    """
+    drafter = engine.drafter
+    if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
+        raise ForetokenError(
+            f"Drafter {drafter.name} has no distribution to draw from: name a model folder, --drafter."
+        )
+    plain = replace(engine, drafter=NoDrafter(), tokenizer=None, eos_ids=frozenset())
+    results = plain.generate(prompts, max_new_tokens=num_tokens, temperature=temperature, seed=seed)
+    texts = [ids + result.token_ids for ids, result in zip(prompts, results, strict=True)]
+    places = [(i, len(ids) + t - 1) for i, ids in enumerate(prompts) for t in range(len(texts[i]) - len(ids))]
+    v = engine.target.vocab_size
+    return ScoredText(*(logits_at(lm, texts, places, v) for lm in (engine.target.lm, drafter.lm)))
+
+
+def child_acceptance(
+    rule: Verifier, family: LawFamily, children: int, text: ScoredText, temperature: float, seed: int
+) -> ChildAcceptance:
+    """a_1 .. a_k for k = `children`. At temperature 0 children are the likeliest tokens, matched exactly."""
+    if children < 1:
+        raise ForetokenError(f"children is {children}: it must be at least 1.")
+    p = Sampling(temperature=temperature)(text.target.double())
+    opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
+    q = Sampling(temperature=1.0 if opaque else temperature)(text.drafter.double())
+    mass = sampled(rule, family(children), p, q, 1 if opaque else DRAWS, seed).mean(1)
+    errors = mass.std(0) / len(mass) ** 0.5 if len(mass) > 1 else torch.zeros(children)
+    return ChildAcceptance(
+        rule.name, family.name, temperature, tuple(mass.mean(0).tolist()), tuple(errors.tolist()), len(mass)
+    )
+
+
+@dataclass
+class Vectors:
+    """The vectors of one pair of models, measured when they are asked for first and kept as files in a folder.
+
+    settings: what must be equal for a file to be of use; it stands in it.
+    """
+
+    engine: Engine
+    prompts: Sequence[list[int]]
+    num_tokens: int
+    children: int
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    progress: Callable[[str], None]
+    _texts: dict[float, ScoredText] = field(default_factory=dict)
+
+    def of(self, rule: Verifier, temperature: float) -> ChildAcceptance:
+        path = self.folder / file_name(rule.name, temperature)
+        found = read(path, self.settings)
+        if found is None:
+            self.progress(f"acceptance of the children of {rule.name}, temperature {temperature:g}")
+            if temperature not in self._texts:
+                self._texts[temperature] = continued(self.engine, self.prompts, self.num_tokens, temperature, self.seed)
+            text = self._texts[temperature]
+            found = child_acceptance(rule, rule.laws[0], self.children, text, temperature, self.seed)
+            write(found, path, self.settings)
+        return found
+
+
+def file_name(verifier: str, temperature: float) -> str:
+    return f"{verifier}-{temperature:g}.json"
+
+
+def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
+    """What an earlier run left in the file; None if there is none, or it was measured with other settings."""
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        if any(record.get(key) != value for key, value in settings.items()):
+            return None
+        fields = {name: record[name] for name in ChildAcceptance.__dataclass_fields__}
+    except OSError as error:
+        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ForetokenError(f"{path} is not a file of foretoken bench acceptance: move it or name another.") from error
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return ChildAcceptance(**values)
+
+
+def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
+    """As JSON, which `sequoia:N@FILE` reads; moved into place when it is whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({**asdict(found), **settings}) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error

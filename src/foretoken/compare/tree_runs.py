@@ -1,0 +1,183 @@
+"""Runs of trees side by side: tokens a target forward brings, counted on the real engine."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretoken.bench.clock import Clock, TimedLM
+from foretoken.compare.vocab_ways import Meter, Metered
+from foretoken.core.errors import ForetokenError
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence as Running
+from foretoken.core.verifier import Verifier
+from foretoken.decode import Decoder
+from foretoken.draft.heads import HeadDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.target import LMTarget
+
+Key = tuple[float, int, str, int]  # temperature, nodes, method, round
+
+
+@dataclass(frozen=True)
+class TreeRun:
+    """One method's continuation of every prompt. tokens, steps, drafted: by prompt. wall_s: of all; target_s,
+    drafter_s: inside calls of the models; own_s: of propose and observe without the drafter's (0 for draft heads)."""
+
+    temperature: float
+    nodes: int
+    method: str
+    round: int
+    seed: int
+    tokens: tuple[int, ...]
+    steps: tuple[int, ...]
+    drafted: tuple[int, ...]
+    wall_s: float
+    target_s: float
+    drafter_s: float
+    own_s: float
+
+    @property
+    def key(self) -> Key:
+        return self.temperature, self.nodes, self.method, self.round
+
+
+@dataclass
+class Count:
+    steps: int = 0
+    drafted: int = 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method at a number of nodes and a temperature, ready to run."""
+
+    temperature: float
+    nodes: int
+    method: str
+    drafter: LMDrafter
+    verifier: Verifier
+
+
+@dataclass(frozen=True)
+class Course:
+    """What every cell runs on: the prompts' ids, `batch` of them side by side, each continued `rounds` times by at
+    least `num_tokens` tokens."""
+
+    target: LMTarget
+    prompts: Sequence[list[int]]
+    num_tokens: int
+    batch: int = 8
+    rounds: int = 1
+    seed: int = 0
+
+
+def run(cell: Cell, course: Course, round_: int = 0) -> TreeRun:
+    """Continue every prompt by steps, until it has `num_tokens` new tokens or more.
+
+    The last step's tree is as deep as any other and counts in full: steps are counted up to a stopping time, so that
+    tokens over steps is the mean of a step. Prompt i of n uses seed + n round + i.
+    """
+    target, prompts, num_tokens, batch = course.target, course.prompts, course.num_tokens, course.batch
+    seed = course.seed + len(prompts) * round_
+    meter, scoring, forwards = Meter(), Clock(target.lm.device), Clock(target.lm.device)
+    drafter = cell.drafter
+    if isinstance(drafter.lm, CausalLM):
+        drafter = replace(drafter, lm=meter.timed(drafter.lm))
+    proposing = drafter if isinstance(drafter, HeadDrafter) else Metered(drafter, meter)
+    timed = LMTarget(TimedLM(target.lm, scoring, forwards))
+    sampling = Sampling(temperature=cell.temperature)
+    deepest = num_tokens + len(drafter.policy.sizes())
+    limit = target.lm.context or deepest + max(map(len, prompts))
+    slots = max(map(len, prompts)) + deepest + drafter.max_nodes
+    counts = [Count() for _ in prompts]
+    tokens = [0] * len(prompts)
+    begin = time.perf_counter()
+    for first in range(0, len(prompts), batch):
+        chunk = prompts[first : first + batch]
+        decoder = Decoder(timed, proposing, cell.verifier, len(chunk), slots)
+        place = {}
+        for i, ids in enumerate(chunk, start=first):
+            rng = torch.Generator().manual_seed(seed + i)
+            sequence = Running(list(ids), sampling, rng, min(deepest, limit - len(ids)))
+            place[sequence] = i
+            decoder.join(sequence)
+        while decoder.sequences:
+            for sequence, step in decoder.step():
+                i = place[sequence]
+                counts[i].steps += 1
+                counts[i].drafted += step.num_drafted
+                tokens[i] = sequence.num_new
+                if sequence.num_new >= num_tokens and not sequence.finished:
+                    decoder.leave(sequence)
+    wall_s = time.perf_counter() - begin
+    return TreeRun(
+        *(cell.temperature, cell.nodes, cell.method, round_, seed),
+        *(tuple(tokens), tuple(c.steps for c in counts), tuple(c.drafted for c in counts)),
+        *(wall_s, scoring.seconds, meter.scoring.seconds, meter.own_s),
+    )
+
+
+def measure(course: Course, cells: Sequence[Cell], book: "RunBook", progress: Callable[[str], None]) -> None:
+    """Every cell once a round, in rotated order; those that the book has are passed over."""
+    for round_ in range(course.rounds):
+        turn = round_ * len(cells) // course.rounds
+        for n, cell in enumerate([*cells[turn:], *cells[:turn]], start=1):
+            if (cell.temperature, cell.nodes, cell.method, round_) not in book.runs:
+                progress(
+                    f"round {round_ + 1}/{course.rounds}, temperature {cell.temperature:g}, {cell.nodes} nodes: "
+                    f"{cell.method} [{n}/{len(cells)}]"
+                )
+                book.add(run(cell, course, round_))
+
+
+class RunBook:
+    """Runs in a JSONL file that grows by a line a run, so that a stopped benchmark goes on where it was.
+
+    settings: what must be equal for runs to be comparable; it stands in every line.
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any], header: dict[str, Any]) -> None:
+        self.path, self.header = Path(path), {**settings, **header}
+        self.runs: dict[Key, TreeRun] = {}
+        try:
+            text = self.path.read_text() if self.path.exists() else ""
+            whole = text[: text.rfind("\n") + 1]  # a line that was cut off when the last run was stopped
+            for found in self._parsed(whole.splitlines(), settings):
+                self.runs[found.key] = found
+            if whole != text:
+                temporary = self.path.with_name(self.path.name + ".tmp")
+                temporary.write_text(whole)
+                temporary.replace(self.path)
+            with self.path.open("a"):  # now, not after minutes of measuring
+                pass
+        except OSError as error:
+            raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+    def _parsed(self, lines: Iterable[str], settings: dict[str, Any]) -> Iterable[TreeRun]:
+        for line in lines:
+            try:
+                record = json.loads(line)
+                fields = {name: record[name] for name in TreeRun.__dataclass_fields__}
+            except (ValueError, KeyError, TypeError) as error:
+                raise ForetokenError(
+                    f"{self.path} holds no runs of foretoken bench trees: name another --out."
+                ) from error
+            other = [key for key, value in settings.items() if record.get(key) != value]
+            if other:
+                raise ForetokenError(
+                    f"{self.path} has runs with {other[0]} {record.get(other[0])}, not {settings[other[0]]}: name "
+                    "another --out to begin anew."
+                )
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            yield TreeRun(**values)
+
+    def add(self, found: TreeRun) -> None:
+        self.runs[found.key] = found
+        with self.path.open("a") as file:
+            file.write(json.dumps({**asdict(found), **self.header}) + "\n")

@@ -1,0 +1,236 @@
+"""Acceptance vectors, the benchmark of trees, and the tables of tokens a step that it reproduces."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from command import run
+from foretoken.audit import decoding
+from foretoken.build import tree_policy, verifier_named
+from foretoken.compare.child_acceptance import child_acceptance
+from foretoken.compare.rows import ScoredText
+from foretoken.compare.tree_methods import DEFAULT, TreeMethod, at_zero, method
+from foretoken.compare.tree_report import Sample, ratio, samples
+from foretoken.compare.tree_runs import Cell, Course, RunBook, TreeRun
+from foretoken.compare.tree_runs import run as run_cell
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.draft.lm import LMDrafter
+from foretoken.models.target import LMTarget
+from foretoken.reproduce import global_resolution_steps
+from foretoken.reproduce.global_resolution_steps import Paths, TopDrafter
+from foretoken.trees.static import StaticTree
+from foretoken.verify import VERIFIERS
+from tables import table_decoding, tiny_engine
+
+SMALL = ("--prompts", 1, "--max-new-tokens", 3)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_acceptance_of_children_is_that_of_the_rule() -> None:
+    """Over one position, and all of its draws by number: the mean of the row at each draw; at T = 0 a match."""
+    p, q = torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[0.6, 0.3, 0.1]])
+    text = ScoredText(p.log().expand(300, -1), q.log().expand(300, -1))
+    found = child_acceptance(VERIFIERS["rrsw"], WithoutReplacement, 2, text, 1.0, 0)
+    first = float(torch.minimum(p, q).sum())
+    assert abs(found.acceptance[0] - first) < 5 * found.standard_error[0]
+    assert found.acceptance[1] > 0.1
+    assert found.positions == 300
+    greedy = child_acceptance(VERIFIERS["exact-match"], Opaque, 3, text, 0.0, 0)
+    assert greedy.acceptance == (0.0, 1.0, 0.0)  # the target's likeliest token is the drafter's second
+    with pytest.raises(ForetokenError, match="at least 1"):
+        child_acceptance(VERIFIERS["rrsw"], WithoutReplacement, 0, text, 1.0, 0)
+
+
+def test_methods() -> None:
+    engine = tiny_engine()
+    sizes = {}
+    for name in DEFAULT:
+        for nodes in (2, 8):
+            drafter = method(name).at(nodes, engine.drafter, lambda: [0.6, 0.2])
+            assert drafter is not None
+            if isinstance(drafter.policy, StaticTree):
+                sizes[name, nodes] = drafter.policy.max_nodes - 1
+    assert sizes["kary+rrs", 2] == 2
+    assert sizes["kary+rrs", 8] == 6
+    assert sizes["sequoia+rrsw", 8] == sizes["chain+block", 8] == 8
+    assert method("kary+rrs").at(1, engine.drafter, list) is None
+    assert at_zero([method("kary+rrs"), method("kary+hub")]) == [TreeMethod("kary", "exact-match")]
+    for wrong in ("nonsense", "kary", "kary+nonsense", "dynamic+rrsw", "kary+exact-match"):
+        with pytest.raises(ForetokenError, match=r"write SHAPE|cannot be"):
+            method(wrong)
+
+
+def test_steps_are_counted_to_a_stopping_time() -> None:
+    """Where all drafts are accepted every step brings the chain and one more, the last one too."""
+    engine = tiny_engine()
+    drafter = LMDrafter(engine.target.lm, tree_policy("chain:3"), IID, engine.target.vocab_size)
+    course = Course(engine.target, [[3, 1, 4], [1, 5], [9]], num_tokens=9, batch=2)
+    found = run_cell(Cell(1.0, 3, "chain+rrs", drafter, verifier_named("rrs")), course)
+    assert found.tokens == (12, 12, 12)
+    assert found.steps == (3, 3, 3)
+    assert found.drafted == (9, 9, 9)
+    assert found.own_s > 0
+
+
+def sample(tokens: list[int], steps: list[int]) -> Sample:
+    return Sample(np.array(tokens), np.array(steps), np.array(steps), 1.0, 0.1)
+
+
+def test_errors_are_those_of_repeated_experiments() -> None:
+    """Against the spread of 1,500 simulated benchmarks, to 5%; pairs share their prompts, which cancels."""
+    rng = np.random.default_rng(0)
+
+    def experiment() -> tuple[Sample, Sample]:
+        ease = rng.gamma(20, 1 / 20, 30)
+        steps = rng.integers(8, 13, (2, 30))
+        one, other = (sample(rng.poisson(rate * ease * s), s) for rate, s in zip((4, 3), steps, strict=True))
+        return one, other
+
+    pairs = [experiment() for _ in range(1500)]
+    efficiencies = np.array([one.efficiency for one, _ in pairs])
+    assert np.mean([one.error for one, _ in pairs]) == pytest.approx(efficiencies.std(), rel=0.05)
+    ratios = np.array([ratio(one, other) for one, other in pairs])
+    assert ratios[:, 1].mean() == pytest.approx(ratios[:, 0].std(), rel=0.05)
+    unpaired = np.array([(one.influence**2).sum() + (other.influence**2).sum() for one, other in pairs]) ** 0.5
+    assert ratios[:, 1].mean() < 0.9 * (unpaired * ratios[:, 0]).mean()
+
+
+def some_run(round_: int) -> TreeRun:
+    return TreeRun(1.0, 8, "chain+block", round_, 0, (9,), (3,), (24,), 1.0, 0.5, 0.2, 0.1)
+
+
+def test_a_stopped_benchmark_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    book = RunBook(str(path), {"seed": 0}, {"commit": "a"})
+    book.add(some_run(0))
+    book.add(some_run(1))
+    whole = path.read_text()
+    path.write_text(whole[:-40])  # stopped in the middle of a line
+    again = RunBook(str(path), {"seed": 0}, {"commit": "b"})
+    assert list(again.runs.values()) == [some_run(0)]
+    again.add(some_run(1))
+    assert list(RunBook(str(path), {"seed": 0}, {}).runs.values()) == [some_run(0), some_run(1)]
+    assert samples(list(again.runs.values()))[1.0, 8, "chain+block"].efficiency == 3
+    with pytest.raises(ForetokenError, match="seed 0, not 1"):
+        RunBook(str(path), {"seed": 1}, {})
+    path.write_text("{}\n")
+    with pytest.raises(ForetokenError, match="holds no runs"):
+        RunBook(str(path), {"seed": 0}, {})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
+    vectors, out, plot = tmp_path / "vectors", tmp_path / "runs.jsonl", tmp_path / "trees.svg"
+    measured = ("bench", "acceptance", "--prompts", 1, "--max-new-tokens", 4, "--children", 2, "--out", vectors)
+    code, printed, _ = run(monkeypatch, capsys, *measured, "--verifier", "rrsw", "--temperature", 1, "--json")
+    assert code == 0
+    (row,) = json.loads(printed)["tables"][0]["rows"]
+    kept = json.loads((vectors / "rrsw-1.json").read_text())
+    assert [row["b=1"], row["b=2"]] == kept["acceptance"]
+    assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
+    arguments = (
+        "bench",
+        "trees",
+        *SMALL,
+        "--nodes",
+        "2",
+        "--temperature",
+        0,
+        "--temperature",
+        1,
+        "--json",
+        "--speed",
+    )
+    files = ("--acceptance", tmp_path / "other", "--out", out, "--plot", plot)
+    names = ("sequoia+rrsw", "budget+block-transport", "dynamic+exact-match")
+    asked = [part for name in names for part in ("--method", name)]
+    code, printed, err = run(monkeypatch, capsys, *arguments, *files, *asked)
+    assert code == 0, err
+    found = {table["title"]: table for table in json.loads(printed)["tables"]}
+    greedy = {row["method"]: row for row in found["Tokens a step, temperature 0"]["rows"]}
+    assert {k: v for k, v in greedy["budget+exact-match"].items() if k != "method"} == {
+        k: v for k, v in greedy["dynamic+exact-match"].items() if k != "method"
+    }
+    against = {row["method"]: row for row in found["Tokens a step over sequoia+rrsw's, temperature 1"]["rows"]}
+    assert against["sequoia+rrsw"]["2 nodes"].startswith("1.000")
+    assert len(out.read_text().splitlines()) == 2 * 3
+    assert plot.stat().st_size > 1000
+    again = run(monkeypatch, capsys, *arguments[:-2], *files[:-2], *asked, "--markdown")
+    assert again[0] == 0
+    assert "round" not in again[2]  # nothing is run again
+    assert "Tokens a step, temperature 1" in again[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("trees", "--method", "nonsense"), "write SHAPE"),
+        (("trees", "--rounds", 0), "rounds"),
+        (("trees", "--nodes", "4,x"), "whole numbers"),
+        (("acceptance", "--max-new-tokens", 0), "max-new-tokens"),
+        (("acceptance", *SMALL, "--temperature", -1), "temperature"),
+    ],
+)
+def test_bad_input(monkeypatch, capsys, tmp_path: Path, arguments, what: str) -> None:
+    code, _, err = run(monkeypatch, capsys, "bench", *arguments)
+    assert code == 2
+    assert what in err
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_file_of_something_else_is_refused(monkeypatch, capsys, tmp_path: Path) -> None:
+    (tmp_path / "rrsw-1.json").write_text('{"acceptance": [0.5]}')
+    arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err  # of other settings: measured anew
+    (tmp_path / "rrsw-1.json").write_text("nonsense")
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "is not a file of foretoken bench acceptance" in err
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", ["transport", "block-transport"])
+def test_paths_have_the_targets_law(rule: str) -> None:
+    """i.i.d. paths that share their beginnings: the number of draws below a node is that of the paths through it."""
+    case = table_decoding(VERIFIERS[rule], IID, Paths(2, 2), 2)
+    law, accepted = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert accepted > 0.5
+
+
+def test_drafts_from_the_top_have_the_cut_q() -> None:
+    engine = tiny_engine()
+    drafter = TopDrafter(engine.drafter.lm, Paths(3, 2), IID, engine.target.vocab_size)
+    course = Course(LMTarget(engine.target.lm), [[3, 1, 4]], num_tokens=6, batch=1)
+    kept = []
+
+    class Looking(type(VERIFIERS["transport"])):
+        def __call__(self, p, siblings):
+            kept.append(int((siblings.q > 0).sum()))
+            return super().__call__(p, siblings)
+
+    run_cell(Cell(1.0, 6, "paths", drafter, Looking()), course)
+    assert set(kept) == {10}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["spechub-tables5-7", "global-resolution-table4"])
+def test_reproductions(monkeypatch, capsys, name: str) -> None:
+    """A row of each table; all of them take minutes."""
+    spechub_trees = importlib.import_module("foretoken.reproduce.spechub_trees")
+    for table, tree in (("TABLE_5", "biSeq4"), ("TABLE_6", "3^2"), ("TABLE_7", "2^2")):
+        monkeypatch.setattr(spechub_trees, table, {1.0: {tree: getattr(spechub_trees, table)[1.0][tree]}})
+    monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
+    code, printed, err = run(monkeypatch, capsys, "reproduce", name, "--quick", "--json")
+    assert code == 0, err
+    tables = json.loads(printed)["tables"]
+    assert [len(table["rows"]) for table in tables] == ([1, 1, 1] if name.startswith("spechub") else [1])
+    shown = [cell for table in tables for cell in table["rows"][0].values() if isinstance(cell, str) and "±" in cell]
+    assert len(shown) == (3 + 2 + 3 if name.startswith("spechub") else 5)
+    assert all(float(cell.split()[0]) >= 1 for cell in shown)
