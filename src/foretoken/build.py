@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from foretoken.core.coins import Coins
@@ -14,6 +15,7 @@ from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
+from foretoken.draft.controller import Costs, Experience
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
@@ -26,6 +28,7 @@ from foretoken.engine import Engine
 from foretoken.heads.load import head_kind, load_head
 from foretoken.heads.rows import ready
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
     HFModel,
     check_compile,
@@ -42,6 +45,7 @@ from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
+from foretoken.profile import PLAIN, Profile, read_profile
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
@@ -134,6 +138,7 @@ def load(
     drafter_tokenizer: str | Tokenizer | None = None,
     compile: str = "auto",
     draft_probability: float | None = None,
+    profile: str | None = None,
 ) -> Engine:
     """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
 
@@ -154,12 +159,18 @@ def load(
     the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums.
     draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
     by default with verifier randomised on chains, transport on trees.
+    profile: a file of `foretoken tune`. Where neither tree nor verifier, law, method or draft_probability is given, its
+    best tree and verifier, or plain decoding if that was best; for method auto its costs and acceptance to start from.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
         raise ForetokenError(f"max_batch is {max_batch}: it must be at least 1.")
     if method not in METHODS:
         raise ForetokenError(f"Unknown method {method}: choose one of {', '.join(METHODS)}.")
+    tuned = None if profile is None else read_profile(profile)
+    asked = any(x is not None for x in (tree, verifier, law, draft_probability)) or method != FIXED
+    if tuned is not None and not asked and tuned.tree != PLAIN:
+        tree, verifier = tuned.tree, tuned.verifier
     tree = tree or METHODS[method]
     check_compile(compile)
     policy = tree_policy(tree)
@@ -231,6 +242,14 @@ def load(
     if draft_probability is not None:
         assert isinstance(proposing, LMDrafter)
         proposing = RandomisedDrafter(proposing.lm, policy, Coins(draft_probability), 0)
+    experience = Experience()
+    if tuned is not None and profile is not None:
+        model = model or causal_lm(target)
+        check_profile(tuned, profile, model, proposing)
+        costs = Costs(tuned.plain_s, num_plain=1, prior=np.array(tuned.extra))
+        experience = Experience(tuned.acceptance, costs={1: costs})
+        if not asked and tuned.tree == PLAIN:
+            proposing, tree = NoDrafter(), PLAIN
     check_pair(proposing, rule)
     model = model or causal_lm(target)
     if isinstance(proposing, ModelDrafter):
@@ -241,9 +260,20 @@ def load(
             )
         proposing = replace(proposing, vocab_size=model.vocab_size)
     if method == AUTO and not isinstance(proposing, NoDrafter):
-        proposing = auto_drafter(proposing, policy.sizes())
+        proposing = auto_drafter(proposing, policy.sizes(), experience)
         tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
+
+
+def check_profile(profile: Profile, path: str, target: CausalLM, drafter: Drafter) -> None:
+    """Refuse a profile of another machine or of other models."""
+    profile.check(path, fingerprint(target), fingerprint_of(drafter), host(target))
+
+
+def fingerprint_of(drafter: Drafter) -> str:
+    """Of its model; empty for drafters that are none, or part of the target."""
+    lm = drafter.lm if isinstance(drafter, ModelDrafter) else None
+    return fingerprint(lm) if type(lm) is CausalLM else ""
 
 
 def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy, law: str | None) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from foretoken.version import __version__
+from foretoken.models.identity import cpu_name, device_name, versions
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -19,22 +18,11 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name(device),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "foretoken": __version__,
+        **versions(),
         "commit": commit(),
     }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def commit() -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.bench.methods import Foretoken, Method, Transformers, plain
@@ -59,10 +60,7 @@ def load_pair(
     if size is not None:
         theirs = expand(theirs, size, seed)
         label = f"expanded {expansion}: real acceptance, synthetic cost"
-        ours = copy.deepcopy(theirs)
-        if compile != OFF:
-            pack(ours)
-        engine = replace(engine, target=LMTarget(CausalLM(ours, f"{lm.name} ({label})", traced=compile == ON)))
+        engine = _in_place_of_target(engine, copy.deepcopy(theirs), label, compile)
     assistant = None
     if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
         assistant = _as_loaded(str(drafter), engine.drafter.lm)
@@ -70,6 +68,34 @@ def load_pair(
         if model is not None:
             model.generation_config = GenerationConfig(pad_token_id=0)  # no EOS, no sampling defaults
     return Pair(engine, theirs, assistant, label, sum(p.numel() for p in theirs.parameters()))
+
+
+def expanded(engine: Engine, target: str, expansion: str, seed: int = 0, compile: str = AUTO) -> Engine:
+    """The engine with its target, loaded from `target`, at the cost of "100m", "300m" or "1b" parameters."""
+    model = expand(_as_loaded(target, engine.target.lm), size_named(expansion), seed)
+    return _in_place_of_target(engine, model, f"expanded {expansion}", compile)
+
+
+def with_cost_ratio(engine: Engine, drafter: str, ratio: float, seed: int = 0, compile: str = AUTO) -> Engine:
+    """The engine with its drafter, loaded from `drafter`, at the cost of this share of the target's parameters."""
+    if not isinstance(engine.drafter, LMDrafter) or not isinstance(engine.drafter.lm, CausalLM):
+        raise ForetokenError(f"Drafter {drafter} is no language model whose cost could be changed: drop --cost-ratio.")
+    if not 0 < ratio < float("inf"):
+        raise ForetokenError(f"cost-ratio is {ratio}: it must be a finite number > 0.")
+    with torch.device("meta"):  # the target's own weights may be packed
+        params = AutoModelForCausalLM.from_config(engine.target.lm.model.config).num_parameters()
+    model = expand(_as_loaded(drafter, engine.drafter.lm), int(ratio * params), seed)
+    if compile != OFF:
+        pack(model)
+    lm = CausalLM(model, f"{engine.drafter.name} (cost {ratio:g} of the target's)", traced=compile == ON)
+    return replace(engine, drafter=replace(engine.drafter, lm=lm))
+
+
+def _in_place_of_target(engine: Engine, model: PreTrainedModel, label: str, compile: str) -> Engine:
+    if compile != OFF:
+        pack(model)
+    name = f"{engine.target.name} ({label})"
+    return replace(engine, target=LMTarget(CausalLM(model, name, traced=compile == ON)))
 
 
 def _as_loaded(source: str, like: CausalLM) -> PreTrainedModel:

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli import bench_heads, bench_trees, bench_vocab, execution, options
+from foretoken.cli import bench_auto, bench_heads, bench_trees, bench_vocab, execution, options
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app.command("vocab")(bench_vocab.bench_vocab)
 app.command("heads")(bench_heads.heads)
 app.command("trees")(bench_trees.trees)
 app.command("acceptance")(bench_trees.acceptance)
+app.command("auto")(bench_auto.auto)
 DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 
@@ -43,6 +45,7 @@ def bench(
         typer.Option(help=f"Token tree; may be repeated. Default: {' and '.join(DEFAULT_TREES)}."),
     ] = None,
     verifier: options.Verifier = None,
+    profile: options.Profile = None,
     temperature: Annotated[
         list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
     ] = None,
@@ -76,15 +79,25 @@ def bench(
     from foretoken.bench.report import Lines, Report
     from foretoken.bench.rounds import Settings, measure
     from foretoken.bench.summary import summarise
+    from foretoken.build import check_profile
+    from foretoken.profile import PLAIN, read_profile
+    from foretoken.tune.costs import Configuration
+    from foretoken.tune.run import configured
 
     options.quiet()
     settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
     if plot is not None:
         check_plot(plot)
+    tuned = None if profile is None else read_profile(profile)
     target, drafter = options.resolve_models(target, drafter)
     pair = load_pair(
         target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed, compile=compile
     )
+    if tuned is not None and profile is not None:
+        check_profile(tuned, profile, pair.engine.target.lm, pair.engine.drafter)
+        if tree is None and verifier is None and tuned.tree != PLAIN:
+            pair = replace(pair, engine=configured(pair.engine, Configuration(tuned.tree, tuned.verifier)))
+            tree = [tuned.tree]
     options.spare_threads(pair.num_params)
     compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
     chosen = chosen_prompts(pair, prompts, max_new_tokens)

@@ -29,6 +29,7 @@ def generate(
     law: options.Law = None,
     vocab: options.Vocab = None,
     draft_probability: options.DraftProbability = None,
+    profile: options.Profile = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy; 1 is the model's own distribution.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens with this mass.")] = 1.0,
@@ -55,7 +56,9 @@ def generate(
     """
     prompts = _prompts(prompt, batch_file, target)
     engine = options.load_engine(
-        *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile), draft_probability
+        *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile),
+        draft_probability=draft_probability,
+        profile=profile,
     )
     arguments: dict[str, Any] = {
         "stop": tuple(stop or ()),
@@ -79,7 +82,7 @@ def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> 
     if batch_file is not None:
         if prompt is not None:
             raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
-        return _read_batch(batch_file)
+        return read_prompts(batch_file)
     if prompt == "-":
         return [sys.stdin.read()]
     if prompt is not None:
@@ -89,7 +92,8 @@ def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> 
     return [options.heldout_prompts()[0]["prompt"]]
 
 
-def _read_batch(path: str) -> list[str]:
+def read_prompts(path: str) -> list[str]:
+    """Those of a JSONL file, {"prompt": "..."} a line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

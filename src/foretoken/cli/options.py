@@ -62,6 +62,10 @@ DraftProbability = Annotated[
         "run at the same time. See docs/randomised-drafting.md."
     ),
 ]
+Profile = Annotated[
+    str | None,
+    typer.Option(help="Profile file of `foretoken tune`: what to use where tree and verifier are not named."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]
 Compile = Annotated[
@@ -112,6 +116,7 @@ def load_engine(
     method: str = "fixed",
     compile: str = "auto",
     draft_probability: float | None = None,
+    profile: str | None = None,
 ) -> "Engine":
     from foretoken.build import load
 
@@ -130,6 +135,7 @@ def load_engine(
         vocab=vocab,
         compile=compile,
         draft_probability=draft_probability,
+        profile=profile,
     )
     spare_threads(engine.target.lm.model.num_parameters())
     return engine

@@ -108,6 +108,7 @@ class FeatureAutoSession(AutoSession):
         self.inner.learn(features)
 
 
-def auto_drafter(inner: Drafter, sizes: tuple[int, ...]) -> AutoDrafter:
-    """`inner` under a controller; `sizes` as in AutoDrafter."""
-    return (FeatureAutoDrafter if isinstance(inner, FeatureDrafter) else AutoDrafter)(inner, sizes)
+def auto_drafter(inner: Drafter, sizes: tuple[int, ...], experience: Experience | None = None) -> AutoDrafter:
+    """`inner` under a controller; `sizes` and `experience` as in AutoDrafter."""
+    kind = FeatureAutoDrafter if isinstance(inner, FeatureDrafter) else AutoDrafter
+    return kind(inner, sizes, experience or Experience())

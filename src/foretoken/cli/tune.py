@@ -1,0 +1,208 @@
+"""`foretoken tune`: measure this machine, this pair and this workload, and write down what pays."""
+
+import hashlib
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from foretoken.cli import options
+from foretoken.cli.generate import read_prompts
+from foretoken.cli.rules import show
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.engine import Engine
+
+
+class Tunings(TyperGroup):
+    """`foretoken tune` with no name runs the one below; its --help is that one's too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+
+app = typer.Typer(cls=Tunings, help="Measure what pays here.")
+DEFAULT = "configurations"
+DEFAULT_OUT = "foretoken-profile.json"
+
+WorkloadFile = Annotated[
+    str | None,
+    typer.Option(help='JSONL of prompts like yours, {"prompt": "..."} a line. Default: the demo\'s held-out prompts.'),
+]
+Prompts = Annotated[int, typer.Option(help="Prompts of the workload that are continued.")]
+NewTokens = Annotated[int, typer.Option(help="Tokens of each run; end-of-text does not stop one.")]
+Rounds = Annotated[int, typer.Option(help="Times that every configuration continues every prompt.")]
+Expand = Annotated[
+    str | None,
+    typer.Option(help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function."),
+]
+
+
+@app.command(DEFAULT)
+def tune(
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    vocab: options.Vocab = None,
+    workload: WorkloadFile = None,
+    temperature: Annotated[float, typer.Option(help="Temperature to tune for.")] = 0.8,
+    prompts: Prompts = 6,
+    max_new_tokens: NewTokens = 96,
+    rounds: Rounds = 1,
+    best: Annotated[int, typer.Option(help="Predicted best configurations that are run.")] = 3,
+    expand: Expand = None,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    out: Annotated[
+        str, typer.Option(help="Profile file, replaced if it exists; OUT.part holds what is measured so far.")
+    ] = DEFAULT_OUT,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    compile: options.Compile = "auto",
+) -> None:
+    """Predict tokens/s of many configurations, plain decoding included, run the best, and write a profile.
+
+    The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
+    the same command goes on where it stopped. docs/will-it-be-faster.md has the cost model and how to read the tables.
+    """
+    from foretoken.bench.execution import clock_named, seconds
+    from foretoken.bench.interleaved import Workload
+    from foretoken.bench.machine import machine
+    from foretoken.compare.table import Report
+    from foretoken.models.identity import fingerprint
+    from foretoken.tune.journal import Journal
+    from foretoken.tune.run import tune as measure
+
+    for name, value in (("rounds", rounds), ("best", best)):
+        if value < 1:
+            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
+    texts = chosen_prompts(workload, prompts)
+    engine = load_engine(target, drafter, vocab, expand, seed, device, dtype, compile)
+    of_device = engine.target.lm.device
+    clock = clock_named(of_device)
+    chosen = Workload(
+        encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, seconds(clock, of_device), seed
+    )
+    settings = {
+        "target": target or "demo",
+        "drafter": drafter or ("ngram" if target else "demo"),
+        "vocab": vocab,
+        "expand": expand,
+        "workload": hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16],
+        "temperature": temperature,
+        "prompts": prompts,
+        "max_new_tokens": max_new_tokens,
+        "rounds": rounds,
+        "seed": seed,
+        "clock": clock,
+    }
+    header = {**machine(of_device), **settings}
+    report = Report("foretoken tune", header)
+    journal = Journal(f"{out}.part", {**settings, "model": fingerprint(engine.target.lm)})
+    if len(journal):
+        print(f"going on after {len(journal)} measurements in {journal.path}", file=sys.stderr)
+    try:
+        profile = measure(engine, chosen, best, rounds, journal, report, options.progress)
+    except KeyboardInterrupt:
+        print("\nforetoken: interrupted; the same command goes on from here.", file=sys.stderr)
+        raise
+    profile.write(out)
+    journal.close()
+    show(report, json_, False)
+    print(f"profile written to {out}", file=sys.stderr)
+
+
+@app.command("randomised")
+def randomised(
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    cost_ratio: Annotated[
+        float | None,
+        typer.Option(help="Give the drafter the cost of this share of the target's parameters, at the same function."),
+    ] = None,
+    workload: WorkloadFile = None,
+    temperature: Annotated[float, typer.Option(help="Temperature to tune for.")] = 1.0,
+    prompts: Prompts = 6,
+    max_new_tokens: NewTokens = 96,
+    rounds: Rounds = 1,
+    expand: Expand = None,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    plot: Annotated[str | None, typer.Option(help="Draw Figures 3 and 4 to this file (needs matplotlib).")] = None,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """The draft probability that pays (paper 002): both optima, exactly, and tokens/s predicted and measured against a.
+
+    One draft a step. Where a coin says no, drafter and target run at the same time, for which they need a core each.
+    """
+    import time
+
+    from foretoken.bench.interleaved import Workload
+    from foretoken.bench.machine import machine
+    from foretoken.bench.plot import check_plot
+    from foretoken.compare.table import Report
+    from foretoken.tune.randomised import plot as draw
+    from foretoken.tune.randomised import randomised as measure
+
+    if rounds < 1:
+        raise ForetokenError(f"rounds is {rounds}: it must be at least 1.")
+    if plot is not None:
+        check_plot(plot)
+    texts = chosen_prompts(workload, prompts)
+    engine = load_engine(target, drafter, None, expand, seed, device, dtype, "auto", cost_ratio)
+    chosen = Workload(encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, time.perf_counter, seed)
+    header = {
+        **machine(engine.target.lm.device), "target": target or "demo", "drafter": drafter or "demo", "expand": expand,
+        "cost_ratio": cost_ratio, "temperature": temperature, "prompts": prompts, "max_new_tokens": max_new_tokens,
+        "rounds": rounds, "seed": seed, "clock": "wall",
+    }  # fmt: skip
+    report = Report("foretoken tune randomised", header)
+    points = measure(engine, chosen, rounds, report, options.progress)
+    show(report, json_, False)
+    if plot is not None:
+        draw(points, f"{header['target']}, drafter {header['drafter']}, temperature {temperature:g}", plot)
+
+
+def chosen_prompts(workload: str | None, count: int) -> list[str]:
+    found = [p["prompt"] for p in options.heldout_prompts()] if workload is None else read_prompts(workload)
+    if not 1 <= count <= len(found):
+        raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}.")
+    return found[:count]
+
+
+def encoded(engine: "Engine", texts: list[str], max_new_tokens: int) -> list[list[int]]:
+    from foretoken.models.text import encode
+
+    assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
+    found = [encode(engine.tokenizer, text) for text in texts]
+    context = engine.target.lm.context
+    for number, ids in enumerate(found, start=1):
+        if context is not None and len(ids) + max_new_tokens > context:
+            raise ForetokenError(
+                f"Prompt {number} has {len(ids)} tokens and {max_new_tokens} new ones do not fit the context of "
+                f"{context}: lower --max-new-tokens, or shorten it."
+            )
+    return found
+
+
+def load_engine(
+    target: str | None, drafter: str | None, vocab: str | None, expansion: str | None, seed: int,
+    device: str | None, dtype: str | None, compile: str, cost_ratio: float | None = None,
+) -> "Engine":  # fmt: skip
+    """expansion: of the target; cost_ratio: of the drafter, by parameters."""
+    from foretoken.bench.pair import expanded, with_cost_ratio
+    from foretoken.build import load
+    from foretoken.models.expand import size_named
+
+    options.quiet()
+    size = None if expansion is None else size_named(expansion)
+    target, drafter = options.resolve_models(target, drafter)
+    engine = load(target, drafter=drafter, vocab=vocab, device=device, dtype=dtype, compile=compile)
+    options.spare_threads(size or engine.target.lm.model.num_parameters())
+    if expansion is not None:
+        engine = expanded(engine, target, expansion, seed, compile)
+    return engine if cost_ratio is None else with_cost_ratio(engine, drafter, cost_ratio, seed, compile)

@@ -1,0 +1,75 @@
+"""The profile file: what `foretoken tune` found for one pair of models on one machine, a small JSON object."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+
+FORMAT = 1
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """target, drafter: fingerprints (models/identity.py), drafter empty where it is no model. host: the machine.
+
+    tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. plain_s: seconds of a plain
+    step. extra: what a drafted step takes beyond it, in plain steps: once, a level, a node. acceptance: of one draft,
+    mean over the workload. versions, settings: how it was made. forwards: milliseconds by model, context and nodes.
+    configurations: tokens a step, predicted and measured tokens/s.
+    """
+
+    target: str
+    drafter: str
+    host: dict[str, str]
+    tree: str
+    verifier: str
+    plain_s: float
+    extra: tuple[float, float, float]
+    acceptance: float
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    forwards: list[dict[str, Any]]
+    configurations: list[dict[str, Any]]
+    format: int = FORMAT
+
+    def check(self, path: str, target: str, drafter: str, host: dict[str, str]) -> None:
+        """Refuse another machine, and models that it was not made for."""
+        for what, was in self.host.items():
+            if (now := host[what]) != was:
+                raise ForetokenError(
+                    f"Profile {path} was made with {what} {was}, and here it is {now}: run foretoken tune here."
+                )
+        for which, was, now in (("target", self.target, target), ("drafter", self.drafter, drafter)):
+            if was != now:
+                raise ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
+
+    def write(self, path: str) -> None:
+        write_json(path, asdict(self))
+
+
+def write_json(path: str, record: Any) -> None:
+    """All of it or, if that fails, nothing: to a temporary name, then moved."""
+    temporary = Path(f"{path}.tmp")
+    try:
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def read_profile(path: str) -> Profile:
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ForetokenError(f"Cannot read profile {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.") from error
+    if not isinstance(record, dict) or "format" not in record:
+        raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.")
+    if record["format"] != FORMAT or set(record) != {field.name for field in fields(Profile)}:
+        raise ForetokenError(f"Profile {path} is of another version of foretoken: run foretoken tune again.")
+    return Profile(**{**record, "extra": tuple(record["extra"])})

@@ -1,0 +1,115 @@
+"""How many tokens a step brings, by teacher forcing on the target's own text.
+
+The target continues each prompt plainly, at the temperature that is tuned for. Let r_j = min(1, q / p) at the text's
+token j: given the text, the probability that a draft there was accepted, independently of all others. With
+
+    R_t(i) = P(a step that starts before token t accepts more than i drafts),     a_j = acceptance(rule, law, p, q),
+
+    chain, token by token:      r_t r_{t+1} .. r_{t+i}
+    chain, block verification:  min over j <= i of min(1, Q_j / P_j),   Q_j, P_j = products of q, p of tokens t .. t + j
+    tree, every node alike:     a_t a_{t+1} .. a_{t+i}
+
+whose mean over texts is exact for chains, and for trees but for how acceptance at one node hangs together with the next
+(tests/test_tune.py). Steps follow one another as a renewal process: one that starts at t moves on to t + 1 + (drafts
+accepted). Places where drafts fail see more steps than easy ones, which a plain mean over the text would miss.
+
+A drafter without a distribution is watched instead: steps of the deepest chain, cut at any depth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.build import tree_policy, verifier_named
+from foretoken.core.laws import Opaque
+from foretoken.core.sampling import Sampling
+from foretoken.core.shapes import Float
+from foretoken.draft.lm import LMDrafter
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+from foretoken.tune.costs import Configuration
+from foretoken.verify.acceptance import acceptance
+
+
+@dataclass(frozen=True, eq=False)
+class Forced:
+    """A text of t tokens, and the distributions that both models had before each of them."""
+
+    ids: list[int]
+    p: Float[Tensor, "t v"]
+    q: Float[Tensor, "t v"]
+
+
+def has_distribution(engine: Engine) -> bool:
+    """Whether the drafter is a language model whose q can be asked for at any place."""
+    return type(engine.drafter) is LMDrafter and type(engine.drafter.lm) is CausalLM
+
+
+def forced(engine: Engine, prompt: list[int], ids: list[int], temperature: float) -> Forced:
+    """One forward of each model over the prompt and the text that the target wrote after it."""
+    assert isinstance(engine.drafter, LMDrafter)
+    p = Sampling(temperature=temperature)(_logits(engine.target.lm, prompt, ids))
+    v = p.shape[1]
+    logits = _logits(engine.drafter.lm, prompt, ids)
+    missing = v - logits.shape[1]
+    logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, :v]
+    # At temperature 0 the drafter's likeliest tokens are proposed, so their order must stay known.
+    return Forced(ids, p, Sampling(temperature=temperature or 1.0)(logits))
+
+
+@torch.inference_mode()
+def _logits(lm: CausalLM, prompt: list[int], ids: list[int]) -> Float[Tensor, "t v"]:
+    known = [min(token, lm.vocab_size - 1) for token in [*prompt, *ids]]
+    rows = lm.open(1, len(known))
+    rows.extend(rows.join(), known[: len(prompt) - 1])
+    nodes = known[len(prompt) - 1 : -1]
+    (logits,) = rows.score([nodes], [list(range(-1, len(nodes) - 1))])
+    return logits.cpu().double()
+
+
+def of_one_draft(text: Forced, temperature: float) -> Float[Tensor, " t"]:
+    """sum min(p, q); at temperature 0 whether the likeliest tokens agree."""
+    if temperature == 0:
+        return acceptance("exact-match", Opaque(1), text.p, text.q)
+    return torch.minimum(text.p, text.q).sum(1)
+
+
+def reach(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
+    """R_t(i) for i = 0 .. depth - 1 at every t that has so many tokens after it."""
+    depth, k = len(configuration.widths), tree_policy(configuration.tree).max_draws
+    if temperature == 0:
+        return acceptance("exact-match", Opaque(k), text.p, text.q).unfold(0, depth, 1).cumprod(1)
+    if k > 1:
+        rule = verifier_named(configuration.verifier)
+        return acceptance(rule, rule.laws[0](k), text.p, text.q).unfold(0, depth, 1).cumprod(1)
+    places = torch.arange(len(text.ids))
+    ratio = (text.q[places, text.ids] / text.p[places, text.ids]).unfold(0, depth, 1)
+    if configuration.verifier == "block":
+        return ratio.cumprod(1).cummin(1).values.clamp(max=1)
+    return ratio.clamp(max=1).cumprod(1)
+
+
+def tokens_per_step(reached: Sequence[Float[Tensor, "_ d"]]) -> float:
+    """Expected tokens over expected steps of the renewal process on every text."""
+    tokens = steps = 0.0
+    for of_text in reached:
+        survival = of_text.double().numpy()
+        places, depth = survival.shape
+        stops = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # P(a step from t accepts exactly i drafts)
+        visits = np.zeros(places + depth + 1)
+        visits[0] = 1.0
+        for t in range(places):
+            visits[t + 1 : t + depth + 2] += visits[t] * stops[t]
+        steps += visits[:places].sum()
+        tokens += visits[:places] @ (1 + survival.sum(1))
+    return float(tokens / steps)
+
+
+def tokens_watched(tokens: Sequence[Sequence[int]], depth: int) -> float:
+    """Mean tokens of a step cut at `depth`, from those of steps of a deeper chain; a run's last step is left out, for
+    it may have ended with the text."""
+    every = [min(n, depth + 1) for run in tokens for n in run[:-1]]
+    return sum(every) / len(every)

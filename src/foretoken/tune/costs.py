@@ -1,0 +1,137 @@
+"""What a step costs: forwards by nodes and context, measured, and what is left of whole steps, by depth.
+
+    step of a tree with w_1, .., w_D nodes a level  =  target(1 + w_1 + .. + w_D) + drafter(1) + drafter(w_1) + ..
+        + drafter(w_{D-1}) + plain + rest(D)
+
+plain: what a plain step takes beyond its forward. rest(D): what drafting D levels takes beyond forwards, by kind of
+tree; below 0 where it saves something, as chains do, which are drafted in one compiled call.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from foretoken.bench.execution import measure
+from foretoken.bench.forwards import OurPath, Place
+from foretoken.build import tree_policy
+from foretoken.models.causal_lm import CausalLM
+from foretoken.profile import PLAIN
+
+NODES = (1, 2, 3, 5, 9, 15)
+CONTEXTS = (128, 512)
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """tree "plain" with an empty verifier decodes plainly."""
+
+    tree: str
+    verifier: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.tree} {self.verifier}".rstrip()
+
+    @property
+    def kind(self) -> str:
+        return self.tree.partition(":")[0]
+
+    @property
+    def widths(self) -> list[int]:
+        """Nodes at depth 1, 2, .."""
+        if self.tree == PLAIN:
+            return []
+        return [below - above for above, below in pairwise(tree_policy(self.tree).sizes())]
+
+
+PLAINLY = Configuration(PLAIN)
+
+
+@dataclass(frozen=True)
+class ForwardCosts:
+    """seconds[i][j]: of a forward with nodes[j] nodes after contexts[i] committed tokens."""
+
+    nodes: Sequence[int]
+    contexts: Sequence[int]
+    seconds: Sequence[Sequence[float]]
+
+    def at(self, nodes: int, context: int | float) -> float:
+        """Linear between what was measured, and beyond it."""
+        return _line(self.contexts, [_line(self.nodes, row, nodes) for row in self.seconds], context)
+
+    def rows(self, model: str) -> list[dict[str, Any]]:
+        """For people: milliseconds."""
+        return [
+            {"model": model, "context": context, **{str(n): 1000 * s for n, s in zip(self.nodes, row, strict=True)}}
+            for context, row in zip(self.contexts, self.seconds, strict=True)
+        ]
+
+
+def _line(x: Sequence[int], y: Sequence[float], at: int | float) -> float:
+    if len(x) == 1:
+        return y[0]
+    i = min(max(bisect_left(x, at), 1), len(x) - 1)
+    return y[i - 1] + (y[i] - y[i - 1]) * (at - x[i - 1]) / (x[i] - x[i - 1])
+
+
+def forward_costs(
+    lms: Mapping[str, CausalLM], now: Callable[[], float], progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Seconds of a forward of every model, [context][nodes], medians of interleaved turns; as plain values."""
+    limit = min([lm.context for lm in lms.values() if lm.context is not None], default=2**31) - max(NODES) - 1
+    contexts = sorted({max(1, min(context, limit)) for context in CONTEXTS})
+    places = [Place(nodes, context, 1) for context in contexts for nodes in NODES]
+    times: dict[tuple[str, Place], list[float]] = {}
+    for timing in measure([OurPath(name, lm) for name, lm in lms.items()], places, ROUNDS, now, progress):
+        times.setdefault((timing.path, timing.place), []).append(timing.ms / 1000)
+    return {
+        name: {
+            "nodes": list(NODES),
+            "contexts": contexts,
+            "seconds": [[median(times[name, Place(n, c, 1)]) for n in NODES] for c in contexts],
+        }
+        for name in lms
+    }
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """drafter: None where it is no model: its time is then in `rest`. context: tokens before a step, typically.
+
+    plain, rest[kind]: seconds, see above; of some depths D, in between and beyond a line.
+    """
+
+    target: ForwardCosts
+    drafter: ForwardCosts | None
+    context: int | float
+    plain: float = 0.0
+    rest: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
+
+    def forwards(self, configuration: Configuration) -> float:
+        """Seconds of a step inside forwards."""
+        widths = configuration.widths
+        drafting = 0.0
+        if self.drafter is not None:
+            drafting = sum(self.drafter.at(width, self.context) for width in [1, *widths][: len(widths)])
+        return self.target.at(1 + sum(widths), self.context) + drafting
+
+    def step(self, configuration: Configuration) -> float:
+        """Seconds of a step."""
+        depth = len(configuration.widths)
+        rest = _line(*self.rest[configuration.kind], depth) if depth else 0.0
+        return self.forwards(configuration) + self.plain + rest
+
+    def calibrated(self, measured: Mapping[Configuration, float]) -> "StepCosts":
+        """With what is left of measured steps [s]: plain ones, and some depths of every kind of tree."""
+        plain = measured[PLAINLY] - self.forwards(PLAINLY)
+        rest: dict[str, tuple[list[int], list[float]]] = {}
+        for configuration in sorted(measured, key=lambda c: len(c.widths)):
+            if configuration != PLAINLY:
+                depths, seconds = rest.setdefault(configuration.kind, ([], []))
+                depths.append(len(configuration.widths))
+                seconds.append(measured[configuration] - self.forwards(configuration) - plain)
+        return replace(self, plain=plain, rest=rest)

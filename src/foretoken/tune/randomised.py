@@ -1,0 +1,183 @@
+"""Whether a coin before each draft pays for a pair, and which: the paper's optimum and ours, predicted and measured.
+
+A draft adds a forward of the drafter, lambda target forwards, and a second node to the target's forward, mu more; the
+paper counts the first alone. Where no draft is made drafter and target run at the same time. So, with Z(a) the mean of
+sum min(p, a q) over the workload (tune/objective.py),
+
+    tokens/s over plain decoding's  =  (1 + Z(a)) / (1 + a (lambda + mu)).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.bench.interleaved import Workload, interleaved
+from foretoken.compare.table import Report
+from foretoken.core.coins import Coins
+from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.randomised import RandomisedDrafter
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+from foretoken.trees import static
+from foretoken.tune.acceptance import forced, has_distribution
+from foretoken.tune.costs import PLAINLY, ForwardCosts, forward_costs
+from foretoken.tune.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
+from foretoken.tune.run import configured, written_text
+from foretoken.verify import VERIFIERS
+
+Progress = Callable[[str], None]
+GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """At one a, the rates in tokens/s of plain decoding. accepted: of a draft, over the workload and in one context."""
+
+    a: float
+    accepted: float | None
+    in_one_context: float | None
+    paper: float
+    predicted: float
+    measured: float
+
+    def row(self) -> list[Any]:
+        return [f"{self.a:g}", self.accepted, self.paper, self.predicted, self.measured]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """In forwards of the target at one node: draft, a forward of the drafter; node, a second node of the target's."""
+
+    draft: float
+    node: float
+
+
+def randomised(engine: Engine, workload: Workload, rounds: int, report: Report, progress: Progress) -> list[Point]:
+    """Fill the report; what the plots draw."""
+    if not has_distribution(engine):
+        raise ForetokenError(
+            f"Drafter {engine.drafter.name} is no language model with the target's vocabulary: name one with --drafter."
+        )
+    if workload.temperature == 0:
+        raise ForetokenError("Randomised drafting wins nothing at temperature 0: give a temperature above it.")
+    p, q = _distributions(engine, workload, progress)
+    ratios = _ratios(engine, workload, progress)
+    _optima(report, p, q, ratios)
+    engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}
+    runs = interleaved(engines, workload, rounds, progress)
+    plain = runs["a = 0"].tokens_per_s
+    grid = torch.tensor(GRID, dtype=torch.float64)
+    z, one = accepted(p, q, grid), accepted(p[:1], q[:1], grid)
+    rates = paper_rate(grid, z, ratios.draft), throughput(grid, z, ratios.draft + ratios.node)
+    points = [
+        Point(
+            a,
+            float(z[i]) / a if a else None,
+            float(one[i]) / a if a else None,
+            float(rates[0][i]),
+            float(rates[1][i]),
+            runs[f"a = {a:g}"].tokens_per_s / plain,
+        )
+        for i, a in enumerate(GRID)
+    ]
+    columns = ["a", "acceptance of a draft", "paper's rate", "predicted x plain", "measured x plain"]
+    table = report.table("By draft probability", columns)
+    for point in points:
+        table.add(*point.row())
+    table.notes.append(f"Plain decoding, a = 0: {plain:.1f} tokens/s in the same runs.")
+    return points
+
+
+def with_coins(engine: Engine, a: float) -> Engine:
+    """Chains of one draft, made with probability a; at 0 plain decoding, which is the same law and needs no q."""
+    if a == 0:
+        return configured(engine, PLAINLY)
+    assert isinstance(engine.drafter, LMDrafter)
+    drafter = RandomisedDrafter(engine.drafter.lm, static.chain(1), Coins(a), engine.drafter.vocab_size)
+    return replace(engine, drafter=drafter, verifier=VERIFIERS["randomised"], tree=f"a = {a:g}")
+
+
+def _distributions(engine: Engine, workload: Workload, progress: Progress) -> tuple[Tensor, Tensor]:
+    rows = []
+    for i, prompt in enumerate(workload.prompts):
+        text = forced(engine, prompt, written_text(engine, workload, i, progress), workload.temperature)
+        rows.append((text.p, text.q))
+    return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
+
+
+def _ratios(engine: Engine, workload: Workload, progress: Progress) -> Ratios:
+    assert isinstance(engine.drafter, LMDrafter)
+    assert isinstance(engine.drafter.lm, CausalLM)
+    times = forward_costs({"target": engine.target.lm, "drafter": engine.drafter.lm}, workload.now, progress)
+    target, drafter = ForwardCosts(**times["target"]), ForwardCosts(**times["drafter"])
+    context = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2
+    plain = target.at(1, context)
+    return Ratios(drafter.at(1, context) / plain, target.at(2, context) / plain - 1)
+
+
+def _optima(report: Report, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], ratios: Ratios) -> None:
+    table = report.table(
+        f"Best draft probability; lambda = {ratios.draft:.3f}, mu = {ratios.node:.3f}",
+        [
+            *("objective", "a draft costs", "best a", "x plain there", "x plain at a = 1"),
+            *("s", "a < 1 wins iff s <", "holds", "best a by context: 10%", "50%", "90%"),
+        ],
+    )
+    one, shares = torch.ones(1, dtype=torch.float64), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    cases = [
+        ("paper", "lambda", ratios.draft),
+        ("throughput", "lambda", ratios.draft),
+        ("throughput", "lambda + mu", ratios.draft + ratios.node),
+    ]
+    for name, cost, lam in cases:
+        objective = OBJECTIVES[name]
+        found, c = best(p, q, lam, objective), conditions(p, q, lam)
+        bound = c.paper if name == "paper" else c.corrected
+        at_one = float(objective(one, accepted(p, q, one), lam)[0])
+        holds = "yes" if c.under < bound else "no"
+        by_context = torch.quantile(_by_context(p, q, lam, objective), shares).tolist()
+        table.add(name, cost, found.a, found.value, at_one, c.under, bound, holds, *by_context)
+    table.notes += [
+        f"Exact, over all breakpoints p_i / q_i of {len(p)} positions of the target's own text. s: mean q-mass of the "
+        "tokens with p > q.",
+        "paper: the mean of tokens / time (Lemmas 4.3, 4.4). throughput: expected tokens over expected time.",
+    ]
+
+
+def _by_context(p: Tensor, q: Tensor, lam: float, objective: Callable[..., Tensor]) -> Float[Tensor, " n"]:
+    every = [best(p[i : i + 1], q[i : i + 1], lam, objective).a for i in range(len(p))]
+    return torch.tensor(every, dtype=torch.float64)
+
+
+def plot(points: Sequence[Point], label: str, path: str) -> None:
+    """Paper 002, Figures 3 and 4, for this pair: acceptance of a draft, and tokens/s, against a."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure.suptitle(label)
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    for name, pairs, style in (
+        ("mean of the workload", [(x.a, x.accepted) for x in points], "-o"),
+        ("one context", [(x.a, x.in_one_context) for x in points], "--s"),
+    ):
+        known = [(a, y) for a, y in pairs if y is not None]
+        left.plot([a for a, _ in known], [y for _, y in known], style, markersize=3, label=name)
+    left.set(title="Figure 3", xlabel="draft probability a", ylabel="acceptance of a draft")
+    for name, values, style in (
+        ("measured", [x.measured for x in points], "-o"),
+        ("predicted", [x.predicted for x in points], "--s"),
+        ("paper's rate", [x.paper for x in points], ":^"),
+    ):
+        right.plot([x.a for x in points], values, style, markersize=3, label=name)
+    right.set(title="Figure 4", xlabel="draft probability a", ylabel="tokens/s, x plain decoding")
+    for axes in (left, right):
+        axes.legend(fontsize=8)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error

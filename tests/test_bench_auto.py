@@ -1,0 +1,76 @@
+"""`foretoken bench auto` on tiny models."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import command
+import tiny
+from foretoken.bench.auto import Replay, changing, halves, rows, useless
+from foretoken.bench.interleaved import Continued, Runs
+from foretoken.build import load
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+
+
+def runs(*of: tuple[tuple[int, ...], float]) -> Runs:
+    return Runs(tuple(Continued(tokens, seconds) for tokens, seconds in of))
+
+
+def test_rows_compare_with_plain_and_with_the_best_fixed_method():
+    table = rows({
+        "plain": runs(((1, 1), 2.0), ((1, 1), 4.0)),
+        "chain:2": runs(((2, 2), 2.0), ((2, 2), 2.0)),
+        "auto": runs(((2, 1), 2.0), ((2, 1), 2.0)),
+    })  # fmt: skip
+    plain, chain, auto = table
+    assert (plain.vs_plain, plain.vs_best) == (1, pytest.approx((4 / 6) / 2))
+    assert (chain.vs_plain, chain.vs_best, chain.tokens_per_step) == (pytest.approx((2 + 4) / 2), 1, 2)
+    assert auto.vs_best == pytest.approx((6 / 4) / 2)
+
+
+def test_a_replayed_text_is_written_whatever_the_model_wants():
+    engine = load(tiny.llama(0), drafter="ngram", tokenizer=tiny.tokenizer())
+    (replay,) = changing([[5, 6]], [[9] * 3, [7, 8, 9, 10, 11]], 4)
+    assert replay.text == [5, 6, 7, 8, 9, 10, 7, 8, 9, 10]
+    result = engine.generate([5, 6], max_new_tokens=8, seed=0, processors=(replay,))
+    assert result.token_ids == replay.text[2:]
+    assert bool(Replay([1, 2])(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 4)).isfinite().any())
+    with pytest.raises(ForetokenError, match="0 held-out texts have 9 tokens"):
+        changing([[5]], [[1] * 8], 9)
+
+
+def test_tokens_a_step_by_half():
+    assert halves(runs(((1, 1, 4, 4), 1.0)), 2) == (1, 4)
+
+
+def test_a_useless_drafter_is_another_one_of_the_same_shape():
+    target = tiny.llama(0)
+    engine = load(target, drafter=tiny.perturbed(target, 0.1, 1))
+    other = useless(engine, 0)
+    assert other.drafter.laws == engine.drafter.laws
+    assert other.drafter.lm is not engine.drafter.lm  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ForetokenError, match="has no weights"):
+        useless(load(target, drafter="ngram", tokenizer=tiny.tokenizer()), 0)
+
+
+def test_the_command_runs_every_case(monkeypatch, capsys, tmp_path: Path, unchecked):
+    target = tiny.llama(0)
+    tiny.save(target, tmp_path / "target")
+    tiny.save(tiny.perturbed(target, 0.15, 1), tmp_path / "drafter")
+    texts = [{"id": str(i), "prompt": "def f(x):\n", "reference": "    return x\n" * 3} for i in range(2)]
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    monkeypatch.setattr(options, "demo_folder", lambda: tmp_path)
+    code, out, err = command.run(
+        monkeypatch, capsys, "bench", "auto", "--prompts", 1, "--max-new-tokens", 24, "--rounds", 1, "--temperature", 0,
+        "--tree", "chain:2", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    good, random, lookup = json.loads(out)["tables"]
+    for table, fixed in ((good, ["chain:2"]), (random, ["chain:2"]), (lookup, ["chain:3", "chain:8"])):
+        assert [row["method"] for row in table["rows"]] == ["plain", *fixed, "auto"]
+        assert table["rows"][0]["x plain"] == 1
+        assert max(row["x best fixed"] for row in table["rows"][:-1]) == 1
+    assert len(lookup["notes"]) == 4

@@ -1,0 +1,345 @@
+"""`foretoken tune`: its predictions where they can be known, and the profile that it writes and `load` reads."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import command
+import foretoken
+import tiny
+from foretoken.audit.models import plain_logits
+from foretoken.bench.interleaved import Workload
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+from foretoken.core.sampling import Sampling
+from foretoken.decode import NoDrafter
+from foretoken.draft.auto import AutoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.identity import fingerprint, host, versions
+from foretoken.profile import FORMAT, PLAIN, Profile, read_profile
+from foretoken.tune.acceptance import Forced, forced, of_one_draft, reach, tokens_per_step, tokens_watched
+from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
+from foretoken.tune.journal import Journal
+
+# Acceptance.
+
+
+def constant(alpha: float, length: int, depth: int) -> torch.Tensor:
+    return torch.full((length,), alpha, dtype=torch.float64).unfold(0, depth, 1).cumprod(1)
+
+
+def test_tokens_of_a_step_at_a_constant_acceptance():
+    assert tokens_per_step([constant(0.7, 50, 3)]) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    assert tokens_per_step([constant(0.0, 20, 3)] * 2) == pytest.approx(1)
+
+
+def test_hard_places_see_more_steps_than_easy_ones():
+    """40 tokens that are all accepted, then 40 that never are: 8 steps of 5, then 40 of 1."""
+    alpha = torch.tensor([1.0] * 40 + [0.0] * 44, dtype=torch.float64)
+    reached = alpha.unfold(0, 4, 1).cumprod(1)
+    assert tokens_per_step([reached]) == pytest.approx((8 * 5 + 41) / (8 + 41))
+
+
+def test_the_renewal_process_is_what_a_simulation_does():
+    rng = np.random.default_rng(0)
+    alpha = rng.uniform(0.2, 1, 300)
+    reached = torch.tensor(alpha).unfold(0, 3, 1).cumprod(1)
+    tokens = steps = 0
+    for _ in range(500):
+        t = 0
+        while t < len(reached):
+            accepted = 0
+            while accepted < 3 and rng.random() < alpha[t + accepted]:
+                accepted += 1
+            t, tokens, steps = t + accepted + 1, tokens + accepted + 1, steps + 1
+    assert tokens_per_step([reached]) == pytest.approx(tokens / steps, rel=0.01)  # 75,000 steps
+
+
+V, LENGTH = 3, 4
+
+
+def random_tables(seed: int) -> tuple[Callable, Callable]:
+    """Next-token distributions after every prefix."""
+    rng = np.random.default_rng(seed)
+    tables: dict = {}
+
+    def row(which: int, prefix: tuple[int, ...]) -> np.ndarray:
+        return tables.setdefault((which, prefix), rng.dirichlet(np.full(V, 0.7)))
+
+    return lambda prefix: row(0, prefix), lambda prefix: row(1, prefix)
+
+
+def forced_text(p, q, text: tuple[int, ...]) -> Forced:
+    rows = [torch.tensor(np.array([of(text[:i]) for i in range(len(text))])) for of in (p, q)]
+    return Forced(list(text), *rows)
+
+
+@pytest.mark.parametrize("rule", ["rrsw", "block"])
+@pytest.mark.parametrize("seed", range(3))
+def test_reach_averaged_over_texts_is_what_the_rule_accepts(rule, seed):
+    """Over every text of the target's, by its probability: the same as over every draft of the drafter's."""
+    p, q = random_tables(seed)
+    chain = Configuration(f"chain:{LENGTH}", rule)
+    mean, want = np.zeros(LENGTH), np.zeros(LENGTH)
+    for text in itertools.product(range(V), repeat=LENGTH):
+        prob = np.prod([p(text[:i])[x] for i, x in enumerate(text)])
+        mean += prob * reach(forced_text(p, q, text), chain, 1.0).numpy()[0]
+        drafted, kept = 1.0, 1.0
+        for i, x in enumerate(text):
+            ratio = p(text[:i])[x] / q(text[:i])[x]
+            drafted *= q(text[:i])[x]
+            kept = min(1.0, kept * ratio) if rule == "block" else kept * min(1.0, ratio)
+            want[i] += drafted * kept / V ** (LENGTH - 1 - i)
+    assert mean == pytest.approx(want, abs=1e-12)
+
+
+def test_at_temperature_0_a_draft_is_accepted_where_the_likeliest_tokens_agree():
+    p = torch.eye(4, dtype=torch.float64)
+    q = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 4, dtype=torch.float64)
+    text = Forced([0, 1, 2, 3], p, q)
+    assert of_one_draft(text, 0.0).tolist() == [1, 0, 0, 0]
+    assert reach(text, Configuration("kary:2x2", "transport"), 0.0).tolist() == [[1, 1], [1, 0], [0, 0]]
+
+
+def test_steps_of_a_deep_chain_cut_shorter():
+    assert tokens_watched([(5, 1, 3, 2)], 2) == pytest.approx((3 + 1 + 3) / 3)
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = tiny.llama(0)
+    return target, tiny.perturbed(target, 0.15, seed=1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_forced_distributions_are_those_of_plain_forwards(models, temperature):
+    engine = foretoken.load(models[0], drafter=models[1], tokenizer=tiny.tokenizer())
+    prompt, ids = [5, 6, 7], [9, 8, 11, 200, 3]
+    text = forced(engine, prompt, ids, temperature)
+    assert isinstance(engine.drafter, LMDrafter)
+    for rows, lm, t in ((text.p, engine.target.lm, temperature), (text.q, engine.drafter.lm, temperature or 1.0)):
+        logits = plain_logits(replace(engine.target, lm=lm), [prompt + ids])[0]
+        want = Sampling(temperature=t)(logits[len(prompt) - 1 : -1].double())
+        assert torch.allclose(rows, want, atol=1e-5)
+
+
+# Costs.
+
+
+def test_forward_costs_are_lines_between_measurements():
+    costs = ForwardCosts([1, 5], [100, 200], [[1.0, 2.0], [3.0, 6.0]])
+    assert costs.at(3, 100) == pytest.approx(1.5)
+    assert costs.at(9, 100) == pytest.approx(3.0)
+    assert costs.at(1, 150) == pytest.approx(2.0)
+    assert costs.at(3, 300) == pytest.approx(1.5 + 2 * 3.0)
+    assert ForwardCosts([1, 5], [100], [[1.0, 2.0]]).at(3, 900) == pytest.approx(1.5)
+
+
+def test_overheads_are_found_again():
+    target, drafter = (ForwardCosts([1, 15], [10], [[x, 2 * x]]) for x in (10.0, 2.0))
+    true = StepCosts(target, drafter, 10, 0.5, {"chain": ([1, 4, 12], [0.3, 0.9, -0.2]), "kary": ([1, 3], [0.7, 1.5])})
+    probes = [
+        PLAINLY,
+        *(Configuration(tree, "x") for tree in ("chain:12", "chain:1", "chain:4", "kary:2x1", "kary:2x3")),
+    ]
+    found = StepCosts(target, drafter, 10).calibrated({c: true.step(c) for c in probes})
+    assert found.plain == pytest.approx(0.5)
+    for c in [*probes, Configuration("chain:2"), Configuration("kary:2x2")]:
+        assert found.step(c) == pytest.approx(true.step(c))
+    assert true.step(Configuration("chain:2")) == pytest.approx(target.at(3, 10) + 2 * 2.0 + 0.5 + 0.5)
+    assert true.step(probes[-1]) == pytest.approx(
+        target.at(15, 10) + 2.0 + drafter.at(2, 10) + drafter.at(4, 10) + 0.5 + 1.5
+    )
+
+
+# The profile.
+
+
+def written(models, path: Path, tree: str, **changed) -> str:
+    one, other = (CausalLM(model) for model in models)
+    rule = "" if tree == PLAIN else "transport"
+    profile = Profile(
+        fingerprint(one), fingerprint(other), host(one), tree, rule, 0.01, (0.0, 0.2, 0.1), 0.8, versions(), {}, [], []
+    )
+    replace(profile, **changed).write(str(path))
+    return str(path)
+
+
+def test_load_takes_what_the_profile_found(models, tmp_path):
+    target, drafter = models
+    profile = written(models, tmp_path / "p.json", "kary:2x2")
+    engine = foretoken.load(target, drafter=drafter, profile=profile)
+    assert (engine.tree, engine.verifier.name) == ("kary:2x2", "transport")
+    named = foretoken.load(target, drafter=drafter, profile=profile, tree="chain:2")
+    assert (named.tree, named.verifier.name) == ("chain:2", "rrsw")
+    auto = foretoken.load(target, drafter=drafter, profile=profile, method="auto").drafter
+    assert isinstance(auto, AutoDrafter)
+    assert auto.experience.acceptance == 0.8
+    assert auto.experience.costs[1].steps(2, 2.0) == pytest.approx(1.6)
+    plain = foretoken.load(target, drafter=drafter, profile=written(models, tmp_path / "q.json", PLAIN))
+    assert (plain.drafter, plain.tree) == (NoDrafter(), PLAIN)
+
+
+def test_a_profile_of_other_models_or_another_machine_is_refused(models, tmp_path):
+    target, drafter = models
+    profile = written(models, tmp_path / "p.json", "chain:2")
+    with pytest.raises(ForetokenError, match="made for another drafter: run foretoken tune for this pair"):
+        foretoken.load(target, drafter=tiny.llama(3), profile=profile)
+    with pytest.raises(ForetokenError, match="made for another target"):
+        foretoken.load(tiny.perturbed(target, 1e-3, seed=2), drafter=drafter, profile=profile)
+    with pytest.raises(ForetokenError, match="made for another drafter"):
+        foretoken.load(target, drafter="ngram", tokenizer=tiny.tokenizer(), profile=profile)
+    elsewhere = written(models, tmp_path / "e.json", "chain:2", host=host(CausalLM(target)) | {"processor": "Z80"})
+    with pytest.raises(ForetokenError, match=r"made with processor Z80, and here it is .*: run foretoken tune here"):
+        foretoken.load(target, drafter=drafter, profile=elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[1]", "is not a profile"),
+        ("{", "is not a profile"),
+        ('{"a": 1}', "is not a profile"),
+        (json.dumps({"format": FORMAT + 1}), "of another version"),
+        (json.dumps({"format": FORMAT}), "of another version"),
+        (None, "Cannot read profile"),
+    ],
+)
+def test_what_is_no_profile_is_refused(content, says, tmp_path):
+    if content is not None:
+        (tmp_path / "p.json").write_text(content)
+    with pytest.raises(ForetokenError, match=says):
+        read_profile(str(tmp_path / "p.json"))
+
+
+def test_a_fingerprint_is_the_models_own_and_the_same_every_time(models):
+    target, drafter = models
+    assert fingerprint(CausalLM(target)) == fingerprint(CausalLM(target))
+    assert fingerprint(CausalLM(target)) != fingerprint(CausalLM(drafter))
+
+
+def test_a_journal_goes_on_where_it_stopped(tmp_path):
+    path = str(tmp_path / "j")
+    calls = []
+    measure = lambda: calls.append(1) or [0.5]  # noqa: E731
+    assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
+    assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
+    assert len(calls) == 1
+    assert len(Journal(path, {"seed": 1})) == 0
+    (tmp_path / "j").write_text("{}")
+    assert len(Journal(path, {"seed": 0})) == 0
+    journal = Journal(path, {"seed": 0})
+    journal.close()
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_workload_that_measures_nothing_is_refused():
+    with pytest.raises(ForetokenError, match="below 16 tokens"):
+        Workload([[1]], 4, 1.0, float)
+    with pytest.raises(ForetokenError, match="no prompts"):
+        Workload([], 40, 1.0, float)
+    with pytest.raises(ForetokenError, match="temperature is -1"):
+        Workload([[1]], 40, -1.0, float)
+
+
+# The command.
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ["--prompts", 1, "--max-new-tokens", 20, "--json"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, models) -> Path:
+    root = tmp_path_factory.mktemp("demo")
+    for model, name in zip(models, ("target", "drafter"), strict=True):
+        tiny.save(model, root / name)
+    prompts = [{"id": f"p{i}", "file": "f.py", "prompt": "def f(x):" + "\n" * i, "reference": ""} for i in range(3)]
+    (root / "heldout.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    return root
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, demo: Path, tmp_path: Path, unchecked) -> Command:
+    """Run a command in an empty folder; (exit code, stdout, stderr)."""
+    monkeypatch.setattr(options, "demo_folder", lambda: demo)
+    monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
+    monkeypatch.setattr("foretoken.tune.costs.NODES", (1, 3, 15))
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: command.run(monkeypatch, capsys, *arguments)
+
+
+def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
+    code, out, err = run("tune", *SMALL, "--best", 2)
+    assert code == 0, err
+    assert "profile written to foretoken-profile.json" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["foretoken-profile.json"]
+    forwards, overheads, configurations = json.loads(out)["tables"]
+    assert {(row["model"], row["context"]) for row in forwards["rows"]} >= {("target", 128), ("drafter", 128)}
+    assert [row["tree"] for row in overheads["rows"]] == ["plain", *["chain"] * 3, *["kary"] * 2]
+    rows = {(row["tree"], row["verifier"]): row for row in configurations["rows"]}
+    speeds = [row["tokens/s"] for row in configurations["rows"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert rows["chain:5", "block"]["tokens a step"] >= rows["chain:5", "rrsw"]["tokens a step"] - 0.2
+    assert sum(row["measured tokens/s"] is not None for row in rows.values()) == 3
+    assert rows[PLAIN, ""]["measured x plain"] == 1
+    profile = read_profile("foretoken-profile.json")
+    best = max((r for r in rows.values() if r["measured tokens/s"]), key=lambda r: r["measured tokens/s"])
+    assert (profile.tree, profile.verifier) == (best["tree"], best["verifier"])
+    assert 0 < profile.acceptance <= 1
+    code, out, err = run("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    assert code == 0, err
+    assert json.loads(out)["tree"] == profile.tree
+    arguments = ("--rounds", 1, "--prompts", 1, "--max-new-tokens", 4, "--temperature", 1, "--json")
+    code, out, err = run("bench", "--profile", "foretoken-profile.json", *arguments)
+    assert code == 0, err
+    wanted = {"chain:5", "kary:2x2"} if profile.tree == PLAIN else {profile.tree}
+    assert {row["method"] for row in json.loads(out)["rows"] if row["system"] == "foretoken"} == {PLAIN} | wanted
+    code, _, err = run("bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments)
+    assert (code, "made for another drafter" in err) == (2, True)
+
+
+def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("foretoken.tune.run.forward_costs", interrupted)
+        code, _, err = run("tune", *SMALL, "--temperature", 0)
+    assert code == 130
+    assert "goes on from here" in err
+    assert not (tmp_path / "foretoken-profile.json").exists()
+    code, out, err = run("tune", *SMALL, "--temperature", 0)
+    assert code == 0, err
+    assert "going on after 1 measurements" in err
+    assert {row["verifier"] for row in json.loads(out)["tables"][-1]["rows"]} == {"", "rrsw", "transport"}
+
+
+def test_tune_watches_a_drafter_without_a_distribution(run):
+    (code, out, err) = run("tune", *SMALL, "--drafter", "ngram", "--best", 1)
+    assert code == 0, err
+    rows = json.loads(out)["tables"][-1]["rows"]
+    tokens = [row["tokens a step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
+    assert tokens == sorted(tokens), "a deeper chain cannot bring less"
+    assert read_profile("foretoken-profile.json").drafter == ""
+
+
+def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path):
+    (tmp_path / "w.jsonl").write_text('{"prompt": "ab"}\n')
+    code, _, err = run("tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
+    assert (code, "it has 1" in err) == (2, True)
+    for arguments, says in (
+        (("--drafter", "none"), "no drafter to tune"),
+        (("--best", 0), "best is 0"),
+        (("--max-new-tokens", 4), "below 16 tokens"),
+        (("--max-new-tokens", 4000), "do not fit the context"),
+        (("--expand", "2b"), "Unknown expansion 2b"),
+    ):
+        code, _, err = run("tune", *SMALL, *arguments)
+        assert (code, says in err) == (2, True), err

@@ -1,0 +1,97 @@
+"""`foretoken tune randomised` on tiny models."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import command
+import tiny
+from foretoken.bench.pair import with_cost_ratio
+from foretoken.build import load
+from foretoken.cli import options
+from foretoken.compare.table import Report
+from foretoken.core.coins import Coins
+from foretoken.core.errors import ForetokenError
+from foretoken.decode import NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.randomised import RandomisedDrafter
+from foretoken.tune.objective import OBJECTIVES, accepted
+from foretoken.tune.randomised import GRID, Ratios, _optima, with_coins
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("demo")
+    target = tiny.llama(0)
+    tiny.save(target, root / "target")
+    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
+    (root / "heldout.jsonl").write_text(json.dumps({"id": "p", "prompt": "def f(x):\n", "reference": ""}) + "\n")
+    return root
+
+
+def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
+    rng = torch.Generator().manual_seed(0)
+    p, q = (torch.rand(5, 8, generator=rng, dtype=torch.float64).pow(3) for _ in range(2))
+    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+    report = Report("", {})
+    _optima(report, p, q, Ratios(0.4, 0.1))
+    grid = torch.linspace(0, 1, 10001, dtype=torch.float64)
+    for row, (name, lam) in zip(
+        report.tables[0].json()["rows"], [("paper", 0.4), ("throughput", 0.4), ("throughput", 0.5)], strict=True
+    ):
+        values = OBJECTIVES[name](grid, accepted(p, q, grid), lam)
+        assert row["x plain there"] == pytest.approx(float(values.max()), abs=1e-4)
+        assert row["x plain at a = 1"] == pytest.approx(float(values[-1]), abs=1e-12)
+        assert (row["holds"] == "yes") == (row["best a"] < 1)
+
+
+def test_coins_and_costs(demo):
+    engine = load(str(demo / "target"), drafter=str(demo / "drafter"))
+    assert with_coins(engine, 0.0).drafter == NoDrafter()
+    half = with_coins(engine, 0.5).drafter
+    assert isinstance(half, RandomisedDrafter)
+    assert half.law == Coins(0.5)
+    big = with_cost_ratio(engine, str(demo / "drafter"), 4.0).drafter
+    assert isinstance(big, LMDrafter)
+    assert isinstance(engine.drafter, LMDrafter)
+    rows = [lm.open(1, 8) for lm in (engine.drafter.lm, big.lm)]
+    for of in rows:
+        of.join()
+    logits = [of.score([[5, 6, 7]], [[-1, 0, 1]])[0] for of in rows]
+    assert torch.allclose(*logits, atol=1e-4), "another cost, the same function"
+    with pytest.raises(ForetokenError, match="cost-ratio is -1"):
+        with_cost_ratio(engine, str(demo / "drafter"), -1.0)
+
+
+def test_the_command_prints_predicted_and_measured_and_draws_both_figures(
+    monkeypatch, capsys, demo, tmp_path, unchecked
+):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(options, "demo_folder", lambda: demo)
+    monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        return command.run(
+            monkeypatch, capsys, "tune", "randomised", "--prompts", 1, "--max-new-tokens", 16, *arguments
+        )
+
+    code, out, err = run("--json", "--plot", "f.png")
+    assert code == 0, err
+    optima, by_a = json.loads(out)["tables"]
+    assert [row["objective"] for row in optima["rows"]] == ["paper", "throughput", "throughput"]
+    assert [row["a"] for row in by_a["rows"]] == [f"{a:g}" for a in GRID]
+    rates = [row["acceptance of a draft"] for row in by_a["rows"][1:]]
+    assert rates == sorted(rates, reverse=True)
+    assert by_a["rows"][0]["measured x plain"] == by_a["rows"][0]["predicted x plain"] == 1
+    assert all(row["measured x plain"] > 0 for row in by_a["rows"])
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    for arguments, says in (
+        (("--temperature", 0), "wins nothing at temperature 0"),
+        (("--drafter", "ngram"), "no language model"),
+        (("--rounds", 0), "rounds is 0"),
+    ):
+        code, _, err = run(*arguments)
+        assert (code, says in err) == (2, True), err
