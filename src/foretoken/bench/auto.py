@@ -71,7 +71,7 @@ def useless(engine: Engine, seed: int) -> Engine:
 class Replay:
     """A processor that leaves one token at each place: the one of `text`, prompt included."""
 
-    text: Sequence[int]
+    text: list[int]
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         kept = torch.full_like(scores, -torch.inf)

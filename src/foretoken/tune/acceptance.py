@@ -51,6 +51,7 @@ def has_distribution(engine: Engine) -> bool:
 def forced(engine: Engine, prompt: list[int], ids: list[int], temperature: float) -> Forced:
     """One forward of each model over the prompt and the text that the target wrote after it."""
     assert isinstance(engine.drafter, LMDrafter)
+    assert isinstance(engine.drafter.lm, CausalLM)
     p = Sampling(temperature=temperature)(_logits(engine.target.lm, prompt, ids))
     v = p.shape[1]
     logits = _logits(engine.drafter.lm, prompt, ids)
