@@ -15,7 +15,8 @@ from foretoken.models import expand
 LINE = {
     "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
     "num_drafted", "num_accepted", "wall_s", "ttft_s", "forward_s", "scoring_s", "memory_bytes_per_token",
-    "tokens_per_s", "block_efficiency", "acceptance_rate", "outside_forwards", "outside_scoring", "cpu", "cores",
+    "tokens_per_s", "decoded_per_s", "num_first", "block_efficiency", "acceptance_rate", "outside_forwards",
+    "outside_scoring", "cpu", "cores",
     "threads", "load_average", "device", "python", "torch", "transformers", "foretoken", "commit", "dtype", "label",
     "num_params", "target", "drafter", "verifier", "execution",
 }  # fmt: skip
@@ -70,8 +71,10 @@ def test_every_method_runs_once_a_round_in_rotated_order(bench: Command, tmp_pat
         assert (line["scoring_s"] is None) == (line["system"] == "transformers")
         assert line["num_accepted"] <= line["num_drafted"]
         assert line["num_tokens"] <= line["num_target_forwards"] + line["num_accepted"]
+        assert 1 <= line["num_first"] <= line["num_tokens"]
         if line["method"] == "plain":
             assert (line["num_target_forwards"], line["num_drafted"], line["acceptance_rate"]) == (6, 0, None)
+            assert line["num_first"] == 1
 
     report = json.loads(out)
     assert [(row["system"], row["method"]) for row in report["rows"]] == 2 * (OURS + THEIRS)

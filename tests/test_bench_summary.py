@@ -8,7 +8,7 @@ from foretoken.bench.summary import Row, Spread, summarise
 
 
 def measurement(system: str, method: str, round_: int, tokens_per_s: float, **changes: object) -> Measurement:
-    run = Run(100, 50, 80, 50, 100 / tokens_per_s, 0.1, 75 / tokens_per_s, None, 10.0)
+    run = Run(100, 50, 80, 50, 100 / tokens_per_s, 0.1, 75 / tokens_per_s, None, 10.0, 1)
     fields = {"batch": 1, "temperature": 0.0, "prompt": "p", "order": 0, "seed": 0} | changes
     return Measurement(system=system, method=method, round=round_, run=run, **fields)  # pyright: ignore
 
@@ -31,6 +31,8 @@ def test_ratios_are_paired_so_that_a_slow_minute_does_not_count() -> None:
     row = rows(found)["foretoken", "chain:4", 1]
     assert values(row.tokens_per_s) == pytest.approx((100, 20, 200))
     assert values(row.vs_plain) == pytest.approx((2, 2, 2))
+    # 99 tokens after 0.1 s: (1 - 0.1) / (0.5 - 0.1) in the fast round, and so on.
+    assert values(row.decoding_vs_plain) == pytest.approx((1.9 / 0.9, 9.9 / 4.9, 0.9 / 0.4))
     assert values(row.vs_transformers) == pytest.approx((4, 4, 4))
     assert row.vs_batch_1 is None
     assert row.num_runs == 3

@@ -25,7 +25,7 @@ PLAIN = "plain"
 @dataclass(frozen=True)
 class Run:
     """One generation, or one batch of them. Counts are sums over the sequences, a batched forward counting once for
-    each; seconds are wall clock from the call to the return.
+    each; seconds are wall clock from the call to the return. num_first: tokens that came with each sequence's first.
 
     forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
     those calls, masks and cache; None for transformers.
@@ -40,6 +40,7 @@ class Run:
     forward_s: float
     scoring_s: float | None
     memory_bytes_per_token: float | None
+    num_first: int
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,11 @@ class Foretoken:
             lm = TimedLM(engine.drafter.lm, scoring, forwards)
             engine = replace(engine, drafter=replace(engine.drafter, lm=lm))
         ttft_s = 0.0
-        finished = []
+        finished, first = [], {}
         begin = time.perf_counter()
         for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, temperature=temperature):
             ttft_s = ttft_s or time.perf_counter() - begin
+            first.setdefault(chunk.index, len(chunk.token_ids))
             memory.sample()
             if chunk.finished:
                 finished.append(chunk.stats)
@@ -81,6 +83,7 @@ class Foretoken:
             forwards.seconds,
             scoring.seconds,
             memory.bytes_per_token(num_tokens),
+            sum(first.values()),
         )
 
 
@@ -138,6 +141,7 @@ class Transformers:
             target.seconds + drafter.seconds,
             None,
             watch.memory.bytes_per_token(num_tokens),
+            watch.num_first,
         )
 
 
@@ -150,6 +154,7 @@ class Watch(BaseStreamer):
     def __init__(self, memory: MemoryGrowth) -> None:
         self.memory = memory
         self.begun = self.first_s = 0.0
+        self.num_first = 0
         self._prompt = True
 
     def begin(self) -> None:
@@ -159,7 +164,8 @@ class Watch(BaseStreamer):
         if self._prompt:  # generate hands over the prompt first
             self._prompt = False
             return
-        self.first_s = self.first_s or time.perf_counter() - self.begun
+        if not self.num_first:
+            self.first_s, self.num_first = time.perf_counter() - self.begun, value.numel()
         self.memory.sample()
 
     def end(self) -> None: ...

@@ -18,7 +18,8 @@ from foretoken.core.errors import ForetokenError
 
 NOTES = """\
 tokens/s, x plain, x transformers: medians (lowest to highest) of the runs, and of ratios taken inside a round.
-x plain: over our plain decoding. x transformers: over transformers' plain generate. Same batch size in both.
+x plain: over our plain decoding; decoding: the same after the first token, without the prefill. x transformers: over
+transformers' plain generate. Same batch size in all.
 tokens/forward: emitted tokens per target forward, bonus included. accepted: share of drafted tokens that were emitted.
 TTFT: time to the first token. outside: share of the wall clock spent outside calls of the models; in brackets, outside
 our scoring, which is those calls, masks and cache. KiB/token: growth of the peak memory after the first token."""
@@ -78,14 +79,15 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     batched = any(row.vs_batch_1 for row in rows)
-    columns = ["tokens/s", "x plain", "x transformers", *(["x batch 1"] if batched else []), "tokens/forward",
-               "accepted", "TTFT ms", "outside", "KiB/token"]  # fmt: skip
+    columns = ["tokens/s", "x plain", "decoding", "x transformers", *(["x batch 1"] if batched else []),
+               "tokens/forward", "accepted", "TTFT ms", "outside", "KiB/token"]  # fmt: skip
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
         cells = [
             _spread(row.tokens_per_s, 1),
             _spread(row.vs_plain, 2),
+            "-" if row.decoding_vs_plain is None else f"{row.decoding_vs_plain.median:.2f}",
             _spread(row.vs_transformers, 2),
             *([_spread(row.vs_batch_1, 2)] if batched else []),
             f"{row.block_efficiency:.2f}",

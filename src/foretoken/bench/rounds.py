@@ -53,6 +53,12 @@ class Measurement:
         return self.run.num_tokens / self.run.wall_s
 
     @property
+    def decoded_per_s(self) -> float | None:
+        """Tokens a second after the first ones: without the prefill. None where all came at once."""
+        left = self.run.num_tokens - self.run.num_first
+        return left / (self.run.wall_s - self.run.ttft_s) if left else None
+
+    @property
     def outside_forwards(self) -> float:
         """Share of the wall clock outside calls of the models."""
         return 1 - self.run.forward_s / self.run.wall_s
@@ -68,6 +74,7 @@ class Measurement:
         run = self.run
         return fields | asdict(run) | {
             "tokens_per_s": self.tokens_per_s,
+            "decoded_per_s": self.decoded_per_s,
             "block_efficiency": run.num_tokens / run.num_target_forwards,
             "acceptance_rate": run.num_accepted / run.num_drafted if run.num_drafted else None,
             "outside_forwards": self.outside_forwards,

@@ -20,6 +20,7 @@ class Row:
     """One method at one temperature and batch size.
 
     vs_plain, vs_transformers: tokens/s over our plain decoding's and transformers' plain one's at the same batch size.
+    decoding_vs_plain: the same as vs_plain after the first tokens, that is without the prefill.
     vs_batch_1: over the same method's at batch 1. block_efficiency, acceptance_rate: over all runs together.
     outside_forwards, outside_scoring: see Measurement; memory in bytes.
     """
@@ -31,6 +32,7 @@ class Row:
     num_runs: int
     tokens_per_s: Spread
     vs_plain: Spread | None
+    decoding_vs_plain: Spread | None
     vs_transformers: Spread | None
     vs_batch_1: Spread | None
     block_efficiency: float
@@ -49,7 +51,8 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
     temperatures = list(dict.fromkeys(m.temperature for m in measurements))
     batches = list(dict.fromkeys(m.batch for m in measurements))
     methods = list(dict.fromkeys((m.system, m.method) for m in measurements))
-    speeds = {_place(m, m.batch, m.system, m.method): m.tokens_per_s for m in measurements}
+    speeds = _speeds((m, m.tokens_per_s) for m in measurements)
+    decoding = _speeds((m, m.decoded_per_s) for m in measurements)
     rows = []
     for (temperature, batch, system, method), group in groups.items():
         tokens, forwards = sum(m.run.num_tokens for m in group), sum(m.run.num_target_forwards for m in group)
@@ -63,6 +66,7 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
                 len(group),
                 tokens_per_s=_spread([m.tokens_per_s for m in group]),
                 vs_plain=_ratios(group, speeds, batch, OURS, PLAIN),
+                decoding_vs_plain=_ratios(group, decoding, batch, OURS, PLAIN),
                 vs_transformers=_ratios(group, speeds, batch, THEIRS, PLAIN),
                 vs_batch_1=None if batch == 1 else _ratios(group, speeds, 1, system, method),
                 block_efficiency=tokens / forwards,
@@ -83,6 +87,10 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
 Place = tuple[float, str, int, int, str, str]
 
 
+def _speeds(found: Iterable[tuple[Measurement, float | None]]) -> dict[Place, float]:
+    return {_place(m, m.batch, m.system, m.method): speed for m, speed in found if speed is not None}
+
+
 def _place(m: Measurement, batch: int, system: str, method: str) -> Place:
     return m.temperature, m.prompt, m.round, batch, system, method
 
@@ -90,9 +98,10 @@ def _place(m: Measurement, batch: int, system: str, method: str) -> Place:
 def _ratios(
     group: Sequence[Measurement], speeds: dict[Place, float], batch: int, system: str, method: str
 ) -> Spread | None:
-    """tokens/s of the group's runs over those of another method in the same rounds; None if it never ran there."""
-    others = [(m.tokens_per_s, speeds.get(_place(m, batch, system, method))) for m in group]
-    ratios = [mine / other for mine, other in others if other]
+    """Speeds of the group's runs over those of another method in the same rounds; None if it never ran there."""
+    own = [speeds.get(_place(m, m.batch, m.system, m.method)) for m in group]
+    others = [speeds.get(_place(m, batch, system, method)) for m in group]
+    ratios = [mine / other for mine, other in zip(own, others, strict=True) if mine and other]
     return _spread(ratios) if ratios else None
 
 
