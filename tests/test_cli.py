@@ -87,6 +87,7 @@ def test_batch_file_gives_each_prompt_its_own_seed(run, tmp_path):
     records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
     assert code == 0
     assert [r["seed"] for r in records] == [7, 8, 9]
+    assert [r["prompt"] for r in records] == ["a", "b", "c"]  # so that the lines are data for `foretoken train`
     _, alone, _ = run("generate", "b", "--max-new-tokens", 8, "--seed", 8, "--json")
     assert json.loads(alone)["token_ids"] == records[1]["token_ids"]
 

@@ -13,9 +13,11 @@ import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import Unrolled, causal
-from foretoken.heads.load import head_kind, load_head, save_head
+from foretoken.heads.lm import HeadLM
+from foretoken.heads.load import head_kind, load_head
 from foretoken.heads.make import HEADS, Head, layer_shape, new_head
-from foretoken.heads.rows import HeadLM, HeadRows
+from foretoken.heads.rows import HeadRows
+from foretoken.heads.save import save_head
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts

@@ -10,8 +10,8 @@ import foretoken
 import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import DraftFailedWarning, NoDrafter
-from foretoken.heads.load import save_head
 from foretoken.heads.make import HEADS, new_head
+from foretoken.heads.save import save_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 
@@ -42,7 +42,7 @@ def load(folders, kind, **options):
 CASES = [
     *((kind, "kary:2x3", "transport") for kind in HEADS),
     *((kind, "chain:9", "rrsw") for kind in ("gumiho", "medusa")),  # deeper than these heads go
-    *((kind, "ranked:14", None) for kind in HEADS),
+    *((kind, "dynamic:14", None) for kind in HEADS),
     *((kind, "product:14", None) for kind in ("gumiho", "medusa")),
 ]
 
@@ -77,6 +77,10 @@ def test_refused(folders, tmp_path):
     with pytest.raises(ForetokenError, match="needs parallel ones"):
         load(folders, "eagle", tree="product:20")
     with pytest.raises(ForetokenError, match="is for draft heads"):
-        foretoken.load(folders["target"], drafter="ngram", tree="ranked:20", device="cpu")
+        foretoken.load(folders["target"], drafter="ngram", tree="product:20", device="cpu")
+    with pytest.raises(ForetokenError, match="only verifier exact-match takes"):
+        load(folders, "medusa", tree="product:20", verifier="rrsw")
+    with pytest.raises(ForetokenError, match="Unknown tree ranked:20"):
+        load(folders, "eagle", tree="ranked:20")
     with pytest.raises(ForetokenError, match="not lossless for law"):
         load(folders, "medusa", tree="kary:2x2", verifier="standard")

@@ -9,22 +9,23 @@ import torch
 from torch import Tensor
 
 import tiny
-from foretoken.build import tree_policy
+from foretoken.build import head_drafter, tree_policy
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.draft.ranked import BEAM, ProductDrafter, RankedDrafter
+from foretoken.heads.lm import HeadLM
 from foretoken.heads.make import new_head
-from foretoken.heads.rows import HeadLM
 from foretoken.heads.serial import Gumiho
+from foretoken.heads.serial_rows import GumihoRows
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
+from foretoken.trees.dynamic import WIDTH
 
 VOCAB = 12
 
 
-def drafted(kind: type[RankedDrafter], nodes: int) -> tuple[TokenTree, dict[tuple[int, ...], float]]:
+def drafted(spec: str) -> tuple[TokenTree, dict[tuple[int, ...], float]]:
     """A tree, and the score of every path that Gumiho's head can draft, by brute force."""
     lm = CausalLM(tiny.llama(0, vocab=VOCAB))
     torch.manual_seed(1)
@@ -34,12 +35,13 @@ def drafted(kind: type[RankedDrafter], nodes: int) -> tuple[TokenTree, dict[tupl
         torch.nn.init.normal_(linear.weight, std=1 / linear.in_features**0.5)
     ids = [random.Random(0).randrange(VOCAB) for _ in range(7)]
     features = lm.states(torch.tensor([ids[:-1]]), head.feature_layers)[0]
-    session = kind(HeadLM(head, "head"), tree_policy(f"ranked:{nodes}"), Opaque, VOCAB).open(1, 40)
+    session = head_drafter(HeadLM(head, "head"), tree_policy(spec), Opaque, VOCAB).open(1, 100)
     session.join()
     session.learn([features])
     (tree,) = session.propose([Sequence(ids, Sampling(temperature=0.0), torch.Generator(), 40)])
 
     rows = HeadLM(head, "head").open(1, 100)
+    assert isinstance(rows, GumihoRows)
     rows.join()
     rows.learn([features])
     first = rows.score([ids[1:]], [range(-1, len(ids) - 2)])[0][-1].log_softmax(-1)
@@ -47,10 +49,10 @@ def drafted(kind: type[RankedDrafter], nodes: int) -> tuple[TokenTree, dict[tupl
     second = rows.score([list(range(VOCAB))], [[root] * VOCAB])[0].log_softmax(-1)
     later = rows.parallel_scores([(0, root + 1 + a) for a in range(VOCAB)]).log_softmax(-1)
     scores: dict[tuple[int, ...], float] = {}
-    beam = set(first.topk(BEAM).indices.tolist())
+    beam = set(first.topk(WIDTH).indices.tolist())
     for a in beam:
         scores[a,] = float(first[a])
-        for b in set(second[a].topk(BEAM).indices.tolist()):
+        for b in set(second[a].topk(WIDTH).indices.tolist()):
             scores[a, b] = scores[a,] + float(second[a, b])
             for c, d in itertools.product(range(VOCAB), repeat=2):
                 scores[a, b, c] = scores[a, b] + float(later[a, 0, c])
@@ -64,7 +66,7 @@ def paths(tree: TokenTree) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("nodes", [1, 5, 40])
 def test_the_product_tree_is_the_best_of_the_product(nodes: int) -> None:
-    tree, scores = drafted(ProductDrafter, nodes)
+    tree, scores = drafted(f"product:{nodes}")
     assert len(tree) == nodes + 1
     best = sorted(scores.values(), reverse=True)[:nodes]
     assert sorted((scores[path] for path in paths(tree)), reverse=True) == pytest.approx(best, abs=1e-5)
@@ -73,9 +75,9 @@ def test_the_product_tree_is_the_best_of_the_product(nodes: int) -> None:
 
 def test_without_completion_the_tree_is_no_better() -> None:
     """EAGLE-2's beam sees only children of the best nodes of each level; at an equal budget its sum is no larger."""
-    (product, scores), (ranked, _) = drafted(ProductDrafter, 40), drafted(RankedDrafter, 40)
-    assert len(ranked) == len(product)
-    assert sum(scores[path] for path in paths(ranked)) <= sum(scores[path] for path in paths(product)) + 1e-6
+    (product, scores), (dynamic, _) = drafted("product:40"), drafted("dynamic:40")
+    assert len(dynamic) == len(product)
+    assert sum(scores[path] for path in paths(dynamic)) <= sum(scores[path] for path in paths(product)) + 1e-6
 
 
 def law(tree: TokenTree, row: Callable[[int], Tensor], after: Callable[[tuple[int, ...]], Tensor]) -> Tensor:

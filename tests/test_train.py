@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from foretoken.core.errors import ForetokenError
 from foretoken.heads.make import HEADS, new_head
 from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
 from foretoken.train.data import Batches, Record, Row, records, rows
 from foretoken.train.evaluate import accuracy
 from foretoken.train.loop import Plan, Trainer, read_texts
 from foretoken.train.losses import LOSSES, eagle_loss, gumiho_loss, medusa_loss, noisy
+from foretoken.train.states import StateCache
 
 TEXTS = [Record("", f"def f{i}(x):\n    return x + {i * i}\n" * 3) for i in range(6)]
 
@@ -75,6 +78,44 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, lm: CausalLM, tmp_path:
     (tmp_path / "parts" / "checkpoint.pt").write_bytes(b"broken")
     with pytest.raises(ForetokenError, match="cannot be read"):
         other.resume()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_cached_states_train_the_same_head(kind: str, lm: CausalLM, tmp_path: Path) -> None:
+    """Texts of several lengths: cached row by row, read again in another order and by another head."""
+    data = rows([*TEXTS, Record("abc", "x" * 30)], tiny.tokenizer(), 48)
+    plan = Plan(kind, 960, "data", batch=2, length=48, lr=1e-2)
+    heads = []
+    for cache in (None, StateCache(tmp_path / "cache", lm), StateCache(tmp_path / "cache", lm)):
+        torch.manual_seed(0)
+        made = Trainer(new_head(kind, parts(lm)), lm, Batches(data, 2, 0), plan, tmp_path, cache)
+        made.prepare()
+        made.run(lambda _: None)
+        heads.append(made.head)
+    layers = {*made.head.feature_layers, FINAL}
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(files) == len(layers) * len(data)
+    room = StateCache(tmp_path / "cache", lm).num_bytes(sum(len(row.ids) for row in data), tuple(layers))
+    assert room < sum(path.stat().st_size for path in files) < room + 200 * len(files)
+    for plain, *cached in zip(*(head.parameters() for head in heads), strict=True):
+        torch.testing.assert_close(cached[0], plain, rtol=0, atol=1e-4)  # padding moves the last bits
+        assert torch.equal(*cached)
+
+
+def test_a_cache_is_of_one_target_and_of_whole_files(lm: CausalLM, tmp_path: Path, monkeypatch) -> None:
+    ids, mask = torch.randint(257, (1, 20)), torch.ones(1, 20, dtype=torch.bool)
+    cache = StateCache(tmp_path, lm)
+    assert torch.equal(cache(ids, mask, (FINAL, 2)), lm.states(ids, (FINAL, 2)))
+    other = CausalLM(tiny.llama(1, layers=6).requires_grad_(False))
+    assert torch.equal(StateCache(tmp_path, other)(ids, mask, (FINAL,)), other.states(ids, (FINAL,)))
+    (file,) = (cache.folder / "2").iterdir()
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(ForetokenError, match="of the cache"):
+        cache(ids, mask, (2,))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    cache.check_room(1, (2,))
+    with pytest.raises(ForetokenError, match=r"0\.0 GB are free"):
+        cache.check_room(10**6, (2,))
 
 
 class Perfect(Gumiho):
@@ -205,6 +246,11 @@ def test_command(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert facts["argv"]
     assert facts["torch"]
     assert "Held-out" in (folder / "README.md").read_text()
+    again = arguments(workplace, "again", "--tokens", "400", "--cache", str(workplace / "cache"), "--json")
+    code, second, err = run(monkeypatch, capsys, *again)
+    assert code == 0, err
+    assert "will take up to 0.00 GB" in err
+    assert json.loads(second.splitlines()[-1])["loss"] == pytest.approx(lines[-1]["loss"], rel=1e-4)
     code, _, err = run(
         monkeypatch, capsys, "generate", "def f", "--target", workplace / "target", "--drafter", folder,
         "--max-new-tokens", 12, "--temperature", 0, "--json",

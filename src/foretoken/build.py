@@ -19,14 +19,14 @@ from foretoken.draft.controller import Costs, Experience
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.product import product_drafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.draft.ranked import ProductDrafter, RankedDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
 from foretoken.draft.tli import tli
 from foretoken.engine import Engine
+from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import head_kind, load_head
-from foretoken.heads.rows import ready
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
@@ -48,7 +48,7 @@ from foretoken.models.vocabulary import vocabulary
 from foretoken.profile import PLAIN, Profile, read_profile
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
-from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
+from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
 from foretoken.trees.sequoia import read_acceptance, sequoia
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
@@ -69,9 +69,6 @@ VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], Model
 RULES = {"slem": "exact-match", "slrs": "string-rejection", "union": "string-rejection"}
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
-
-
-HEAD_TREES: dict[str, type[HeadDrafter]] = {"ranked": RankedDrafter, "product": ProductDrafter}
 
 
 def _chain(spec: str) -> TreePolicy:
@@ -104,8 +101,8 @@ def _opt_tree(spec: str) -> TreePolicy:
     return OptTree(_positive(spec, "opt-tree:N"))
 
 
-def _likeliest(spec: str) -> TreePolicy:
-    return static.chain(_positive(spec, "ranked:N"))  # only its size counts
+def _product(spec: str) -> TreePolicy:
+    return ProductTree(_positive(spec, "product:N"))
 
 
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
@@ -115,8 +112,7 @@ TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
     "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _opt_tree),
-    "ranked": ("ranked:N, the N likeliest nodes of a draft head, level by level as in EAGLE-2", _likeliest),
-    "product": ("product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly", _likeliest),
+    "product": ("product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly", _product),
     "list": ("list:FILE, the parent list in a JSON file", static.from_file),
 }
 
@@ -181,19 +177,15 @@ def load(
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
     spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
-    of_head = HEAD_TREES.get(tree.partition(":")[0])
-    if of_head is not None and head is None:
+    if isinstance(policy, ProductTree) and head is None:
         raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
-    if of_head is not None and method == AUTO:
+    if isinstance(policy, ProductTree) and method == AUTO:
         raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
     if draft_probability is not None:
         _check_randomised(
             draft_probability, drafter == "ngram" or spelling in RULES or not has_model or head is not None, policy, law
         )
-    if of_head is not None:
-        usual = "exact-match"
-    else:
-        usual = _default_rule(drafter, spelling, policy) if draft_probability is None else _random_rule(policy)
+    usual = _default_rule(drafter, spelling, policy) if draft_probability is None else _random_rule(policy)
     rule = verifier_named(verifier or usual)
     if draft_probability is not None and isinstance(rule, TreeBlock):
         raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
@@ -220,10 +212,7 @@ def load(
         if vocab is not None:
             raise ForetokenError(f"Draft head {head} has its target's vocabulary: drop --vocab.")
         model = causal_lm(target)
-        lm = ready(load_head(head, parts(model)), head)
-        if of_head is ProductDrafter:
-            lm.check_parallel()
-        proposing = (of_head or HeadDrafter)(lm, policy, family, model.vocab_size)
+        proposing = head_drafter(ready(load_head(head, parts(model)), head), policy, family, model.vocab_size)
     elif drafter is None or drafter == "none":
         proposing = NoDrafter()
     elif drafter == "ngram":
@@ -274,6 +263,13 @@ def fingerprint_of(drafter: Drafter) -> str:
     """Of its model; empty for drafters that are none, or part of the target."""
     lm = drafter.lm if isinstance(drafter, ModelDrafter) else None
     return fingerprint(lm) if type(lm) is CausalLM else ""
+
+
+def head_drafter(lm: HeadLM, policy: TreePolicy, family: LawFamily, vocab_size: int) -> HeadDrafter:
+    """A draft head with a tree. Raises ForetokenError for a product tree of a head that has no parallel levels."""
+    if isinstance(policy, ProductTree):
+        return product_drafter(lm, policy, family, vocab_size)
+    return HeadDrafter(lm, policy, family, vocab_size)
 
 
 def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy, law: str | None) -> None:

@@ -23,7 +23,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ranked import RankedDrafter
+from foretoken.draft.product import ProductDrafter
 from foretoken.engine import Engine
 from foretoken.models.target import LMTarget, LMTargetSession
 from foretoken.models.text import encode
@@ -195,7 +195,7 @@ def _wrong_rule(
 ) -> Check:
     """The same test on a rule that is known to be lossy must reject; a drafter without a density cannot run one."""
     name = "known-wrong rule"
-    if not isinstance(engine.drafter, LMDrafter) or isinstance(engine.drafter, RankedDrafter):
+    if not isinstance(engine.drafter, LMDrafter) or isinstance(engine.drafter, ProductDrafter):
         return Check(
             name, OK, f"does not apply: drafter {engine.drafter.name} has no density, so p itself is drawn from"
         )

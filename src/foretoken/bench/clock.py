@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Seconds spent, and times entered, between `start` and `stop`; nested pairs count once."""
+    """Seconds of wall clock spent, and times entered, between `start` and `stop`; nested pairs count once."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """device: waited for at both ends if it is an accelerator, whose calls return before they are done."""
         self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else None
         self.seconds, self.count = 0.0, 0
-        self._depth, self._since = 0, 0.0
+        self._depth, self._since, self._told = 0, 0.0, 0.0
 
     def time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """call(*args), with the clock running."""
@@ -32,6 +32,11 @@ class Clock:
             return call(*args, **kwargs)
         finally:
             self.stop()
+
+    def lap(self) -> float:
+        """Seconds since the last lap, or the start."""
+        seconds, self._told = self.seconds - self._told, self.seconds
+        return seconds
 
     def start(self) -> None:
         if self._depth == 0:

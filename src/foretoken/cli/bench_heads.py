@@ -11,8 +11,13 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.bench.heads import Method, Result
+    from foretoken.heads.lm import HeadLM
 
-SAMPLED = (("kary:2x3", "rrsw"), ("kary:2x3", "transport"), ("kary:2x3", "hub"))
+# Sampled trees, measured above temperature 0.
+SAMPLED = (
+    ("kary:2x3", "rrsw"), ("kary:2x3", "hub"), ("kary:2x3", "transport"), ("budget:{}", "transport"),
+    ("budget:{}", "block-transport"),
+)  # fmt: skip
 
 
 def heads(
@@ -22,6 +27,10 @@ def heads(
     drafter: Annotated[str | None, typer.Option(help="A drafter LM beside them; none leaves it out.")] = None,
     target: options.Target = None,
     nodes: Annotated[int, typer.Option(help="Nodes of the deterministic trees, drafted ones.")] = 20,
+    levels: Annotated[
+        list[int] | None,
+        typer.Option(help="Also Gumiho's head cut to so many levels, 2 of them serial; may be repeated."),
+    ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 1.")] = None,
     prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run.")] = 64,
@@ -35,11 +44,12 @@ def heads(
     dtype: options.Dtype = None,
 ) -> None:
     """Tokens a step, speed-up over plain decoding and time by component, of every head with deterministic trees
-    (ranked, and product where levels are parallel) and, above temperature 0, sampled trees under three rules."""
+    (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules."""
     from foretoken.bench.heads import Narrow, measure, method
     from foretoken.bench.machine import machine
+    from foretoken.heads.lm import ready
     from foretoken.heads.load import load_head
-    from foretoken.heads.rows import ready
+    from foretoken.heads.serial import Gumiho
     from foretoken.models.causal_lm import CausalLM
     from foretoken.models.expand import expand as expanded
     from foretoken.models.expand import size_named
@@ -72,11 +82,17 @@ def heads(
         raise ForetokenError("There are no demo heads here: name a folder with --head.")
     methods: list[Method] = []
     for folder in folders:
-        methods += _methods(ready(load_head(folder, borrowed), Path(folder).name), nodes, temperatures)
+        methods += _methods(ready(load_head(folder, borrowed), Path(folder).name), nodes)
+        for number in levels or ():
+            fewer = load_head(folder, borrowed)
+            if isinstance(fewer, Gumiho):
+                fewer.cut(number)
+                methods += _methods(ready(fewer, f"{Path(folder).name}, {number} levels"), nodes, sampled=False)
     if drafter != "none":
         path = drafter or str(options.demo_folder() / "drafter")
         lm = load_model(path, chosen, kind)
-        methods += [method(lm, tree, "rrsw", None, small.vocab_size) for tree in ("chain:5", "kary:2x3")]
+        methods += [method(lm, tree) for tree in ("chain:5", f"dynamic:{nodes}")]
+        methods.append(method(lm, "kary:2x3", sampled=True))
     tokenizer = load_tokenizer(source)
     texts = [encode(tokenizer, str(p["prompt"])) for p in options.heldout_prompts()[:prompts]]
     found = measure(scored, methods, narrow, texts, temperatures, max_new_tokens, rounds, seed, options.progress)
@@ -89,26 +105,25 @@ def heads(
         _print(header, found)
 
 
-def _methods(lm: "object", nodes: int, temperatures: list[float]) -> "list[Method]":
+def _methods(lm: "HeadLM", nodes: int, sampled: bool = True) -> "list[Method]":
     from foretoken.bench.heads import method
     from foretoken.heads.flat import Medusa
-    from foretoken.heads.rows import HeadLM
     from foretoken.heads.serial import Gumiho
 
-    assert isinstance(lm, HeadLM)
-    trees: list[tuple[str, str | None]] = [(f"ranked:{nodes}", None)]
-    if isinstance(lm.head, Gumiho | Medusa):
-        trees.append((f"product:{nodes}", None))
-    if any(t > 0 for t in temperatures):
-        trees += SAMPLED
-    return [method(lm, tree, rule, None, lm.vocab_size) for tree, rule in trees]
+    trees = (
+        ["dynamic", "product"] if isinstance(lm.head, Gumiho | Medusa) and lm.depth != Gumiho.SERIAL else ["dynamic"]
+    )
+    methods = [method(lm, f"{tree}:{nodes}") for tree in trees]
+    if sampled:
+        methods += [method(lm, tree.format(nodes), rule, sampled=True) for tree, rule in SAMPLED]
+    return methods
 
 
 def _print(header: dict[str, object], found: "list[Result]") -> None:
-    from foretoken.bench.heads import PARTS
+    from foretoken.bench.head_clocks import PARTS
 
     print(
-        f"{header['target']}, {header['num_params']:,} parameters; ms of processor time; tokens a step with the bonus"
+        f"{header['target']}, {header['num_params']:,} parameters; medians of ms a step; tokens a step with the bonus"
     )
     columns = ("T", "method", "x plain", "tokens/step", "nodes", "draft ms", "target ms", "other ms", *PARTS)
     rows: list[tuple[str, ...]] = [columns]

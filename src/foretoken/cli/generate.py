@@ -188,7 +188,8 @@ def _print_finished(
     engine: "Engine", chunk: "Chunk", prompt: str, text: str, ids: list[int], seed: int, as_json: bool
 ) -> None:
     if as_json:
-        print(json.dumps({"index": chunk.index, **_record(engine, text, ids, chunk.stats, seed)}), flush=True)
+        record = _record(engine, text, ids, chunk.stats, seed)
+        print(json.dumps({"index": chunk.index, "prompt": prompt, **record}), flush=True)
     else:
         print(f"--- {chunk.index + 1}", file=sys.stderr)
         _write(prompt + text + "\n")

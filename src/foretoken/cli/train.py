@@ -31,6 +31,10 @@ def train(
     levels: Annotated[int | None, typer.Option(help="Levels drafted: gumiho's 2 serial ones included.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order and noise.")] = 0,
     evaluate_every: Annotated[int, typer.Option(help="Steps between measurements on held-out text.")] = 100,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps the target's states, for other heads and runs on these texts."),
+    ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     json_: options.Json = False,
@@ -65,7 +69,10 @@ def train(
 
     asked = Options(head, tokens, epochs, batch, length, lr, layers, levels, seed)
     try:
-        run(lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), evaluate_every)
+        run(
+            lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), evaluate_every, cache,
+            lambda line: print(line, file=sys.stderr),
+        )  # fmt: skip
     except KeyboardInterrupt:
         print(f"\nStopped: the same command goes on from the last checkpoint in {out}.", file=sys.stderr)
         raise

@@ -1,14 +1,15 @@
 """A draft head as drafter: its tree grows as a language model's does, on the states of the target's scoring forward."""
 
 from collections.abc import Sequence as Seq
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
-from foretoken.draft.lm import LMDrafter, LMDraftSession
-from foretoken.heads.rows import HeadLM, HeadRows
+from foretoken.draft.lm import DraftRows, LMDrafter, LMDraftSession
+from foretoken.heads.lm import HeadLM
 
 
 class HeadDrafter(LMDrafter):
@@ -24,9 +25,14 @@ class HeadDrafter(LMDrafter):
         return HeadDraftSession(self, self.lm.open(batch, slots))
 
 
+@runtime_checkable
+class LearningRows(DraftRows, Protocol):
+    def learn(self, features: Seq[Float[Tensor, "_ f"]]) -> None: ...
+
+
 class HeadDraftSession(LMDraftSession):
     drafter: HeadDrafter
-    rows: HeadRows
+    rows: LearningRows
 
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
         self.rows.learn(features)

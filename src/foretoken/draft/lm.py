@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
-from foretoken.heads.rows import HeadLM, HeadRows
+from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 
@@ -90,10 +91,28 @@ class Growth:
         return self.builder.build()
 
 
+@runtime_checkable
+class DraftRows(Protocol):
+    """What a session calls of the rows of a model (models.rows.Rows) or of a head (heads.rows.HeadRows)."""
+
+    @property
+    def lengths(self) -> list[int]: ...
+
+    def join(self) -> int: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def extend(self, row: int, tokens: Seq[int]) -> None: ...
+
+    def score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ v"]]: ...
+
+    def keep(self, paths: Seq[Seq[int]]) -> None: ...
+
+
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way."""
 
-    def __init__(self, drafter: LMDrafter, rows: Rows | HeadRows) -> None:
+    def __init__(self, drafter: LMDrafter, rows: DraftRows) -> None:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
@@ -124,8 +143,11 @@ class LMDraftSession:
             depth += 1
             self._draw(sequences, logits, depth)
             if not any(g.frontier for g in self.growths) or (depth == 1 and self._rest_of_chain(sequences)):
-                return [g.finish() for g in self.growths]
+                return self._finish(sequences)
             logits = self._score_frontier()
+
+    def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        return [g.finish() for g in self.growths]
 
     def _rest_of_chain(self, sequences: Seq[Sequence]) -> bool:
         """Draw what is below the first level of a lone sequence's chain in one compiled call; False where it cannot."""

@@ -1,41 +1,21 @@
-"""Draft heads from and to folders in their published layouts; sizes are read off the tensors, not the configuration.
-
-| head   | file                                       | keys                                                          |
-|--------|--------------------------------------------|---------------------------------------------------------------|
-| eagle  | model.safetensors or pytorch_model.bin     | fc, layers.i.(self_attn, mlp, ...layernorm)                   |
-| gumiho | the same                                   | the same, mlp.j.b.linear                                      |
-| eagle3 | the same                                   | fc, midlayer (speculators: layers.0), norm, lm_head, d2t, t2d |
-| medusa | medusa_lm_head.pt or .safetensors          | i.j.linear, i.m.weight                                        |
-| hydra  | hydra_lm_head.pt or .safetensors           | hydra_mlp.i.j, hydra_lm_head.i.1, prefix_embeding_layer       |
-
-config.json may add "feature_scale", and holds what tensors do not show (head sizes, EAGLE-3's flags and layers).
-"""
+"""Draft heads from folders, as published or as we save them (layout.py)."""
 
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.heads.flat import Hydra, Medusa
-from foretoken.heads.layer import LayerShape
+from foretoken.heads.layout import FILES, READERS, Weights, kind_of, published
 from foretoken.heads.make import Head
-from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+from foretoken.heads.serial import Eagle3
 from foretoken.models.parts import TargetParts
 
-FILES = (
-    "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
-    "hydra_lm_head.safetensors", "hydra_lm_head.pt",
-)  # fmt: skip
 BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight")  # copies of the target's embedding
-UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm")  # of the speculators format
-Weights = dict[str, Tensor]
 
 
 def head_kind(folder: str | Path) -> str | None:
@@ -45,8 +25,8 @@ def head_kind(folder: str | Path) -> str | None:
         return None
     if path.suffix == ".safetensors":
         with _opened(path) as file:
-            return _kind(file.keys())
-    return _kind(_read(path))
+            return kind_of(file.keys())
+    return kind_of(_read(path))
 
 
 def load_head(folder: str | Path, parts: TargetParts) -> Head:
@@ -58,7 +38,7 @@ def load_head(folder: str | Path, parts: TargetParts) -> Head:
     if path is None:
         raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(FILES)}.")
     weights, config = _read(path), _config(Path(folder))
-    kind = _kind(weights)
+    kind = kind_of(weights)
     if kind is None:
         raise ForetokenError(
             f"{path} is no draft head: its keys, such as {next(iter(weights), 'none')}, are those of no layout known."
@@ -68,51 +48,6 @@ def load_head(folder: str | Path, parts: TargetParts) -> Head:
     head.feature_scale = float(config.get("feature_scale", 1.0))
     _fill(head, renamed, path)
     return head.to(device=parts.device, dtype=parts.dtype).requires_grad_(False).eval()
-
-
-def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a head in its published layout, as safetensors, beside a config.json that tells its scale and shape."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {
-        WRITERS[head.kind](key): (value.to(dtype) if value.is_floating_point() else value).contiguous()
-        for key, value in head.state_dict().items()
-    }
-    name = {"medusa": "medusa_lm_head.safetensors", "hydra": "hydra_lm_head.safetensors"}.get(head.kind, FILES[0])
-    config: dict[str, Any] = {
-        "foretoken_head": head.kind,
-        "feature_scale": head.feature_scale,
-        "vocab_size": head.target.vocab_size,
-        "hidden_size": head.target.hidden,
-    }
-    if not isinstance(head, Medusa):
-        shape = head.shape
-        config |= {
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "intermediate_size": shape.intermediate,
-            "rms_norm_eps": shape.eps,
-        }
-    if isinstance(head, Eagle3):
-        config |= {
-            "eagle_aux_hidden_state_layer_ids": list(head.feature_layers),
-            "draft_vocab_size": head.lm_head.out_features,
-            "norm_before_residual": head.midlayer.norm_before_residual,
-            "norm_output": head.norm_output,
-        }
-    _whole(folder / name, lambda path: save_file(weights, path))
-    _whole(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
-
-
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise ForetokenError(f"Cannot write {path}: {error}.") from error
 
 
 def _file(folder: Path) -> Path | None:
@@ -149,108 +84,6 @@ def _opened(path: Path) -> Any:
         raise ForetokenError(f"Cannot read {path} as weights ({error}): download it again.") from error
 
 
-def _kind(keys: Iterable[str]) -> str | None:
-    names = set(keys)
-    if "fc.weight" in names:
-        if "lm_head.weight" in names or any(name.startswith("midlayer.") for name in names):
-            return "eagle3"
-        return "gumiho" if any(name.startswith("mlp.") for name in names) else "eagle"
-    if any(name.startswith("hydra_mlp.") for name in names):
-        return "hydra"
-    return "medusa" if any(re.fullmatch(r"\d+\.\d+\.linear\.weight", name) for name in names) else None
-
-
-def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
-    """One more than the largest index that `pattern` finds in a key; 0 for none."""
-    found = [int(match[1]) for key in weights if (match := re.match(pattern, key))]
-    return max(found, default=-1) + 1
-
-
-def _size(weights: Mapping[str, Tensor], key: str, path: Path) -> tuple[int, ...]:
-    if key not in weights:
-        raise ForetokenError(f"{path} lacks {key}.")
-    return tuple(weights[key].shape)
-
-
-def _check(what: str, found: int, wanted: int, parts: TargetParts, path: Path) -> None:
-    if found != wanted:
-        raise ForetokenError(f"{path} is for a target with {what} {found}, and {parts.name} has {wanted}.")
-
-
-def _shape(
-    weights: Mapping[str, Tensor], prefix: str, config: dict[str, Any], parts: TargetParts, path: Path
-) -> LayerShape:
-    """Of the layer under `prefix`; only the width of one attention head cannot be seen in the tensors."""
-    queries, width = _size(weights, f"{prefix}self_attn.q_proj.weight", path)
-    keys, _ = _size(weights, f"{prefix}self_attn.k_proj.weight", path)
-    inner, hidden = _size(weights, f"{prefix}mlp.gate_proj.weight", path)
-    dim = config.get("head_dim")
-    if not dim and config.get("num_attention_heads"):
-        dim = queries // config["num_attention_heads"]
-    dim = dim or parts.head_dim
-    if queries % dim or keys % dim or dim != 2 * len(parts.inv_freq):
-        raise ForetokenError(
-            f"{path} has attention heads of width {dim}, which do not divide its {queries} and {keys} channels, or "
-            f"differ from the {2 * len(parts.inv_freq)} that {parts.name} rotates."
-        )
-    eps = float(config.get("rms_norm_eps") or parts.eps)
-    bias = f"{prefix}self_attn.q_proj.bias" in weights
-    return LayerShape(hidden, queries // dim, keys // dim, dim, inner, eps, width, bias)
-
-
-def _eagle(weights: Weights, config: dict[str, Any], parts: TargetParts, path: Path) -> tuple[Head, Weights]:
-    _check("hidden size", _size(weights, "fc.weight", path)[1] // 2, parts.hidden, parts, path)
-    shape = _shape(weights, "layers.0.", config, parts, path)
-    layers, bias = _count(weights, r"layers\.(\d+)\."), "fc.bias" in weights
-    return Eagle(parts, shape, layers, bias), weights
-
-
-def _gumiho(weights: Weights, config: dict[str, Any], parts: TargetParts, path: Path) -> tuple[Head, Weights]:
-    _check("hidden size", _size(weights, "fc.weight", path)[1] // 2, parts.hidden, parts, path)
-    shape = _shape(weights, "layers.0.", config, parts, path)
-    mlps, blocks = _count(weights, r"mlp\.(\d+)\."), _count(weights, r"mlp\.0\.(\d+)\.")
-    layers = _count(weights, r"layers\.(\d+)\.")
-    return Gumiho(parts, shape, layers, mlps, blocks, "fc.bias" in weights), weights
-
-
-def _medusa(weights: Weights, config: dict[str, Any], parts: TargetParts, path: Path) -> tuple[Head, Weights]:
-    heads, last = _count(weights, r"(\d+)\."), _count(weights, r"0\.(\d+)\.") - 1
-    vocab, hidden = _size(weights, f"0.{last}.weight", path)
-    _check("hidden size", hidden, parts.hidden, parts, path)
-    _check("vocabulary", vocab, parts.vocab_size, parts, path)
-    return Medusa(parts, heads, last, f"0.{last}.bias" in weights), {f"heads.{k}": v for k, v in weights.items()}
-
-
-def _hydra(weights: Weights, config: dict[str, Any], parts: TargetParts, path: Path) -> tuple[Head, Weights]:
-    heads, blocks = _count(weights, r"hydra_mlp\.(\d+)\."), _count(weights, r"hydra_mlp\.0\.(\d+)\.") // 2
-    vocab, hidden = _size(weights, "hydra_lm_head.0.1.weight", path)
-    _check("hidden size", hidden, parts.hidden, parts, path)
-    _check("vocabulary", vocab, parts.vocab_size, parts, path)
-    prefix = any(key.startswith("prefix_embeding_layer.") for key in weights)
-    own = LayerShape(hidden, parts.heads, parts.kv_heads, parts.head_dim, parts.intermediate, parts.eps, hidden)
-    shape = _shape(weights, "prefix_embeding_layer.layers.0.", config, parts, path) if prefix else own
-    return Hydra(parts, shape, heads, blocks, prefix), {_hydra_ours(k): v for k, v in weights.items()}
-
-
-def _eagle3(weights: Weights, config: dict[str, Any], parts: TargetParts, path: Path) -> tuple[Head, Weights]:
-    for flag in UNKNOWN_FLAGS:
-        if config.get(flag):
-            raise ForetokenError(f"{path} was made with {flag}, a form of EAGLE-3 that is not read here.")
-    weights = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in weights.items()}
-    shape = _shape(weights, "midlayer.", config, parts, path)
-    layers = tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
-    width = _size(weights, "fc.weight", path)[1]
-    _check("hidden size", width // (len(layers) or 3), parts.hidden, parts, path)
-    vocab = _size(weights, "lm_head.weight", path)[0]
-    whole = "d2t" not in weights
-    if whole:
-        _check("vocabulary", vocab, parts.vocab_size, parts, path)
-    else:
-        _check("vocabulary", _size(weights, "t2d", path)[0], parts.vocab_size, parts, path)
-    flags = bool(config.get("norm_before_residual")), bool(config.get("norm_output"))
-    return Eagle3(parts, shape, None if whole else vocab, layers, *flags), weights
-
-
 def _fill(head: Head, weights: Weights, path: Path) -> None:
     """Every weight of the head from the file, and nothing left over."""
     own = head.state_dict()
@@ -259,46 +92,15 @@ def _fill(head: Head, weights: Weights, path: Path) -> None:
         parts = []
         for what, keys in (("lacks", missing), ("has the unexpected", unexpected)):
             if keys:
-                parts.append(f"{what} {', '.join(WRITERS[head.kind](key) for key in keys[:8])}")
+                parts.append(f"{what} {', '.join(published(head.kind, key) for key in keys[:8])}")
         raise ForetokenError(f"{path} {' and '.join(parts)}: it is no whole {head.kind} head.")
     for key, value in weights.items():
         if own[key].shape != value.shape:
             raise ForetokenError(
-                f"In {path}, {WRITERS[head.kind](key)} has shape {tuple(value.shape)}, not {tuple(own[key].shape)}."
+                f"In {path}, {published(head.kind, key)} has shape {tuple(value.shape)}, not {tuple(own[key].shape)}."
             )
     head.load_state_dict(weights)
     if isinstance(head, Eagle3) and head.d2t is not None:
         ids = torch.arange(len(head.d2t)) + head.d2t
         if int(ids.min()) < 0 or int(ids.max()) >= head.target.vocab_size or len(ids.unique()) != len(ids):
             raise ForetokenError(f"{path} maps draft tokens by d2t to ids that the target lacks, or two to one.")
-
-
-def _hydra_published(key: str) -> str:
-    key = re.sub(r"^mlps\.(\d+)\.(\d+)\.", lambda m: f"hydra_mlp.{m[1]}.{2 * int(m[2]) + 1}.", key)
-    key = re.sub(r"^lm_heads\.(\d+)\.", r"hydra_lm_head.\1.1.", key)
-    key = re.sub(r"^prefix\.", "prefix_embeding_layer.layers.0.", key)
-    return re.sub(r"^prefix_norm\.", "prefix_embeding_layer.norm.", key)
-
-
-def _hydra_ours(key: str) -> str:
-    key = re.sub(r"^hydra_mlp\.(\d+)\.(\d+)\.", lambda m: f"mlps.{m[1]}.{(int(m[2]) - 1) // 2}.", key)
-    key = re.sub(r"^hydra_lm_head\.(\d+)\.1\.", r"lm_heads.\1.", key)
-    key = re.sub(r"^prefix_embeding_layer\.layers\.0\.", "prefix.", key)
-    return re.sub(r"^prefix_embeding_layer\.norm\.", "prefix_norm.", key)
-
-
-def _same(key: str) -> str:
-    return key
-
-
-Reader = Callable[[Weights, dict[str, Any], TargetParts, Path], tuple[Head, Weights]]
-READERS: dict[str, Reader] = {
-    "eagle": _eagle, "gumiho": _gumiho, "medusa": _medusa, "hydra": _hydra, "eagle3": _eagle3,
-}  # fmt: skip
-WRITERS: dict[str, Callable[[str], str]] = {
-    "eagle": _same,
-    "gumiho": _same,
-    "eagle3": _same,
-    "medusa": lambda key: key.removeprefix("heads."),
-    "hydra": _hydra_published,
-}

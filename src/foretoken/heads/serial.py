@@ -5,18 +5,20 @@ that stands for h_{i+1}; the target's LM head on it gives q of x_{i+2}. The next
 state. Inside a head, states are divided by `feature_scale`, so that noise and losses mean the same on any target.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
 
-class Serial(nn.Module):
+class Serial(nn.Module, ABC):
     """What drafting and training need of such a head.
 
     depth: levels it can draft, None for any. step: one pass over new nodes. attends: one Attend per layer.
@@ -41,6 +43,7 @@ class Serial(nn.Module):
         """The target's states in the form of the head's own."""
         return features / self.feature_scale
 
+    @abstractmethod
     def step(
         self,
         embedded: Float[Tensor, "b n d"],
@@ -48,8 +51,7 @@ class Serial(nn.Module):
         cos: Float[Tensor, "_ n h"],
         sin: Float[Tensor, "_ n h"],
         attends: list[Attend],
-    ) -> Float[Tensor, "b n d"]:
-        raise NotImplementedError
+    ) -> Float[Tensor, "b n d"]: ...
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """Scores of the token that follows a node, from its state o."""
@@ -106,6 +108,13 @@ class Gumiho(Eagle):
             nn.Sequential(*(Block(2 * d if i == 0 else d, d) for i in range(num_blocks))) for _ in range(num_mlps)
         )
         self.depth = self.SERIAL + num_mlps
+
+    def cut(self, levels: int) -> None:
+        """Keep only the MLPs of the first `levels` levels. Raises ForetokenError where it has fewer."""
+        most = self.SERIAL + len(self.mlp)
+        if not self.SERIAL <= levels <= most:
+            raise ForetokenError(f"Gumiho's head drafts {self.SERIAL} to {most} levels, not {levels}.")
+        self.mlp, self.depth = self.mlp[: levels - self.SERIAL], levels
 
     def parallel(self, first: Float[Tensor, "... d"], second: Float[Tensor, "... d"]) -> Float[Tensor, "... m d"]:
         """The states of all MLPs from o_i and o_{i+1}."""

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from foretoken.core.errors import ForetokenError
+from foretoken.heads.lm import HeadLM
 from foretoken.heads.make import Head
-from foretoken.heads.rows import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.data import Row

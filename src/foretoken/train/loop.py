@@ -1,7 +1,6 @@
-"""Training one head: features on the fly, checkpoints that resume, one record a report."""
+"""Training one head: checkpoints that resume, one record a report."""
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,10 +12,12 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.make import Head
+from foretoken.heads.save import write
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.data import Batches
 from foretoken.train.losses import LOSSES, Texts
+from foretoken.train.states import StateCache
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -52,10 +53,16 @@ class Report:
 
 
 class Trainer:
-    """Steps through `batches`; `save` writes DIR/checkpoint.pt under a temporary name first."""
+    """Steps through `batches`; `save` writes DIR/checkpoint.pt under a temporary name first.
 
-    def __init__(self, head: Head, lm: CausalLM, batches: Batches, plan: Plan, folder: Path) -> None:
+    cache: where the target's states are read and kept; None: computed anew each time.
+    """
+
+    def __init__(
+        self, head: Head, lm: CausalLM, batches: Batches, plan: Plan, folder: Path, cache: StateCache | None = None
+    ) -> None:
         self.head, self.lm, self.batches, self.plan, self.folder = head, lm, batches, plan, folder
+        self.cache = cache
         per_step = batches.batch * min(plan.length, max(len(row.ids) for row in batches.data))
         self.steps = max(1, round(plan.tokens / per_step))
         self.step, self.tokens, self.smooth = 0, 0, math.nan
@@ -64,13 +71,12 @@ class Trainer:
 
     @torch.no_grad()
     def texts(self, step: int) -> Texts:
-        return read_texts(self.head, self.lm, *self.batches[step])
+        return read_texts(self.head, self.lm, *self.batches[step], self.cache)
 
     def prepare(self) -> None:
         """Before the first step: the scale of the states, and what starts as a copy of the target's."""
-        states = self.texts(0).states
-        scale = float(states.double().square().mean().sqrt())
-        self.head.feature_scale = scale
+        texts = self.texts(0)
+        self.head.feature_scale = float(texts.states[texts.mask].double().square().mean().sqrt())
         start_from_target(self.head)
 
     def rate(self, progress: float) -> float:
@@ -141,10 +147,11 @@ class Trainer:
 
 
 @torch.no_grad()
-def read_texts(head: Head, lm: CausalLM, ids: Tensor, mask: Tensor) -> Texts:
-    """The target's states on whole texts, padded on the right, by one plain forward."""
+def read_texts(head: Head, lm: CausalLM, ids: Tensor, mask: Tensor, cache: StateCache | None = None) -> Texts:
+    """The target's states on whole texts, padded on the right, by one plain forward or from the cache."""
     ids, mask = ids.to(lm.device), mask.to(lm.device)
-    states = lm.states(ids, (*head.feature_layers, FINAL))
+    layers = (*head.feature_layers, FINAL)
+    states = lm.states(ids, layers) if cache is None else cache(ids, mask, layers)
     final = states[..., -lm.hidden_size :]
     return Texts(ids, mask, states[..., : -lm.hidden_size].float(), final.float())
 
@@ -158,14 +165,3 @@ def start_from_target(head: Head) -> None:
     for linear in head.own_lm_heads():
         if linear.weight.shape == weight.shape:
             linear.weight.copy_(weight * head.feature_scale * head.target.logit_scale)
-
-
-def write(path: Path, how: Callable[[Path], object]) -> None:
-    """A file that appears whole: written under a temporary name, then moved."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        how(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ForetokenError(f"Cannot write {path}: {error.strerror or error}.") from error

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.heads.load import save_head
 from foretoken.heads.make import Head, new_head
+from foretoken.heads.save import save_head, write
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
 from foretoken.train.data import Batches, Record, Row, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
-from foretoken.train.loop import Plan, Report, Trainer, write
+from foretoken.train.loop import Plan, Report, Trainer
+from foretoken.train.states import StateCache
 
 HELD_OUT = 50  # without held-out files, every 50th text is held out
 
@@ -72,10 +74,13 @@ def train(
     tell: Callable[[Progress], None],
     made_with: dict[str, Any],
     evaluate_every: int = 100,
+    cache: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Head:
     """Train, or go on from the checkpoint in `folder`; writes the head, its card, provenance.json and log.jsonl there.
 
-    made_with: machine and versions, for the record.
+    made_with: machine and versions, for the record. cache: folder that keeps the target's states for other heads and
+    runs; `note` is told what it may take.
     """
     texts = list(records(data))
     if held_out:
@@ -89,7 +94,8 @@ def train(
     torch.manual_seed(options.seed)
     head = new_head(options.kind, parts(lm), options.layers, options.levels)
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder)
+    kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
+    trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept)
     if not trainer.resume():
         trainer.prepare()
         (folder / "log.jsonl").unlink(missing_ok=True)
@@ -108,8 +114,19 @@ def train(
     return head
 
 
+def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Callable[[str], None]) -> StateCache:
+    cache, layers = StateCache(folder, lm), (*head.feature_layers, FINAL)
+    cache.check_room(tokens, layers)
+    note(f"The target's states in {folder} will take up to {cache.num_bytes(tokens, layers) / 1e9:.2f} GB.")
+    return cache
+
+
+def _count(data: Sequence[Row]) -> int:
+    return sum(len(row.ids) for row in data)
+
+
 def _plan(options: Options, learnt: Sequence[Row], texts: Sequence[Record]) -> Plan:
-    tokens = options.tokens or options.epochs * sum(len(row.ids) for row in learnt)
+    tokens = options.tokens or options.epochs * _count(learnt)
     lr = RATES[options.kind] if options.lr is None else options.lr
     return Plan(
         options.kind, tokens, digest(texts), options.seed, options.batch, options.length, lr,

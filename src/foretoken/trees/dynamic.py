@@ -12,6 +12,7 @@ nothing is drawn: the tree is a function of the text so far.
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 
 WIDTH, DEPTH = 10, 7
+WIDE = 35
 THRESHOLD, OPT_DEPTH = 0.2, 16
 
 
@@ -35,7 +37,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class RankedTree:
+class RankedTree(ABC):
     """At most `budget` nodes besides the root, on at most `depth` levels; up to `width` children at a node."""
 
     budget: int
@@ -50,9 +52,9 @@ class RankedTree:
         return 1 + max(self.budget, self.max_scored * self.depth)
 
     @property
+    @abstractmethod
     def max_scored(self) -> int:
         """Nodes of one level that get children."""
-        raise NotImplementedError
 
     @property
     def max_draws(self) -> int:
@@ -76,8 +78,8 @@ class RankedTree:
         chances = q[list(draws)].tolist()
         return [Scored(parent.log_score + math.log(max(x, 1e-300)), parent.level + 1) for x in chances]
 
-    def select(self, states: Sequence[Scored], first: int) -> list[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def select(self, states: Sequence[Scored], first: int) -> list[int]: ...
 
     def keep(self, states: Sequence[Scored]) -> list[int]:
         return sorted([0, *best(states, range(1, len(states)), self.budget)])
@@ -103,6 +105,19 @@ class DynamicTree(RankedTree):
         if states[-1].level >= self.depth:
             return []
         return sorted(best(states, range(first, len(states)), self.max_draws))
+
+
+@dataclass(frozen=True)
+class ProductTree(DynamicTree):
+    """The best of a whole product of levels, of which this grows the first `depth`: see draft/product.py.
+
+    wide: children considered at a node of the other levels, which do not depend on the tokens between (Gumiho's s).
+    """
+
+    wide: int = WIDE
+
+    def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        return (Opaque(max(self.width, self.wide)),)
 
 
 @dataclass(frozen=True)

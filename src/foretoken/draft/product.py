@@ -1,0 +1,152 @@
+"""The product tree of a head with parallel levels: full tree attention (paper 004, section 3.4) done exactly.
+
+What a parallel level drafts does not depend on the tokens between, so any combination of them is a path. In the
+published form a token is appended to another path together with the target's logits of the path it came from; those
+are logits of another context, so the text's law changes: tests/test_product_tree.py.
+"""
+
+import heapq
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from foretoken.core.laws import Opaque
+from foretoken.core.sequence import Sequence
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings, TokenTree
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.heads import HeadDrafter, HeadDraftSession, LearningRows
+from foretoken.draft.lm import Growth
+from foretoken.heads.lm import HeadLM
+from foretoken.trees.dynamic import ProductTree
+
+
+def product_drafter(lm: HeadLM, policy: ProductTree, law: LawFamily, vocab_size: int) -> "ProductDrafter":
+    """Raises ForetokenError for a head whose levels all depend on the tokens between."""
+    return ProductDrafter(lm, replace(policy, depth=lm.serial_levels()), law, vocab_size)
+
+
+class ProductDrafter(HeadDrafter):
+    """The tree holds the `budget` best nodes of the whole product by the sum of log q along the path, each node with
+    its own ancestors. The serial levels are those of a dynamic tree."""
+
+    policy: ProductTree
+
+    def open(self, batch: int, slots: int) -> "ProductSession":
+        return ProductSession(self, self.lm.open(batch, slots))
+
+
+@dataclass(frozen=True)
+class Level:
+    """The likeliest tokens below a node, best first, with log q. below: for each the serial node that says what comes
+    next: itself, or the one that the parallel levels belong to."""
+
+    tokens: list[int]
+    log_q: list[float]
+    below: list[int]
+
+
+@runtime_checkable
+class ParallelRows(LearningRows, Protocol):
+    def parallel_scores(self, pairs: Seq[tuple[int, int]]) -> Float[Tensor, "n m v"]: ...
+
+
+class ProductSession(HeadDraftSession):
+    drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
+    rows: ParallelRows  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        parallel = self._parallel_levels(sequences)
+        return [self._best(seq, g, levels) for seq, g, levels in zip(sequences, self.growths, parallel, strict=True)]
+
+    def _parallel_levels(self, sequences: Seq[Sequence]) -> list[dict[int, list[Level]]]:
+        """Of each row, {serial node: the levels that belong to it}; all rows in one call."""
+        serial, wide = self.drafter.policy.depth, self.drafter.policy.wide
+        owners = [
+            [node for node in g.scored if g.states[node].level == max(serial - 1, 0)] if seq.depth_left > serial else []
+            for seq, g in zip(sequences, self.growths, strict=True)
+        ]
+        places = [(row, self.growths[row].scored[node]) for row, nodes in enumerate(owners) for node in nodes]
+        if not places:
+            return [{} for _ in owners]
+        scores, done = self.rows.parallel_scores(places), 0
+        out: list[dict[int, list[Level]]] = []
+        for seq, g, nodes in zip(sequences, self.growths, owners, strict=True):
+            logits = scores[done : done + len(nodes)]
+            done += len(nodes)
+            out.append(dict(zip(nodes, self._levels(seq, g, nodes, logits, wide), strict=True)))
+        return out
+
+    def _levels(
+        self, seq: Sequence, g: Growth, nodes: list[int], logits: Float[Tensor, "n m v"], wide: int
+    ) -> list[list[Level]]:
+        if not nodes:
+            return []
+        q = self._weights(
+            seq, g, logits.flatten(0, 1), [g.suffix(node) for node in nodes for _ in range(logits.shape[1])]
+        )
+        top = q.topk(min(wide, q.shape[1]), -1)
+        shape = (*logits.shape[:2], -1)
+        tokens, log_q = top.indices.view(shape).tolist(), top.values.double().log().view(shape).tolist()
+        return [
+            [Level(t, x, [node] * len(t)) for t, x in zip(*of_node, strict=True)]
+            for node, of_node in zip(nodes, zip(tokens, log_q, strict=True), strict=True)
+        ]
+
+    def _serial_levels(self, g: Growth) -> dict[int, Level]:
+        """{node: its children}, of the nodes that the serial part expanded."""
+        out: dict[int, Level] = {}
+        for node in range(1, len(g.builder.tokens)):
+            parent, state = g.builder.parents[node], g.states[node]
+            level = out.setdefault(parent, Level([], [], []))
+            level.tokens.append(g.builder.tokens[node])
+            level.log_q.append(state.log_score - g.states[parent].log_score)
+            level.below.append(node if state.level < self.drafter.policy.depth else parent)
+        return out
+
+    def _best(self, seq: Sequence, g: Growth, parallel: dict[int, list[Level]]) -> TokenTree:
+        """Best first: a node enters when it is the best not yet in; then its next sibling and first child may enter."""
+        serial, depth = self._serial_levels(g), self.drafter.policy.depth
+        deepest = min(self.drafter.lm.depth or depth, seq.depth_left)
+        tokens, parents, owners, depths, scores = [g.builder.tokens[0]], [-1], [0], [0], [0.0]
+        heap: list[tuple[float, int, int]] = []
+
+        def level(node: int) -> Level | None:
+            if depths[node] >= deepest:
+                return None
+            if depths[node] < depth:
+                return serial.get(owners[node])
+            return parallel[owners[node]][depths[node] - depth] if owners[node] in parallel else None
+
+        def offer(parent: int, rank: int) -> None:
+            children = level(parent)
+            if children is not None and rank < len(children.tokens) and children.log_q[rank] > float("-inf"):
+                heapq.heappush(heap, (-(scores[parent] + children.log_q[rank]), parent, rank))
+
+        offer(0, 0)
+        while heap and len(tokens) <= self.drafter.policy.budget:
+            score, parent, rank = heapq.heappop(heap)
+            children = level(parent)
+            assert children is not None
+            tokens.append(children.tokens[rank])
+            parents.append(parent)
+            owners.append(children.below[rank])
+            depths.append(depths[parent] + 1)
+            scores.append(-score)
+            offer(parent, rank + 1)
+            offer(len(tokens) - 1, 0)
+        g.scored = {
+            node: g.scored[owner]
+            for node, owner in enumerate(owners)
+            if (node == 0 or depths[node] < depth) and owner in g.scored
+        }
+        draws: dict[int, list[int]] = {}
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            draws.setdefault(parent, []).append(token)
+        return TokenTree(tuple(tokens), tuple(parents), tuple(_opaque(draws.get(i)) for i in range(len(tokens))))
+
+
+def _opaque(draws: list[int] | None) -> Siblings | None:
+    return None if draws is None else Siblings(tuple(draws), None, Opaque(len(draws)))

@@ -1,0 +1,69 @@
+"""A draft head in the place of a drafter's language model."""
+
+from dataclasses import dataclass
+
+import torch
+
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.flat import Hydra, Medusa
+from foretoken.heads.flat_rows import HydraRows, MedusaRows
+from foretoken.heads.make import Head
+from foretoken.heads.rows import HeadRows
+from foretoken.heads.serial import Gumiho
+from foretoken.heads.serial_rows import GumihoRows, SerialRows
+from foretoken.models.panels import pack_linears
+
+
+def ready(head: Head, name: str) -> "HeadLM":
+    """A head for drafting alone, its weights packed where that is faster; it cannot be trained or saved any more."""
+    if head.target.device.type == "cpu" and head.target.dtype == torch.float32:
+        pack_linears(head)
+    return HeadLM(head, name)
+
+
+@dataclass(frozen=True)
+class HeadLM:
+    """name: for messages."""
+
+    head: Head
+    name: str
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.target.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.target.device
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.head.feature_layers
+
+    @property
+    def depth(self) -> int | None:
+        """Levels it can draft, None for any number."""
+        return self.head.depth
+
+    def serial_levels(self) -> int:
+        """Levels drafted one after the other, before those that do not depend on the tokens between.
+
+        Raises ForetokenError for a head whose levels all depend on them.
+        """
+        if isinstance(self.head, Gumiho):
+            return Gumiho.SERIAL
+        if isinstance(self.head, Medusa):
+            return 0
+        raise ForetokenError(
+            f"Head {self.name} drafts its levels one after the other, and a product tree needs parallel ones: take a "
+            "dynamic tree."
+        )
+
+    def open(self, batch: int, slots: int) -> HeadRows:
+        if isinstance(self.head, Gumiho):
+            return GumihoRows(self.head, batch, slots)
+        if isinstance(self.head, Medusa):
+            return MedusaRows(self.head, batch)
+        if isinstance(self.head, Hydra):
+            return HydraRows(self.head, batch, slots)
+        return SerialRows(self.head, batch, slots)

@@ -1,0 +1,62 @@
+"""A head to a folder in its published layout, and files that appear whole."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.flat import Medusa
+from foretoken.heads.layout import FILES, published
+from foretoken.heads.make import Head
+from foretoken.heads.serial import Eagle3
+
+
+def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a head in its published layout, as safetensors, beside a config.json that tells its scale and shape."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {
+        published(head.kind, key): (value.to(dtype) if value.is_floating_point() else value).contiguous()
+        for key, value in head.state_dict().items()
+    }
+    name = {"medusa": "medusa_lm_head.safetensors", "hydra": "hydra_lm_head.safetensors"}.get(head.kind, FILES[0])
+    config: dict[str, Any] = {
+        "foretoken_head": head.kind,
+        "feature_scale": head.feature_scale,
+        "vocab_size": head.target.vocab_size,
+        "hidden_size": head.target.hidden,
+    }
+    if not isinstance(head, Medusa):
+        shape = head.shape
+        config |= {
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate_size": shape.intermediate,
+            "rms_norm_eps": shape.eps,
+        }
+    if isinstance(head, Eagle3):
+        config |= {
+            "eagle_aux_hidden_state_layer_ids": list(head.feature_layers),
+            "draft_vocab_size": head.lm_head.out_features,
+            "norm_before_residual": head.midlayer.norm_before_residual,
+            "norm_output": head.norm_output,
+        }
+    write(folder / name, lambda path: save_file(weights, path))
+    write(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+
+
+def write(path: Path, how: Callable[[Path], object]) -> None:
+    """A file that appears whole: written under a temporary name, then moved."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        how(temporary)
+        temporary.replace(path)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
+        temporary.unlink(missing_ok=True)
+        raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error

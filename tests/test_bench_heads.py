@@ -1,0 +1,67 @@
+"""`foretoken bench heads`: every head with every tree, the plain text at temperature 0, and where the time goes."""
+
+import json
+
+import pytest
+import torch
+
+import tiny
+from command import run
+from foretoken.bench.clock import Clock
+from foretoken.bench.head_clocks import PARTS
+from foretoken.heads.make import new_head
+from foretoken.heads.save import save_head
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.parts import parts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bench")
+    model = tiny.llama(0, layers=6, context=2048)
+    tiny.save(model, root / "target")
+    torch.manual_seed(0)
+    for kind in ("gumiho", "eagle"):
+        save_head(new_head(kind, parts(CausalLM(model))), root / kind)
+    return root
+
+
+def test_command(folder, monkeypatch, capsys):
+    code, out, err = run(
+        monkeypatch, capsys, "bench", "heads", "--target", folder / "target", "--head", folder / "eagle", "--head",
+        folder / "gumiho", "--drafter", "none", "--nodes", 6, "--levels", 3, "--prompts", 1, "--max-new-tokens", 7,
+        "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    results = json.loads(out)["results"]
+    cold = [r["method"] for r in results if r["temperature"] == 0]
+    assert cold == [
+        "plain", "eagle dynamic:6 exact-match", "gumiho dynamic:6 exact-match", "gumiho product:6 exact-match",
+        "gumiho, 3 levels dynamic:6 exact-match", "gumiho, 3 levels product:6 exact-match",
+    ]  # fmt: skip
+    warm = {r["method"]: r for r in results if r["temperature"] == 1}
+    assert {"eagle kary:2x3 hub", "gumiho kary:2x3 transport", "eagle budget:6 block-transport"} <= warm.keys()
+    assert warm.keys() > set(cold)
+    assert warm["plain"]["tokens_per_step"] == warm["plain"]["speedup"] == 1
+    for r in results[1:]:
+        assert r["steps"] * r["tokens_per_step"] == pytest.approx(7)
+        parts = r["components_ms_per_step"]
+        assert list(parts) == list(PARTS)
+        if r["method"] != "plain":
+            assert 0 < parts["1st level"] <= r["draft_ms_per_step"]
+            assert r["nodes_per_step"] > 0
+    code, out, err = run(
+        monkeypatch, capsys, "bench", "heads", "--target", folder / "target", "--head", folder / "gumiho",
+        "--levels", 9, "--drafter", "none",
+    )  # fmt: skip
+    assert code == 2
+    assert "drafts 2 to 7 levels, not 9" in err
+
+
+def test_laps_add_up():
+    clock = Clock()
+    clock.time(sum, range(1000))
+    first = clock.lap()
+    clock.time(sum, range(1000))
+    assert first + clock.lap() == pytest.approx(clock.seconds)
+    assert clock.lap() == 0
