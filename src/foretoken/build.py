@@ -19,7 +19,7 @@ from foretoken.draft.controller import Costs, Experience
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
-from foretoken.draft.product import product_drafter
+from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
@@ -268,7 +268,8 @@ def fingerprint_of(drafter: Drafter) -> str:
 def head_drafter(lm: HeadLM, policy: TreePolicy, family: LawFamily, vocab_size: int) -> HeadDrafter:
     """A draft head with a tree. Raises ForetokenError for a product tree of a head that has no parallel levels."""
     if isinstance(policy, ProductTree):
-        return product_drafter(lm, policy, family, vocab_size)
+        serial = lm.serial_levels()
+        return ProductDrafter(lm, replace(policy, depth=serial), family, vocab_size, serial, policy.budget, policy.wide)
     return HeadDrafter(lm, policy, family, vocab_size)
 
 

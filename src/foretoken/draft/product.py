@@ -7,32 +7,35 @@ are logits of another context, so the text's law changes: tests/test_product_tre
 
 import heapq
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from foretoken.core.laws import Opaque
+from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.core.verifier import LawFamily
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession, LearningRows
 from foretoken.draft.lm import Growth
-from foretoken.heads.lm import HeadLM
-from foretoken.trees.dynamic import ProductTree
 
 
-def product_drafter(lm: HeadLM, policy: ProductTree, law: LawFamily, vocab_size: int) -> "ProductDrafter":
-    """Raises ForetokenError for a head whose levels all depend on the tokens between."""
-    return ProductDrafter(lm, replace(policy, depth=lm.serial_levels()), law, vocab_size)
-
-
+@dataclass(frozen=True)
 class ProductDrafter(HeadDrafter):
     """The tree holds the `budget` best nodes of the whole product by the sum of log q along the path, each node with
-    its own ancestors. The serial levels are those of a dynamic tree."""
+    its own ancestors.
 
-    policy: ProductTree
+    policy: grows the `serial` levels that are drafted one after the other, by the likeliest; its states know a node's
+    level and log_score. wide: children considered at a node of the other levels.
+    """
+
+    serial: int
+    budget: int
+    wide: int
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return (Opaque(max(self.policy.max_draws, self.wide)),)
 
     def open(self, batch: int, slots: int) -> "ProductSession":
         return ProductSession(self, self.lm.open(batch, slots))
@@ -63,7 +66,7 @@ class ProductSession(HeadDraftSession):
 
     def _parallel_levels(self, sequences: Seq[Sequence]) -> list[dict[int, list[Level]]]:
         """Of each row, {serial node: the levels that belong to it}; all rows in one call."""
-        serial, wide = self.drafter.policy.depth, self.drafter.policy.wide
+        serial, wide = self.drafter.serial, self.drafter.wide
         owners = [
             [node for node in g.scored if g.states[node].level == max(serial - 1, 0)] if seq.depth_left > serial else []
             for seq, g in zip(sequences, self.growths, strict=True)
@@ -103,12 +106,12 @@ class ProductSession(HeadDraftSession):
             level = out.setdefault(parent, Level([], [], []))
             level.tokens.append(g.builder.tokens[node])
             level.log_q.append(state.log_score - g.states[parent].log_score)
-            level.below.append(node if state.level < self.drafter.policy.depth else parent)
+            level.below.append(node if state.level < self.drafter.serial else parent)
         return out
 
     def _best(self, seq: Sequence, g: Growth, parallel: dict[int, list[Level]]) -> TokenTree:
         """Best first: a node enters when it is the best not yet in; then its next sibling and first child may enter."""
-        serial, depth = self._serial_levels(g), self.drafter.policy.depth
+        serial, depth = self._serial_levels(g), self.drafter.serial
         deepest = min(self.drafter.lm.depth or depth, seq.depth_left)
         tokens, parents, owners, depths, scores = [g.builder.tokens[0]], [-1], [0], [0], [0.0]
         heap: list[tuple[float, int, int]] = []
@@ -126,7 +129,7 @@ class ProductSession(HeadDraftSession):
                 heapq.heappush(heap, (-(scores[parent] + children.log_q[rank]), parent, rank))
 
         offer(0, 0)
-        while heap and len(tokens) <= self.drafter.policy.budget:
+        while heap and len(tokens) <= self.drafter.budget:
             score, parent, rank = heapq.heappop(heap)
             children = level(parent)
             assert children is not None

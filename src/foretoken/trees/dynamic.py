@@ -116,9 +116,6 @@ class ProductTree(DynamicTree):
 
     wide: int = WIDE
 
-    def laws(self, family: LawFamily) -> tuple[Law, ...]:
-        return (Opaque(max(self.width, self.wide)),)
-
 
 @dataclass(frozen=True)
 class OptTree(RankedTree):
