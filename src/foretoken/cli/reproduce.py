@@ -14,7 +14,7 @@ from foretoken.core.errors import ForetokenError
 if TYPE_CHECKING:
     from foretoken.compare.rows import ScoredText
     from foretoken.engine import Engine
-    from foretoken.heads.rows import HeadLM
+    from foretoken.heads.lm import HeadLM
 
 DEMO_VOCABULARIES = ("target", "drafter-1k", "drafter-bytes")
 
@@ -57,8 +57,8 @@ def reproduce(
 
     from foretoken.bench.machine import machine
     from foretoken.compare.table import Report
+    from foretoken.heads.lm import ready
     from foretoken.heads.load import load_head
-    from foretoken.heads.rows import ready
     from foretoken.models.parts import parts
     from foretoken.models.text import encode
     from foretoken.reproduce.run import Run

@@ -7,7 +7,7 @@ from typing import NoReturn
 from foretoken.compare.rows import ScoredText
 from foretoken.compare.table import Report
 from foretoken.engine import Engine
-from foretoken.heads.rows import HeadLM
+from foretoken.heads.lm import HeadLM
 
 
 def _unknown() -> NoReturn:

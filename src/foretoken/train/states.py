@@ -14,19 +14,18 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Bool, Float, Int
 from foretoken.heads.save import write
 from foretoken.models.causal_lm import CausalLM
-
-SAMPLED = 64  # values of each weight that tell one target from another
+from foretoken.models.identity import fingerprint
 
 
 class StateCache:
     """folder/TARGET/LAYER/TEXT.safetensors: one layer's states [t, d] of one text, in the target's dtype.
 
-    TARGET and TEXT are hashes of weights and of ids, so that any head and any order of the data finds them again.
+    TARGET and TEXT are hashes, of the target and of the text's ids: any head and any order of the data finds them again.
     """
 
     def __init__(self, folder: Path, lm: CausalLM) -> None:
         self.lm = lm
-        self.folder = folder / _fingerprint(lm)
+        self.folder = folder / f"{fingerprint(lm)}-{str(lm.dtype).removeprefix('torch.')}"
 
     def num_bytes(self, tokens: int, layers: tuple[int, ...]) -> int:
         """What the states of so many tokens take."""
@@ -81,14 +80,3 @@ class StateCache:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
-
-
-def _fingerprint(lm: CausalLM) -> str:
-    """Of every weight its name, shape, and some values."""
-    sha = hashlib.sha256(str(lm.dtype).encode())
-    for name, weight in lm.model.named_parameters():
-        flat = weight.detach().flatten()
-        some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
-        sha.update(f"{name}{tuple(weight.shape)}".encode())
-        sha.update(some.float().cpu().numpy().tobytes())
-    return sha.hexdigest()[:32]
