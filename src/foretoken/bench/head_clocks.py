@@ -66,8 +66,3 @@ class TimedSession(WrappedSession[Any]):
 
     def observe(self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
         self.clock.time(self.inner.observe, sequences, trees, paths)
-
-
-class TimedLearningSession(TimedSession):
-    def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
-        self.inner.learn(features)

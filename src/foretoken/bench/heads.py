@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from foretoken.bench.clock import Clock, TimedLM
-from foretoken.bench.head_clocks import PARTS, TimedHeadLM, TimedLearningSession, TimedSession
+from foretoken.bench.head_clocks import PARTS, TimedHeadLM, TimedSession
 from foretoken.build import check_pair, head_drafter, policy_for, tree_policy, verifier_named
-from foretoken.core.interfaces import LearningSession
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
@@ -156,8 +155,7 @@ def run(
     assert isinstance(decoder.target, LMTargetSession)
     decoder.target.catch_up([sequence])
     if chosen.drafter is not None:
-        kind = TimedLearningSession if isinstance(decoder.drafter, LearningSession) else TimedSession
-        decoder.drafter = kind(decoder.drafter, clocks[DRAFT])
+        decoder.drafter = TimedSession(decoder.drafter, clocks[DRAFT])
     clocks[TARGET].lap()
     while decoder.sequences:
         for _, step in clocks[STEP].time(decoder.step):

@@ -20,7 +20,7 @@ from foretoken.models.identity import fingerprint
 class StateCache:
     """folder/TARGET/LAYER/TEXT.safetensors: one layer's states [t, d] of one text, in the target's dtype.
 
-    TARGET and TEXT are hashes, of the target and of the text's ids: any head and any order of the data finds them again.
+    TARGET and TEXT are hashes, of the target and of the text's ids: any head, any order of the data finds them.
     """
 
     def __init__(self, folder: Path, lm: CausalLM) -> None:
