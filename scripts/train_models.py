@@ -81,7 +81,19 @@ SPECS = {
         embed_lr=0.01,
         copied=(0, 11),
     ),
-    "drafter-1k": Spec("A drafter with another vocabulary", "drafter-1k", 1024, 2, 512, (512, 2048), 1.5e6, chunk=2048),
+    "drafter-1k": Spec(
+        "A drafter with another vocabulary",
+        "drafter-1k",
+        1024,
+        2,
+        592,
+        (512, 2048),
+        2.4e6,
+        chunk=2048,
+        muon_lr=0.01,
+        embed_lr=0.01,
+        copied=(0, 11),
+    ),
     "drafter-bytes": Spec("A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=4096),
 }
 
@@ -353,18 +365,33 @@ def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
     return model.to(run.device), Tokenizer.from_file(str(folder / "tokenizer.json"))  # pyright: ignore
 
 
+def embeddings(target: LlamaForCausalLM, own: Tokenizer, tok: Tokenizer) -> torch.Tensor:
+    """The target's embedding of each token of `tok`; the mean over its spelling where the target lacks the token."""
+    known = target.get_input_embeddings().weight.cpu()
+    rows = []
+    for token in (tok.id_to_token(i) for i in range(tok.get_vocab_size())):
+        one = own.token_to_id(token)
+        spelled = [one] if one is not None else own.encode(tok.decoder.decode([token]), add_special_tokens=False).ids
+        rows.append(known[spelled].mean(0))
+    return torch.stack(rows)
+
+
 def train_one(run: Run, name: str) -> None:
     spec = SPECS[name]
     tok, tokens = get_tokenizer(run, spec.tokenizer), training_tokens(run, spec.tokenizer)
     torch.manual_seed(run.seed)
     model, loss_fn, extra = build_model(spec, tok.token_to_id(EOT)), text_loss, None
-    if name == "drafter":
-        target, _ = load_model(run, "target")
-        model.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+    if spec.copied:
+        target, own = load_model(run, "target")
+        model.model.embed_tokens.weight.data.copy_(embeddings(target, own, tok))
         model.model.norm.load_state_dict(target.model.norm.state_dict())
         for layer, copied in zip(model.model.layers, spec.copied, strict=True):
             layer.load_state_dict(target.model.layers[copied].state_dict())
-        loss_fn, extra = distil_loss(target), sampled_tokens(run, target, tokens)
+        extra = sampled_tokens(run, target, training_tokens(run, "target"))
+        if spec.tokenizer == "target":
+            loss_fn = distil_loss(target)
+        else:
+            extra = np.array(tok.encode(own.decode(extra.tolist()), add_special_tokens=False).ids, np.uint16)
     facts = train(run, name, model, Stream(tokens, run.seed, spec.chunk, spec.rows, extra), loss_fn)
     export(run, name, model, tok, facts)
 
@@ -418,7 +445,9 @@ def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer, facts: 
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     nats, bits = held_out_loss(*load_model(Run(run.work, run.work, 0, run.device), fresh.name), run.device)
     distilled = "distilled from `models/target` (divergence, then acceptance), a quarter on text that it wrote"
-    shown = vars(spec) | facts | {"objective": distilled if name == "drafter" else "next-token loss on text"}
+    followed = "next-token loss, begun as layers of `models/target`, a quarter on text that it wrote"
+    objective = {"drafter": distilled, "drafter-1k": followed}.get(name, "next-token loss on text")
+    shown = vars(spec) | facts | {"objective": objective}
     card = CARD.format(
         name=name, params=model.num_parameters(), context=spec.lengths[1], nats=nats, bits=bits, seed=run.seed,
         python=".".join(map(str, sys.version_info[:3])), **{**shown, "tokens": facts["tokens"]},

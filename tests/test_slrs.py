@@ -13,6 +13,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings
+from foretoken.decode import DraftFailedWarning
 from foretoken.draft import slrs
 from foretoken.draft.price import Price
 from foretoken.draft.slrs import SLRSDrafter, SLRSSession
@@ -241,3 +242,17 @@ def test_what_does_not_fit_is_told(target):
         load(target, "bytes", tree="kary:2x2")
     with pytest.raises(ForetokenError, match="exact-match or string-rejection"):
         load(target, "bytes", verifier="rrsw")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_drafter_that_fails_in_the_middle_of_a_walk_costs_no_text(target, monkeypatch):
+    engine = load(target, next(iter(DRAFTERS)))
+
+    def broken(*_):
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(Price, "__call__", broken)
+    with pytest.warns(DraftFailedWarning, match="no more memory") as told:
+        results = engine.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=0)
+    assert [len(result.token_ids) for result in results] == [6] * len(PROMPTS)
+    assert len(told) == 1

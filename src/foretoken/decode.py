@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError, NotFiniteError
+from foretoken.core.errors import DraftError, ForetokenError, NotFiniteError
 from foretoken.core.interfaces import (
     Drafter,
     DraftSession,
@@ -25,7 +25,7 @@ from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
-from foretoken.core.walk import walk_of
+from foretoken.core.walk import draw, walk_of
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Decoder:
         scores = self.target.score(sequences, trees)
         steps, paths = [], []
         for seq, tree, logits in zip(sequences, trees, scores, strict=True):
-            path, token = self.walk(tree, self._probabilities(seq, tree, logits), seq.rng)
+            path, token = self._walk(seq, tree, logits)
             steps.append((seq, seq.commit(tree, path, token)))
             paths.append(path)
         self.target.keep(paths)
@@ -99,6 +99,14 @@ class Decoder:
             if seq.finished:
                 self.leave(seq)
         return steps
+
+    def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
+        probabilities = self._probabilities(seq, tree, logits)
+        try:
+            return self.walk(tree, probabilities, seq.rng)
+        except DraftError as error:
+            self._give_up(error.__cause__ or error)
+            return (0,), draw(probabilities(0), seq.rng)
 
     def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[int], Tensor]:
         # A plain annotation: one with a shape would be built anew at every step.
@@ -123,13 +131,17 @@ class Decoder:
         try:
             return call()
         except Exception as error:
+            self._give_up(error)
+            return call()
+
+    def _give_up(self, error: BaseException) -> None:
+        if not isinstance(self.drafter, NoDrafter):
             warnings.warn(
                 f"The drafter failed ({type(error).__name__}: {error}); going on with plain decoding.",
                 DraftFailedWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-            self.drafter, self._learner = NoDrafter(), None
-            return call()
+        self.drafter, self._learner = NoDrafter(), None
 
 
 def _open(target: Target, drafter: Drafter, batch: int, slots: int) -> TargetSession:

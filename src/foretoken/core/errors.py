@@ -7,3 +7,7 @@ class ForetokenError(ValueError):
 
 class NotFiniteError(ForetokenError):
     """A model gave logits (or a processor made scores) from which no distribution follows."""
+
+
+class DraftError(Exception):
+    """A drafter raised while a walk asked it something; its own error is the cause."""

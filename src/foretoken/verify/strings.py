@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import DraftError
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
@@ -64,7 +65,7 @@ def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: torch.Generator)
     left = p.double() / p.double().sum()
     known = set(siblings.draws)
     for token in siblings.draws:
-        mass, psi = float(left[token]), siblings.psi(token)
+        mass, psi = float(left[token]), _psi(siblings, token)
         if mass >= psi or _coin(mass / psi, rng):
             return token
         left[token] = 0.0  # p < psi, else it had been accepted
@@ -74,11 +75,18 @@ def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: torch.Generator)
         if token in known:
             return token
         known.add(token)
-        kept = max(0.0, mass - siblings.psi(token))
+        kept = max(0.0, mass - _psi(siblings, token))
         if kept == mass or _coin(kept / mass, rng):
             return token
         left[token] = kept
     return draw(p, rng)  # p == psi leaves no residual; it is reached with probability 0 up to rounding
+
+
+def _psi(siblings: PricedSiblings, token: int) -> float:
+    try:
+        return siblings.psi(token)
+    except Exception as error:
+        raise DraftError from error
 
 
 def _coin(chance: float, rng: torch.Generator) -> bool:
