@@ -181,10 +181,42 @@ def test_load_takes_what_the_profile_found(models, tmp_path):
     assert (named.tree, named.verifier.name) == ("chain:2", "rrsw")
     auto = foretoken.load(target, drafter=drafter, profile=profile, method="auto").drafter
     assert isinstance(auto, AutoDrafter)
+    assert auto.sizes == (0, 2, 6), "the profile's tree, cut where it pays"
+    assert auto.clock is None
     assert auto.experience.acceptance == 0.8
     assert auto.experience.costs[1].steps(2, 2.0) == pytest.approx(1.6)
     plain = foretoken.load(target, drafter=drafter, profile=written(models, tmp_path / "q.json", PLAIN))
     assert (plain.drafter, plain.tree) == (NoDrafter(), PLAIN)
+
+
+def test_with_a_profiles_costs_a_seed_fixes_the_text_of_method_auto(models, tmp_path):
+    target, drafter = models
+    profile = written(models, tmp_path / "p.json", "chain:2", extra=(0.05, 0.1, 0.02))
+    prompts = [[5, 6, 7], [9, 10, 11, 12]]
+
+    def texts(engine):
+        results = engine.generate(prompts, max_new_tokens=60, seed=3)
+        return [(r.token_ids, r.stats.num_drafted) for r in results]
+
+    engines = [foretoken.load(target, drafter=drafter, profile=profile, method="auto") for _ in range(2)]
+    first = texts(engines[0])
+    assert first == texts(engines[0]) == texts(engines[1]), "neither time nor earlier texts decide"
+    assert all(drafted > 0 for _, drafted in first)
+    assert engines[0].drafter.experience.costs.keys() == {1}, "what a text teaches is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ((None, None), "auto"),
+        ((3, None), "fixed"),
+        ((3, "p.json"), "auto"),
+        ((None, None, "chain:2"), "fixed"),
+        ((None, "p.json", None, "rrsw"), "fixed"),
+    ],
+)
+def test_generate_is_auto_unless_a_seed_or_a_shape_is_asked_for(given, method):
+    assert options.method_for(*given) == method
 
 
 def test_a_profile_of_other_models_or_another_machine_is_refused(models, tmp_path):
@@ -293,9 +325,13 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     best = max((r for r in rows.values() if r["measured tokens/s"]), key=lambda r: r["measured tokens/s"])
     assert (profile.tree, profile.verifier) == (best["tree"], best["verifier"])
     assert 0 < profile.acceptance <= 1
-    code, out, err = run("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    code, out, err = run(*profiled, "--method", "fixed")
     assert code == 0, err
     assert json.loads(out)["tree"] == profile.tree
+    code, out, err = run(*profiled, "--seed", 1)
+    assert code == 0, err
+    assert json.loads(out)["tree"].startswith("auto, at most")
     arguments = ("--rounds", 1, "--prompts", 1, "--max-new-tokens", 4, "--temperature", 1, "--json")
     code, out, err = run("bench", "--profile", "foretoken-profile.json", *arguments)
     assert code == 0, err

@@ -15,7 +15,7 @@ from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
-from foretoken.draft.controller import Costs, Experience
+from foretoken.draft.controller import KNOWN_WEIGHT, LOOK, Costs, Experience
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
@@ -141,8 +141,8 @@ def load(
     drafter: a model with the target's vocabulary; the folder of a draft head (docs/heads.md); "ngram" (prompt lookup,
     needs no model); None or "none" for plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
     "auto" cuts it (default chain:12) at the depth that pays, step by step, and does not draft where nothing pays. Its
-    depths depend on measured times, so that at temperature > 0 a seed does not fix the text. tree: see
-    `foretoken.tree`.
+    depths depend on measured times, so that at temperature > 0 a seed does not fix the text, unless a profile tells the
+    costs. tree: see `foretoken.tree`.
     verifier: see `foretoken.verifier`; by default rrsw, or exact-match where the drafter has no density. law: how
     children are drawn; by default the one the verifier is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
@@ -155,8 +155,9 @@ def load(
     the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums.
     draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
     by default with verifier randomised on chains, transport on trees.
-    profile: a file of `foretoken tune`. Where neither tree nor verifier, law, method or draft_probability is given, its
-    best tree and verifier, or plain decoding if that was best; for method auto its costs and acceptance to start from.
+    profile: a file of `foretoken tune`: its best tree and verifier, or plain decoding if that was best, unless a tree,
+    verifier, law or draft_probability is given. Method auto takes its costs instead of measuring, so that a seed fixes
+    the text, and drafts chains as deep as pays if a chain was best.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
@@ -164,9 +165,11 @@ def load(
     if method not in METHODS:
         raise ForetokenError(f"Unknown method {method}: choose one of {', '.join(METHODS)}.")
     tuned = None if profile is None else read_profile(profile)
-    asked = any(x is not None for x in (tree, verifier, law, draft_probability)) or method != FIXED
-    if tuned is not None and not asked and tuned.tree != PLAIN:
+    named = any(x is not None for x in (tree, verifier, law, draft_probability))
+    if tuned is not None and not named and tuned.tree != PLAIN:
         tree, verifier = tuned.tree, tuned.verifier
+        if method == AUTO and tree.startswith("chain:"):
+            tree = METHODS[AUTO]
     tree = tree or METHODS[method]
     check_compile(compile)
     policy = tree_policy(tree)
@@ -231,13 +234,13 @@ def load(
     if draft_probability is not None:
         assert isinstance(proposing, LMDrafter)
         proposing = RandomisedDrafter(proposing.lm, policy, Coins(draft_probability), 0)
-    experience = Experience()
+    known = None
     if tuned is not None and profile is not None:
         model = model or causal_lm(target)
         check_profile(tuned, profile, model, proposing)
-        costs = Costs(tuned.plain_s, num_plain=1, prior=np.array(tuned.extra))
-        experience = Experience(tuned.acceptance, costs={1: costs})
-        if not asked and tuned.tree == PLAIN:
+        costs = Costs(tuned.plain_s, num_plain=1, look=LOOK, prior=np.array(tuned.extra))
+        known = Experience(tuned.acceptance, KNOWN_WEIGHT, {1: costs})
+        if method == FIXED and not named and tuned.tree == PLAIN:
             proposing, tree = NoDrafter(), PLAIN
     check_pair(proposing, rule)
     model = model or causal_lm(target)
@@ -249,7 +252,7 @@ def load(
             )
         proposing = replace(proposing, vocab_size=model.vocab_size)
     if method == AUTO and not isinstance(proposing, NoDrafter):
-        proposing = auto_drafter(proposing, policy.sizes(), experience)
+        proposing = auto_drafter(proposing, policy.sizes(), known)
         tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
 

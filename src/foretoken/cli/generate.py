@@ -23,7 +23,7 @@ def generate(
     ] = None,
     target: options.Target = None,
     drafter: options.Drafter = None,
-    method: options.Method = "fixed",
+    method: options.Method = None,
     tree: options.LargestTree = None,
     verifier: options.Verifier = None,
     law: options.Law = None,
@@ -55,6 +55,7 @@ def generate(
     The text streams to stdout, statistics follow on stderr.
     """
     prompts = _prompts(prompt, batch_file, target)
+    method = method or options.method_for(seed, profile, tree, verifier, law, draft_probability)
     engine = options.load_engine(
         *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile),
         draft_probability=draft_probability,

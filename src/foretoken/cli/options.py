@@ -28,10 +28,12 @@ LargestTree = Annotated[
     str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")
 ]
 Method = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode "
-        "plainly where nothing pays (it goes by measured times, so at temperature > 0 a seed does not fix the text)."
+        "plainly where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only with "
+        "--profile, whose costs it takes instead. Default: auto, but fixed where a tree, verifier, law or draft "
+        "probability is named, or a seed without a profile."
     ),
 ]
 Verifier = Annotated[
@@ -101,6 +103,12 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     if target is None:
         return str(demo_folder() / "target"), drafter or str(demo_folder() / "drafter")
     return target, drafter or "ngram"
+
+
+def method_for(seed: int | None, profile: str | None, *named: object) -> str:
+    """The method where none is asked for. named: tree, verifier and the like, None where they are not given."""
+    fixed = any(x is not None for x in named) or (seed is not None and profile is None)
+    return "fixed" if fixed else "auto"
 
 
 def load_engine(

@@ -7,6 +7,7 @@ took. So every step is one of the other drafter's own, cut at a depth that is fi
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -27,19 +28,23 @@ class AutoDrafter(WrappedDrafter[Drafter]):
 
     experience: what earlier texts taught of costs and acceptance, kept from one text to the next; only where the next
     one starts depends on it. clock: seconds; what it tells steers the depths, and so, at temperature > 0, which of
-    the equally distributed texts comes out for a seed.
+    the equally distributed texts comes out for a seed. Without a clock costs are those of `experience`, every batch
+    starts from it anew, and a seed fixes the text (of a batch of prompts: all of them together).
     """
 
     sizes: tuple[int, ...]
     experience: Experience = field(default_factory=Experience)
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] | None = time.perf_counter
 
     def open(self, batch: int, slots: int) -> "AutoSession":
-        return AutoSession(self.inner.open(batch, slots), Controller(self.sizes, self.experience), self.clock)
+        return AutoSession(self.inner.open(batch, slots), self.controller(), self.clock)
+
+    def controller(self) -> Controller:
+        return Controller(self.sizes, self.experience if self.clock else deepcopy(self.experience))
 
 
 class AutoSession(WrappedSession[DraftSession]):
-    def __init__(self, inner: DraftSession, controller: Controller, clock: Callable[[], float]) -> None:
+    def __init__(self, inner: DraftSession, controller: Controller, clock: Callable[[], float] | None) -> None:
         super().__init__(inner)
         self.controller = controller
         self.clock = clock
@@ -62,7 +67,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self._seen.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        self._began = self.clock()
+        self._began = self.clock() if self.clock else 0.0
         self._depth = self.controller.choose() if any(seq.num_left > 1 for seq in sequences) else 0
         self._lengths = [len(seq.ids) for seq in sequences]
         if self._depth == 0:
@@ -86,7 +91,8 @@ class AutoSession(WrappedSession[DraftSession]):
             return
         nodes = sum(tree.num_drafted for tree in trees) / batch
         tokens = sum(map(len, paths)) / batch
-        self.controller.learn_cost(self._depth, nodes, tokens, self.clock() - self._began, usual)
+        took = self.clock() - self._began if self.clock else self.controller.predicted(self._depth, nodes)
+        self.controller.learn_cost(self._depth, nodes, tokens, took, usual)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class FeatureAutoDrafter(AutoDrafter):
         return self.inner.feature_layers
 
     def open(self, batch: int, slots: int) -> "FeatureAutoSession":
-        return FeatureAutoSession(self.inner.open(batch, slots), Controller(self.sizes, self.experience), self.clock)
+        return FeatureAutoSession(self.inner.open(batch, slots), self.controller(), self.clock)
 
 
 class FeatureAutoSession(AutoSession):
@@ -108,7 +114,7 @@ class FeatureAutoSession(AutoSession):
         self.inner.learn(features)
 
 
-def auto_drafter(inner: Drafter, sizes: tuple[int, ...], experience: Experience | None = None) -> AutoDrafter:
-    """`inner` under a controller; `sizes` and `experience` as in AutoDrafter."""
+def auto_drafter(inner: Drafter, sizes: tuple[int, ...], known: Experience | None = None) -> AutoDrafter:
+    """`inner` under a controller; `sizes` as in AutoDrafter. known: costs and acceptance, which then need no clock."""
     kind = FeatureAutoDrafter if isinstance(inner, FeatureDrafter) else AutoDrafter
-    return kind(inner, sizes, experience or Experience())
+    return kind(inner, sizes) if known is None else kind(inner, sizes, known, None)

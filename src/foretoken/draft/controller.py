@@ -222,6 +222,11 @@ class Controller:
         """Whether drafting would win if everything were accepted."""
         return any(d + 1 > costs.steps(d, float(n)) for d, n in enumerate(self.sizes) if d)
 
+    def predicted(self, depth: int, nodes: float) -> float:
+        """Seconds of a step, where they are not measured."""
+        costs = self.experience.costs_of(len(self.rows))
+        return (costs.plain_s or 1.0) * costs.steps(depth, nodes)
+
     def learn_acceptance(self, limits: Sequence[int], nodes: Sequence[int], accepted: Sequence[int]) -> None:
         """Of a drafted step, by sequence: the most that it could accept, nodes drafted, tokens accepted."""
         for row, limit, n in zip(self.rows, limits, accepted, strict=True):
