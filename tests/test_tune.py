@@ -202,7 +202,9 @@ def test_with_a_profiles_costs_a_seed_fixes_the_text_of_method_auto(models, tmp_
     first = texts(engines[0])
     assert first == texts(engines[0]) == texts(engines[1]), "neither time nor earlier texts decide"
     assert all(drafted > 0 for _, drafted in first)
-    assert engines[0].drafter.experience.costs.keys() == {1}, "what a text teaches is forgotten"
+    drafting = engines[0].drafter
+    assert isinstance(drafting, AutoDrafter)
+    assert drafting.experience.costs.keys() == {1}, "what a text teaches is forgotten"
 
 
 @pytest.mark.parametrize(

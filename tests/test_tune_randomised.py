@@ -59,8 +59,8 @@ def test_coins_and_costs(demo):
     rows = [lm.open(1, 8) for lm in (engine.drafter.lm, big.lm)]
     for of in rows:
         of.join()
-    logits = [of.score([[5, 6, 7]], [[-1, 0, 1]])[0] for of in rows]
-    assert torch.allclose(*logits, atol=1e-4), "another cost, the same function"
+    one, other = (of.score([[5, 6, 7]], [[-1, 0, 1]])[0] for of in rows)
+    assert torch.allclose(one, other, atol=1e-4), "another cost, the same function"
     with pytest.raises(ForetokenError, match="cost-ratio is -1"):
         with_cost_ratio(engine, str(demo / "drafter"), -1.0)
 
