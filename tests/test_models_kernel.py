@@ -23,7 +23,7 @@ __all__ = ["one_thread"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def product(x: torch.Tensor, linear: PanelLinear, threads: bool = False) -> torch.Tensor:
+def product(x: torch.Tensor, linear: PanelLinear, threads: bool | None = None) -> torch.Tensor:
     y = np.full((len(x), linear.out_features), np.nan, np.float32)
     m, k = x.shape
     times(x.numpy(), k, k, m, linear.panels.ctypes.data, linear.halved, y, 0, y.shape[1], y.shape[1], threads)
@@ -150,7 +150,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     pack(model)
     lm = CausalLM(model)
     scores = []
-    for threads in (False, True):
+    for threads in (None, True):
         monkeypatch.setattr("foretoken.models.llama_kernel.use_threads", lambda threads=threads: threads)
         rows = lm.open(2, 1200)
         rows.extend(rows.join(), [1 + i % 99 for i in range(1100)])  # long enough to spread the heads as well

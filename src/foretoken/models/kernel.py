@@ -100,6 +100,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
     results = np.empty((at_once * rep, dim), np.float32)
+    flat_queries, flat_scores, flat_results = queries.reshape(-1), scores.reshape(-1), results.reshape(-1)
     key_at = keys[b, group].ctypes.data
     value_at = values[b, group].ctypes.data
     for first in range(0, n, at_once):
@@ -111,7 +112,8 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
                     queries[i * rep + r, j] = qkv[b * n + first + i, (group * rep + r) * dim + j] * scale
         for at in range(0, wide, PANEL):
             columns = min(PANEL, wide - at)
-            strip(columns, queries, 0, dim, 1, rows, key_at + 4 * at, slots, dim, False, scores, at, wide, True, 0)
+            here = key_at + 4 * at
+            strip(columns, flat_queries, 0, dim, 1, rows, here, slots, dim, False, flat_scores, at, wide, True, 0)
         if mask.shape[3] > 0:
             for i in range(count):
                 for r in range(rep):
@@ -120,7 +122,8 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
         softmax(scores, rows, used, low)
         for at in range(0, dim, PANEL):
             columns = min(PANEL, dim - at)
-            strip(columns, scores, 0, wide, 1, rows, value_at + 4 * at, dim, used, False, results, at, dim, True, 0)
+            here = value_at + 4 * at
+            strip(columns, flat_scores, 0, wide, 1, rows, here, dim, used, False, flat_results, at, dim, True, 0)
         for i in range(count):
             for r in range(rep):
                 for j in range(dim):
@@ -182,7 +185,9 @@ def _forward(
                         of_keys[b, h, j, slot] = qkv[b * n + i, at + j]
                         of_values[b, h, slot, j] = qkv[b * n + i, at + of_k + j]
         mask = masks[layer_mask[layer]]
-        if threads and m * used > SPREAD:
+        if threads is None:
+            attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
+        elif m * used > SPREAD:
             attend_threads(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
         else:
             attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)

@@ -105,14 +105,14 @@ def pack_linears(module: nn.Module) -> None:
                 setattr(parent, name, PanelLinear(child))
 
 
-def use_threads() -> bool:
-    """Whether torch was given more than one thread; the compiled loops then take as many."""
+def use_threads() -> bool | None:
+    """True where torch was given more than one thread, and the compiled loops take as many; else None."""
     threads = torch.get_num_threads()
     if threads > 1:
         from numba import config, set_num_threads
 
         set_num_threads(min(threads, config.NUMBA_NUM_THREADS))  # pyright: ignore[reportAttributeAccessIssue]
-    return threads > 1
+    return True if threads > 1 else None
 
 
 @cache

@@ -65,6 +65,8 @@ def tile(typing: Any, number: Any, halved: Any, fetch: Any, x: Any, x_at: Any, x
         for i, (rows, units) in enumerate(TILES, start=1):
             for half in (False, True):
                 for fetches in (False, True):
+                    if (half or fetches) and rows * units < 3:
+                        continue  # halved weights come in panels; few rows need no fetching
                     block = b.append_basic_block(f"tile_{rows}_{units}")
                     chosen.add_case(size(i + 16 * half + 32 * fetches), block)
                     b.position_at_end(block)
@@ -179,15 +181,15 @@ panel_product = machine_code(_panel)
 
 def _product(x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
     """y[y_at + i y_row + j] for i < m, j < width: the rows x[i x_row : i x_row + k] times the panels at address w."""
-    flat = y.reshape(-1)
+    rows, flat = x.reshape(-1), y.reshape(-1)  # one type, so that what they call is compiled once
     for panel in range((width + PANEL - 1) // PANEL):
-        panel_product(panel, x, x_row, k, m, w, halved, flat, y_at, y_row, width)
+        panel_product(panel, rows, x_row, k, m, w, halved, flat, y_at, y_row, width)
 
 
 def _product_threads(x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    flat = y.reshape(-1)
+    rows, flat = x.reshape(-1), y.reshape(-1)
     for panel in prange((width + PANEL - 1) // PANEL):
-        panel_product(panel, x, x_row, k, m, w, halved, flat, y_at, y_row, width)
+        panel_product(panel, rows, x_row, k, m, w, halved, flat, y_at, y_row, width)
 
 
 product = machine_code(_product)
@@ -195,8 +197,11 @@ product_threads = machine_code(_product_threads, parallel=True)
 
 
 def _times(x, x_row, k, m, w, halved, y, y_at, y_row, width, threads):  # type: ignore[no-untyped-def]
-    """`product`, by all threads where that saves more than it costs to start them."""
-    if threads and m * k * width > WORK:
+    """`product`, by all threads where that saves more than it costs to start them. threads: None for one thread, which
+    is a type of its own, so that nothing is compiled for more."""
+    if threads is None:
+        product(x, x_row, k, m, w, halved, y, y_at, y_row, width)
+    elif m * k * width > WORK:
         product_threads(x, x_row, k, m, w, halved, y, y_at, y_row, width)
     else:
         product(x, x_row, k, m, w, halved, y, y_at, y_row, width)
