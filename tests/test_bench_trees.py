@@ -10,7 +10,6 @@ import torch
 
 from command import run
 from foretoken.audit import decoding
-from foretoken.build import tree_policy, verifier_named
 from foretoken.compare.child_acceptance import child_acceptance
 from foretoken.compare.rows import ScoredText
 from foretoken.compare.tree_methods import DEFAULT, TreeMethod, at_zero, method
@@ -21,6 +20,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.draft.lm import LMDrafter
 from foretoken.models.target import LMTarget
+from foretoken.names import tree_policy, verifier_named
 from foretoken.reproduce import global_resolution_steps
 from foretoken.reproduce.global_resolution_steps import Paths, TopDrafter
 from foretoken.trees.static import StaticTree

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from foretoken.build import head_drafter, tree_policy
+from foretoken.build import head_drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
@@ -20,6 +20,7 @@ from foretoken.heads.serial import Gumiho
 from foretoken.heads.serial_rows import GumihoRows
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
+from foretoken.names import tree_policy
 from foretoken.trees.dynamic import WIDTH
 
 VOCAB = 12

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from foretoken.build import tree_policy
 from foretoken.core.errors import ForetokenError
+from foretoken.names import tree_policy
 from foretoken.trees.sequoia import expected_tokens, read_acceptance, sequoia
 from foretoken.trees.static import StaticTree, chain
 

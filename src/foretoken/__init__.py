@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 from foretoken.version import __version__
 
 if TYPE_CHECKING:
-    from foretoken.build import law, load, verifier
-    from foretoken.build import tree_policy as tree
+    from foretoken.build import load
     from foretoken.core.errors import ForetokenError
     from foretoken.core.sampling import Sampling
     from foretoken.core.tree import Siblings, TokenTree
     from foretoken.engine import Chunk, Engine, Result
     from foretoken.hf import custom_generate
+    from foretoken.names import law, verifier
+    from foretoken.names import tree_policy as tree
     from foretoken.stats import Stats
     from foretoken.verify.acceptance import acceptance
     from foretoken.verify.optimum import alpha_star
@@ -30,10 +31,10 @@ _HOMES = {
     "acceptance": ("verify.acceptance", "acceptance"),
     "alpha_star": ("verify.optimum", "alpha_star"),
     "custom_generate": ("hf", "custom_generate"),
-    "law": ("build", "law"),
+    "law": ("names", "law"),
     "load": ("build", "load"),
-    "tree": ("build", "tree_policy"),
-    "verifier": ("build", "verifier"),
+    "tree": ("names", "tree_policy"),
+    "verifier": ("names", "verifier"),
 }
 
 __all__ = [

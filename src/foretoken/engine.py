@@ -13,10 +13,11 @@ from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.sampling import Processor, Sampling
-from foretoken.core.verifier import Approximate, Verifier
+from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder
 from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, encode
+from foretoken.names import check_pair
 from foretoken.stats import Stats
 
 Prompt = str | Sequence[int] | Tensor
@@ -92,17 +93,7 @@ class Engine:
     max_batch: int = 8
 
     def __post_init__(self) -> None:
-        if isinstance(self.verifier, Approximate):
-            raise ForetokenError(
-                f"Verifier {self.verifier.name} is only approximately lossless, so no engine takes it: "
-                "choose global-resolution-thinned or another rule."
-            )
-        for law in self.drafter.laws:
-            if not self.verifier.accepts(law):
-                raise ForetokenError(
-                    f"Verifier {self.verifier.name} is not lossless for law {law.name} with {law.k} draws at a node, "
-                    f"which drafter {self.drafter.name} makes."
-                )
+        check_pair(self.drafter, self.verifier)
 
     # To a type checker a text is also a sequence of texts; to us it is one prompt.
     @overload

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.bench.clock import Clock, TimedLM
 from foretoken.bench.head_clocks import PARTS, TimedHeadLM, TimedSession
-from foretoken.build import check_pair, head_drafter, policy_for, tree_policy, verifier_named
+from foretoken.build import head_drafter
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
@@ -27,6 +27,7 @@ from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.names import check_pair, policy_for, tree_policy, verifier_named
 from foretoken.trees.dynamic import RankedTree
 
 STEP, DRAFT, TARGET = "step", "draft", "target"

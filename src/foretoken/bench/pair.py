@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.bench.methods import Foretoken, Method, Transformers, plain
-from foretoken.build import check_pair, load, policy_for, tree_policy
+from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.heads import HeadDrafter
@@ -21,6 +21,7 @@ from foretoken.models.expand import expand, size_named
 from foretoken.models.load import AUTO, OFF, ON
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
+from foretoken.names import check_pair, policy_for, tree_policy
 
 NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
 

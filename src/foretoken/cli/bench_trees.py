@@ -50,9 +50,9 @@ def acceptance(
     Writes one file RULE-TEMPERATURE.json a rule into a folder; files already there are kept if they were measured with
     the same settings. At temperature 0 every rule is exact-match.
     """
-    from foretoken.build import verifier_named
     from foretoken.compare.table import Report
     from foretoken.compare.tree_methods import MATCH, RULES
+    from foretoken.names import verifier_named
 
     engine, texts, settings = _loaded(target, drafter, prompts, max_new_tokens, seed, device, dtype)
     vectors = _vectors(engine, texts, max_new_tokens, children, seed, out, settings)

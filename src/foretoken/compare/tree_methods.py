@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foretoken.build import check_pair, policy_for, verifier_named
 from foretoken.core.errors import ForetokenError
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.draft.lm import LMDrafter
+from foretoken.names import check_pair, policy_for, verifier_named
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree
 from foretoken.trees.sequoia import sequoia

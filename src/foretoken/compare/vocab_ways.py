@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.bench.clock import Clock, TimedLM
 from foretoken.bench.methods import PLAIN
-from foretoken.build import RULES, VOCABS, tree_policy, verifier_named
+from foretoken.build import RULES, VOCABS
 from foretoken.core.interfaces import Drafter, DraftSession, Path
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.tree import TokenTree
@@ -25,6 +25,7 @@ from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.text import Tokenizer
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
+from foretoken.names import tree_policy, verifier_named
 
 T = TypeVar("T")
 SAME = "same"

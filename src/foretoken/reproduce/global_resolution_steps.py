@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from foretoken.build import verifier_named
 from foretoken.compare.tree_report import samples
 from foretoken.compare.tree_runs import Cell, Course, run
 from foretoken.core.laws import IID, Law
@@ -17,6 +16,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import Growth, LMDrafter, LMDraftSession
+from foretoken.names import verifier_named
 from foretoken.reproduce.run import Run
 
 # Citations: number of paths -> tokens a call, speed-up over plain decoding (Gemma-2 27B/2B).

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from foretoken.build import verifier_named
 from foretoken.compare.child_acceptance import child_acceptance, continued
 from foretoken.compare.tree_report import Sample, samples
 from foretoken.compare.tree_runs import Cell, Course, run
@@ -10,6 +9,7 @@ from foretoken.core.policy import TreePolicy
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
+from foretoken.names import verifier_named
 from foretoken.reproduce.run import Run
 from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import kary

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.build import tree_policy, verifier_named
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
+from foretoken.names import tree_policy, verifier_named
 from foretoken.tune.costs import Configuration
 from foretoken.verify.acceptance import acceptance
 

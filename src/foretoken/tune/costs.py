@@ -16,8 +16,8 @@ from typing import Any
 
 from foretoken.bench.execution import measure
 from foretoken.bench.forwards import OurPath, Place
-from foretoken.build import tree_policy
 from foretoken.models.causal_lm import CausalLM
+from foretoken.names import tree_policy
 from foretoken.profile import PLAIN
 
 NODES = (1, 2, 3, 5, 9, 15)

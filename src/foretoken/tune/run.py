@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.bench.interleaved import Runs, Workload, interleaved
-from foretoken.build import check_pair, fingerprint_of, policy_for, tree_policy, verifier_named
+from foretoken.build import fingerprint_of
 from foretoken.compare.table import Report
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
@@ -18,6 +18,7 @@ from foretoken.draft.slrs import SLRSDrafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
+from foretoken.names import check_pair, policy_for, tree_policy, verifier_named
 from foretoken.profile import Profile
 from foretoken.tune.acceptance import forced, has_distribution, of_one_draft, reach, tokens_per_step, tokens_watched
 from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
