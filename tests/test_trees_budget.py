@@ -17,13 +17,14 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
 from foretoken.trees.budget import CAP, BudgetTree
-from foretoken.trees.gain import CHOICES, Forecast, Gain, shares
+from foretoken.trees.budget_fast import spend_loop
+from foretoken.trees.gain import CHOICES, HARDNESS, LOWEST, PRICE, START, STEP, STEPS, Forecast, Gain
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
 from tables import table_decoding, tiny_engine
 
 SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)
-EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=0.6)  # thinks so badly of the drafter that it branches
+EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=1.2)  # thinks so badly of the drafter that it branches
 CASES = [
     (name, family)
     for name, rule in VERIFIERS.items()
@@ -44,7 +45,7 @@ def test_whole_decodings_have_the_targets_law(name: str, family: LawFamily) -> N
 @pytest.mark.usefixtures("unchecked")
 def test_hub_and_iid_nodes_side_by_side() -> None:
     """A sharp drafter: some nodes take hub draws, some i.i.d. ones; transport is exact for the mixture."""
-    policy = replace(EAGER, hub=True, budget=4, mismatch=3.0)
+    policy = replace(EAGER, hub=True, budget=4, mismatch=6.0)
     case = table_decoding(VERIFIERS["transport"], IID, policy, 3, sampling=Sampling(temperature=0.35))
     assert {type(law) for law in laws_drawn(case)} == {IID, Hub}
     law, _ = decoding.enumerate_law(case)
@@ -168,19 +169,60 @@ def test_the_number_of_draws_has_its_law() -> None:
 
 def test_the_model_of_gains() -> None:
     """Probabilities, one after the other; more children are worth less each; a cheaper node is worth more nodes."""
-    for miss in (0.01, 0.2, 0.6, 0.95):
-        first, other = shares(CHOICES, miss)
-        total = first + (CHOICES - 1) * other
-        assert (first > 0).all()
-        assert (other >= 0).all()
-        assert (np.diff(total) > -1e-12).all()
-        assert total[-1] <= 1
-        assert first[0] == pytest.approx(1 - miss)
-    worth, size = Forecast(Gain(0.2, 1.0, joint=False), 0.36, 8).tables
-    assert (np.diff(worth, axis=1) <= 1e-12).all()
-    assert (np.diff(worth, axis=0) >= -1e-12).all()
-    assert (size[1:, 0] >= size[1:, -1]).all()
-    assert (size[1:, 0, -1] > size[1:, -1, -1]).all()  # where the node is reached for certain
+    certainty = np.array([0.0, 0.3, 0.9, 1.0])
+    for joint in (False, True):
+        for temperature in (0.3, 1.0, 3.0):
+            gain = Gain(0.31, temperature, joint)
+            found = gain.shares(certainty, np.full(4, START[joint]))
+            total = found.first + (CHOICES - 1) * found.other
+            assert (found.first > 0).all()
+            assert (found.other >= 0).all()
+            assert (np.diff(total, axis=1) > -1e-12).all()
+            assert (total <= 1).all()
+            assert (np.diff(found.first[:, 0]) >= 0).all()  # a more certain drafter misses less
+            assert found.first[3, 0] == 1
+            assert (found.hardness[0] <= found.hardness[1]).all()  # it gets easier where drafts are accepted
+            worth, size = Forecast(gain, (0.2, 0.8), 8).tables
+            assert (np.diff(worth, axis=2) <= 1e-12).all()
+            assert (np.diff(worth, axis=1) <= 1e-12).all()
+            assert (np.diff(worth, axis=0) >= -1e-12).all()
+            assert (size[1:, :, 0] > size[1:, :, -1]).all()
+
+
+def test_spending_is_the_best_at_its_price() -> None:
+    """Against all choices of all nodes, valued one by one; what is spent, and expected below, is what there is."""
+    gain = Gain(0.31, 1.0, joint=True)
+    worth, size = (table[6] for table in Forecast(gain, (0.2, 0.8), 8).tables)
+    reach, certainty, hardness = np.array([1.0, 0.5, 0.2]), np.array([0.1, 0.6, 0.3]), np.array([1.2, 0.8, 0.7])
+    shares = gain.shares(certainty, hardness)
+    both = np.stack([shares.first, shares.other])
+    for left in (2.0, 9.0, 40.0):
+        chosen, found = np.empty(3, np.int64), np.empty(1, np.int64)
+        spend_loop(reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth, size, STEPS, left, chosen, found)
+
+        def read(table, i, kind, j, price=PRICE[found[0]]):
+            column = np.clip(
+                (price - np.log(reach[i] * both[kind, i, j] + 1e-300) - LOWEST) / STEP, 0, len(PRICE) - 1.001
+            )
+            below = [np.interp(column, np.arange(len(PRICE)), row) for row in table]
+            return np.interp(shares.hardness[kind, i], HARDNESS, below)
+
+        spent = 0.0
+        for i in range(3):
+            number = np.stack([np.ones_like(CHOICES), CHOICES - 1])
+            kinds = [(kind, j) for kind in (0, 1) for j in range(len(CHOICES))]
+            gains = np.zeros((2, len(CHOICES)))
+            nodes = np.zeros((2, len(CHOICES)))
+            for kind, j in kinds:
+                gains[kind, j] = number[kind, j] * reach[i] * both[kind, i, j] * (1 + read(worth, i, kind, j))
+                nodes[kind, j] = number[kind, j] * read(size, i, kind, j)
+            value = gains.sum(0) - np.exp(PRICE[found[0]]) * CHOICES
+            if value.max() <= 0:
+                assert chosen[i] == -1
+            else:
+                assert value[chosen[i]] == pytest.approx(value.max(), abs=1e-9)
+                spent += CHOICES[chosen[i]] + nodes[:, chosen[i]].sum()
+        assert spent == pytest.approx(left, rel=0.35)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -16,7 +16,7 @@ DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ev
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from torch import Tensor
@@ -29,12 +29,13 @@ from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, spend_loop
 from foretoken.trees.dynamic import DynamicTree
-from foretoken.trees.gain import CHOICES, LOWEST, PRICE, STEP, Forecast, Gain, shares
+from foretoken.trees.gain import CHOICES, PRICE, START, STEPS, Forecast, Gain, Shares
 
 CAP = 3  # draws of a tree, in budgets
 MOST_DRAWS = 16  # at one node
-DEPTH = 24
-TYPICAL = 0.4  # sum q^2 of a node not seen yet
+DEPTH = 40
+# sum q^2 of nodes not seen yet, its quantiles at .1, .3, .. by temperature
+TYPICAL = {0.3: (0.41, 0.87, 0.99, 1.0, 1.0), 0.6: (0.15, 0.44, 0.78, 0.97, 1.0), 1.0: (0.02, 0.04, 0.1, 0.31, 0.9)}
 HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/results/verification.md
 ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
 
@@ -51,20 +52,20 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Node:
-    """reach: the probability, as far as q tells, that the walk comes here."""
+    """reach: the probability, as far as q tells, that the walk comes here; hardness: that of gain.py."""
 
     reach: float
+    hardness: float
     ledger: Ledger
 
 
 @dataclass(frozen=True)
 class Born:
-    """reach: of the parent; first, other: of its first child and of each other; ledger: of their level."""
+    """reach: of the parent; first, other: its first child and each other, of the level below."""
 
     reach: float
-    first: float
-    other: float
-    ledger: Ledger
+    first: Node
+    other: Node
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,15 @@ class BudgetTree:
     budget: int
     depth: int = DEPTH
     most_draws: int = MOST_DRAWS
-    mismatch: float = 0.2
+    mismatch: float = 0.31
     hub: bool = False
     joint: bool = False
     temperature: float = 1.0
-    root: Node = field(default=Node(1.0, Ledger()), init=False)
     weighs: bool = field(default=True, init=False)
+
+    @cached_property
+    def root(self) -> Node:
+        return Node(1.0, START[self.joint], Ledger())
 
     @property
     def max_nodes(self) -> int:
@@ -124,7 +128,8 @@ class BudgetTree:
         ledger = states[0].ledger
         left = self.budget - ledger.spent
         reach = np.array([state.reach for state in states])
-        chosen, first, other, log_price = self._spend(reach, q, left, self.depth - ledger.level - 1)
+        hardness = np.array([state.hardness for state in states])
+        chosen, shares, log_price = self._spend(reach, hardness, q, left, self.depth - ledger.level - 1)
         wanted = np.where(chosen >= 0, CHOICES[chosen], 0.0)
         # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
         most = np.minimum(np.floor(wanted * ((CAP * self.budget - ledger.drawn) / left)), self.max_draws).astype(int)
@@ -137,9 +142,9 @@ class BudgetTree:
         plans: list[Plan | None] = [None] * len(states)
         for i, law in zip(taken.tolist(), laws, strict=True):
             j = chosen[i]
-            plans[i] = Plan(
-                law, Born(states[i].reach, float(reach[i] * first[i, j]), float(reach[i] * other[i, j]), below)
-            )
+            first = Node(float(reach[i] * shares.first[i, j]), float(shares.hardness[0, i]), below)
+            other = Node(float(reach[i] * shares.other[i, j]), float(shares.hardness[1, i]), below)
+            plans[i] = Plan(law, Born(states[i].reach, first, other))
         return plans
 
     def _laws(
@@ -157,21 +162,20 @@ class BudgetTree:
         return laws, expected
 
     def _spend(
-        self, reach: np.ndarray, q: Tensor, left: float, levels: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """(choices, shares of the first child and of each other by choice, ln of the price)."""
+        self, reach: np.ndarray, hardness: np.ndarray, q: Tensor, left: float, levels: int
+    ) -> tuple[np.ndarray, Shares, float]:
+        """(choices, what children get by choice, ln of the price)."""
         rows = np.ascontiguousarray(q.detach().cpu().numpy())
         certainty = np.empty(len(rows))
         compiled(certainty_loop, reorder_sums=True)(rows, certainty)
         forecast = _forecast(Gain(self.mismatch, self.temperature, self.joint), self.depth)
-        first, other = shares(CHOICES, forecast.gain.miss(certainty, reach)[:, None])
+        shares = forecast.gain.shares(certainty, hardness)
+        both = np.stack([shares.first, shares.other])
         worth, size = forecast.tables
         chosen, found = np.empty(len(reach), np.int64), np.empty(1, np.int64)
-        compiled(spend_loop)(
-            *(reach, first, other, CHOICES, np.exp(PRICE), worth[levels], size[levels], LOWEST, STEP, left),
-            *(chosen, found),
-        )
-        return chosen, first, other, float(PRICE[found[0]])
+        told = reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth[levels], size[levels], STEPS, left
+        compiled(spend_loop)(*told, chosen, found)
+        return chosen, shares, float(PRICE[found[0]])
 
     def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Node]:
         born: Born = plan.memo
@@ -179,9 +183,9 @@ class BudgetTree:
             weights = (q[list(draws)] / q.sum()).tolist()
             rarest = min(range(len(draws)), key=weights.__getitem__)  # the draw that is no hub: it stands for the rest
             weights[rarest] = 1 - (sum(weights) - weights[rarest])
-            return [Node(born.reach * weight, born.ledger) for weight in weights]
-        first, other = Node(born.first, born.ledger), Node(born.other, born.ledger)
-        return [first, *[other] * (len(draws) - 1)] if draws else []
+            first = born.first
+            return [Node(born.reach * weight, first.hardness, first.ledger) for weight in weights]
+        return [born.first, *[born.other] * (len(draws) - 1)] if draws else []
 
 
 @cache
@@ -191,4 +195,7 @@ def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
 
 @cache
 def _forecast(gain: Gain, depth: int) -> Forecast:
-    return Forecast(gain, TYPICAL, depth)
+    typical = [
+        float(np.interp(gain.temperature, list(TYPICAL), column)) for column in zip(*TYPICAL.values(), strict=True)
+    ]
+    return Forecast(gain, tuple(typical), depth)

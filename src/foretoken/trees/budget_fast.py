@@ -15,14 +15,13 @@ def certainty_loop(q: np.ndarray, certainty: np.ndarray) -> None:
 
 def spend_loop(
     reach: np.ndarray,
-    first: np.ndarray,
-    other: np.ndarray,
+    share: np.ndarray,
+    hardness: np.ndarray,
     choices: np.ndarray,
     price: np.ndarray,
     worth: np.ndarray,
     size: np.ndarray,
-    lowest: float,
-    step: float,
+    steps: np.ndarray,
     left: float,
     chosen: np.ndarray,
     found: np.ndarray,
@@ -30,19 +29,18 @@ def spend_loop(
     """chosen[i]: the index of the choice of node i, -1 for none; found[0]: the index of the price at which these, and
     what is expected below them, cost `left` nodes, as nearly as the steps of both allow. They alone cost no more.
 
-    first, other [m, c]: shares of the reach. worth, size [price, reach]: of a typical node below.
+    share [2, m, c]: of the reach, of the first child and of each other; hardness [2, m] of theirs. worth, size
+    [hardness, price]: of nodes below, gain.py. steps: of the tables: lowest hardness, step; lowest ln price, step.
     """
-    m, c = first.shape
-    cells = np.empty((m, c, 2), np.int64)
-    parts = np.empty((m, c, 2))
-    for i in range(m):
-        for j in range(c):
-            for k in range(2):
-                share = first[i, j] if k == 0 else other[i, j]
-                at = (np.log(reach[i] * share + 1e-300) - lowest) / step
-                at = min(max(at, 0.0), worth.shape[1] - 1.001)
-                cells[i, j, k] = int(at)
-                parts[i, j, k] = at - int(at)
+    m, c = share.shape[1], share.shape[2]
+    row, down = np.empty((2, m), np.int64), np.empty((2, m))
+    shift = np.empty((2, m, c))
+    for k in range(2):
+        for i in range(m):
+            at = min(max((hardness[k, i] - steps[0]) / steps[1], 0.0), worth.shape[0] - 1.001)
+            row[k, i], down[k, i] = int(at), at - int(at)
+            for j in range(c):
+                shift[k, i, j] = np.log(reach[i] * share[k, i, j] + 1e-300)
     trial = np.empty(m, np.int64)
     chosen[:] = -1
     low, high = -1, price.shape[0] - 1  # the highest price buys nothing
@@ -50,6 +48,7 @@ def spend_loop(
     nearest = left
     while high - low > 1:
         middle = (low + high) // 2
+        log_price = np.log(price[middle])
         total = own = 0.0
         for i in range(m):
             best, nodes, pick = 0.0, 0.0, -1
@@ -57,11 +56,16 @@ def spend_loop(
                 value, below = -price[middle] * choices[j], choices[j]
                 for k in range(2):
                     number = 1.0 if k == 0 else choices[j] - 1.0
-                    share = first[i, j] if k == 0 else other[i, j]
-                    cell, part = cells[i, j, k], parts[i, j, k]
-                    w = worth[middle, cell] * (1 - part) + worth[middle, cell + 1] * part
-                    value += number * (reach[i] * share + w)
-                    below += number * (size[middle, cell] * (1 - part) + size[middle, cell + 1] * part)
+                    at = (log_price - shift[k, i, j] - steps[2]) / steps[3]
+                    at = min(max(at, 0.0), worth.shape[1] - 1.001)
+                    x, right = int(at), at - int(at)
+                    y, d = row[k, i], down[k, i]
+                    w = (worth[y, x] * (1 - right) + worth[y, x + 1] * right) * (1 - d)
+                    w += (worth[y + 1, x] * (1 - right) + worth[y + 1, x + 1] * right) * d
+                    s = (size[y, x] * (1 - right) + size[y, x + 1] * right) * (1 - d)
+                    s += (size[y + 1, x] * (1 - right) + size[y + 1, x + 1] * right) * d
+                    value += number * reach[i] * share[k, i, j] * (1.0 + w)
+                    below += number * s
                 if value > best:
                     best, nodes, pick = value, below, j
             trial[i] = pick

@@ -2,24 +2,29 @@
 
 With b distinct children expected, the token is among them with probability (the optimum for i.i.d. draws)
 
-    A(b) = 1 - m e^(-c (b - 1)),   b >= 1,          m = 1 - A(1) the drafter's miss at this node,
+    A(b) = 1 - m e^(-c (b - 1)),   b >= 1,          m = 1 - A(1) the drafter's miss at this node.
 
-fitted on measured rows. The first draw is the emitted one with probability
+The first draw is the emitted one with probability
 
     F(b) = 1 - m - d m (1 - e^(-c (b - 1))):
 
-what the others win is in part taken from it. The others share A(b) - F(b) evenly. A miss depends on q through how
-far it is from certain, and on the temperature, which sharpens what p and q disagree on:
+what the others win is in part taken from it. The others share A(b) - F(b) evenly: S(b) each. A miss depends on how far
+q is from certain, on the temperature T, and on how hard the text is here:
 
-    k = mismatch * T^(-0.7) * sqrt(1 - sum q^2),     m = k / (1 + k),   or   m = r k / (1 + r k)
+    m = h u,     u = mismatch * T^(-0.5) * (1 - sum q^2)^(0.75 T^0.3).
 
-at a node reached with probability r, the latter where the verifier decides over whole paths: a path that was unlikely
-to be kept so far has been drafted too often, and loses less from there on. A chain's reach then falls as 1 / (1 + k
-depth), not geometrically: both as measured. A wrong model costs speed, never exactness: it only says how many to draw.
+h begins above 1, since a step begins where the last one ended in a rejection. Every child that is accepted where q was
+wide shows that the two models agree here, so for the first child of a node h moves on by 2.6 u (rest - h); the others
+are tried where the first was rejected, and keep h. Where the verifier decides over whole paths h falls lower: a path
+that was unlikely to be kept so far has been drafted too often, and loses less from there on. All fitted on measured
+rows and trees; a wrong model costs speed, never exactness: it only says how many to draw.
 
-Value of a node reached with probability r, when a child costs lam, with levels to go:
+Value of a node, for each time that it is reached, when a child costs mu (the price of a node over the probability that
+the parent is reached), with levels to go:
 
-    W(r) = max over b of  r F + W(r F) + (b - 1) (r S + W(r S)) - lam b,     S = (A - F) / (b - 1),      or 0.
+    V(h, mu) = max over b of  F (1 + V(h', mu / F)) + (b - 1) S (1 + V(h, mu / S)) - mu b,   or 0,
+
+averaged over the certainties that nodes have.
 """
 
 from dataclasses import dataclass
@@ -27,73 +32,95 @@ from functools import cached_property
 
 import numpy as np
 
-CURVE, TAKEN = 2.0, 0.55  # c and d
-SHARPENING = 0.7
+CURVE, TAKEN = 1.1, 0.4  # c and d
+SHARPENING, POWER, POWER_SHARPENING = 0.5, 0.75, 0.3
+MOST_MISS = 0.95
+LEARNING = 2.6
+START, REST = {True: 1.25, False: 1.35}, {True: 0.58, False: 0.85}  # of h, by whether whole paths are decided over
 CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # b
-STEP, LOWEST = 0.1, -9.0  # of the logarithms in the tables
-REACH = np.arange(LOWEST, STEP / 2, STEP)
+STEP, LOWEST = 0.1, -9.0  # of the logarithms of prices
 PRICE = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
+HARDNESS_STEP, LOWEST_HARDNESS = 0.1, 0.5
+HARDNESS = np.arange(LOWEST_HARDNESS, 1.4 + HARDNESS_STEP / 2, HARDNESS_STEP)
+STEPS = np.array([LOWEST_HARDNESS, HARDNESS_STEP, LOWEST, STEP])
 
 
-def shares(b: np.ndarray, miss: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-    """(F, S) for b >= 1 distinct children expected: shares of the node's reach, the first draw's and each other's."""
-    more = -np.expm1(-CURVE * (b - 1))
-    first = 1 - miss - np.minimum(TAKEN * miss, 0.5 * (1 - miss)) * more
-    others = 1 - miss * (1 - more) - first
-    return first, np.where(b > 1, others / np.maximum(b - 1, 1e-9), 0.0)
+@dataclass(frozen=True)
+class Shares:
+    """[nodes, choices]. first, other: of the node's reach, the first child's and each other's. hardness [2, ...]: h of
+    the first child and of the others."""
+
+    first: np.ndarray
+    other: np.ndarray
+    hardness: np.ndarray
 
 
 @dataclass(frozen=True)
 class Gain:
-    """mismatch: k at temperature 1 where q is wide. joint: whether the verifier decides over whole paths."""
+    """mismatch: u at temperature 1 where q is wide. joint: whether the verifier decides over whole paths."""
 
     mismatch: float
     temperature: float
     joint: bool
 
-    def miss(self, certainty: np.ndarray, reach: np.ndarray) -> np.ndarray:
-        """m, from sum q^2."""
-        k = self.mismatch * self.temperature**-SHARPENING * np.sqrt(np.maximum(1 - certainty, 0.0))
-        k = k * reach if self.joint else k
-        return k / (1 + k)
+    def shares(self, certainty: np.ndarray, hardness: np.ndarray) -> Shares:
+        """certainty: sum q^2 of each node; CHOICES are the last axis of what comes out."""
+        t, b = self.temperature, CHOICES
+        width = np.maximum(1 - certainty, 0.0) ** (POWER * t**POWER_SHARPENING)
+        u = np.minimum(self.mismatch * t**-SHARPENING * width, MOST_MISS)
+        miss = np.minimum(u * hardness, MOST_MISS)[:, None]
+        more = -np.expm1(-CURVE * (b - 1))
+        first = 1 - miss - np.minimum(TAKEN * miss, 0.5 * (1 - miss)) * more
+        other = np.where(b > 1, (1 - miss * (1 - more) - first) / np.maximum(b - 1, 1e-9), 0.0)
+        later = hardness + np.minimum(LEARNING * u, 1.0) * (REST[self.joint] - hardness)
+        return Shares(first, other, np.stack([later, hardness]))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What nodes not seen yet, of a typical certainty, will be worth and cost.
+    """What nodes not seen yet, of the certainties given, will be worth and cost for each time they are reached.
 
-    worth, size [levels to go, price, reach]: W, and the expected nodes below, at the prices e^PRICE, reaches e^REACH.
+    worth, size [levels to go, hardness, price]: V, and the expected nodes below, at HARDNESS and at the prices e^PRICE
+    over the reach.
     """
 
     gain: Gain
-    certainty: float
+    certainties: tuple[float, ...]
     levels: int
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        shape = (self.levels + 1, len(PRICE), len(REACH))
+        shape = (self.levels + 1, len(HARDNESS), len(PRICE))
         worth, size = np.zeros(shape), np.zeros(shape)
-        reach, b = np.exp(REACH), CHOICES[:, None]
-        first, other = shares(b, self.gain.miss(np.array([self.certainty]), reach))
-        kinds = [
-            (number, share, *_cells(REACH + np.log(share + 1e-9))) for number, share in ((1.0, first), (b - 1, other))
-        ]
-        price = np.exp(PRICE)[:, None, None]
+        kinds = []
+        for certainty in self.certainties:
+            shares = self.gain.shares(np.full(len(HARDNESS), certainty), HARDNESS)
+            kinds.append([
+                (np.ones_like(CHOICES), shares.first, *_places(shares.first, shares.hardness[0])),
+                (CHOICES - 1, shares.other, *_places(shares.other, shares.hardness[1])),
+            ])  # fmt: skip
+        cost = np.exp(PRICE) * CHOICES[:, None]
         for d in range(1, self.levels + 1):
-            value, nodes = -price * b, np.zeros(1) + b
-            for number, share, cell, part in kinds:
-                below = worth[d - 1][:, cell] * (1 - part) + worth[d - 1][:, cell + 1] * part
-                value = value + number * (reach * share + below)
-                nodes = nodes + number * (size[d - 1][:, cell] * (1 - part) + size[d - 1][:, cell + 1] * part)
-            best = value.argmax(1)[:, None]
-            value = np.take_along_axis(value, best, 1)[:, 0]
-            worth[d] = np.maximum(value, 0.0)
-            size[d] = np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0)
+            for kind in kinds:
+                value, nodes = -cost, CHOICES[:, None] + np.zeros(shape[1:])[:, None]
+                for number, share, *places in kind:
+                    value = value + (number * share)[..., None] * (1 + _read(worth[d - 1], *places))
+                    nodes = nodes + number[:, None] * _read(size[d - 1], *places)
+                best = value.argmax(1)[:, None]
+                value = np.take_along_axis(value, best, 1)[:, 0]
+                worth[d] += np.maximum(value, 0.0) / len(kinds)
+                size[d] += np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0) / len(kinds)
         return worth, size
 
 
-def _cells(log_reach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places in REACH: the entry below and the share of the next."""
-    at = np.clip((log_reach - LOWEST) / STEP, 0, len(REACH) - 1.001)
-    cell = at.astype(np.int64)
-    return cell, at - cell
+def _places(share: np.ndarray, hardness: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where a child of a node at price PRICE is in the tables: cells and parts by hardness and by price."""
+    row = np.clip((hardness - LOWEST_HARDNESS) / HARDNESS_STEP, 0, len(HARDNESS) - 1.001)[:, None, None]
+    column = np.clip((PRICE - np.log(share + 1e-12)[..., None] - LOWEST) / STEP, 0, len(PRICE) - 1.001)
+    return row.astype(np.int64), row % 1, column.astype(np.int64), column % 1
+
+
+def _read(table: np.ndarray, row: np.ndarray, down: np.ndarray, column: np.ndarray, right: np.ndarray) -> np.ndarray:
+    upper = table[row, column] * (1 - right) + table[row, column + 1] * right
+    lower = table[row + 1, column] * (1 - right) + table[row + 1, column + 1] * right
+    return upper * (1 - down) + lower * down
