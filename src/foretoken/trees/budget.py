@@ -31,6 +31,7 @@ from foretoken.trees.budget_fast import certainty_loop, spend_loop
 from foretoken.trees.dynamic import DynamicTree
 from foretoken.trees.gain import CHOICES, PRICE, START, STEPS, Forecast, Gain, Shares
 
+PRICES = np.exp(PRICE)
 CAP = 3  # draws of a tree, in budgets
 MOST_DRAWS = 16  # at one node
 DEPTH = 40
@@ -88,6 +89,10 @@ class BudgetTree:
     @cached_property
     def root(self) -> Node:
         return Node(1.0, START[self.joint], Ledger())
+
+    @cached_property
+    def _forecast(self) -> Forecast:
+        return _forecast(Gain(self.mismatch, self.temperature, self.joint), self.depth)
 
     @property
     def max_nodes(self) -> int:
@@ -154,11 +159,14 @@ class BudgetTree:
         fixed = np.minimum(wanted.astype(np.int64), most).tolist()
         if family is not IID:
             return [family(k) for k in fixed], [float(k) for k in fixed]
-        iid, expected = laws_within(q, wanted.tolist(), most.tolist())
-        laws: list[Law] = [*iid]
-        for i, (k, row) in enumerate(zip(fixed, q, strict=True)):
+        laws: list[Law] = [IID(1)] * len(q)  # one draw is one token
+        expected = [1.0] * len(q)
+        for i in np.flatnonzero(wanted > 1).tolist():
+            k, row = fixed[i], q[i]
             if self.hub and k > 1 and float(row.topk(k - 1).values.sum() / row.sum()) > HUB_SHARE:
                 laws[i], expected[i] = Hub(k), float(k)
+            else:
+                (laws[i],), (expected[i],) = laws_within(q[i : i + 1], [float(wanted[i])], [int(most[i])])
         return laws, expected
 
     def _spend(
@@ -168,12 +176,11 @@ class BudgetTree:
         rows = np.ascontiguousarray(q.detach().cpu().numpy())
         certainty = np.empty(len(rows))
         compiled(certainty_loop, reorder_sums=True)(rows, certainty)
-        forecast = _forecast(Gain(self.mismatch, self.temperature, self.joint), self.depth)
-        shares = forecast.gain.shares(certainty, hardness)
+        shares = self._forecast.gain.shares(certainty, hardness)
         both = np.stack([shares.first, shares.other])
-        worth, size = forecast.tables
+        worth, size = self._forecast.tables
         chosen, found = np.empty(len(reach), np.int64), np.empty(1, np.int64)
-        told = reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth[levels], size[levels], STEPS, left
+        told = reach, both, shares.hardness, CHOICES, PRICES, worth[levels], size[levels], STEPS, left
         compiled(spend_loop)(*told, chosen, found)
         return chosen, shares, float(PRICE[found[0]])
 

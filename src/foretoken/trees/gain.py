@@ -38,6 +38,8 @@ MOST_MISS = 0.95
 LEARNING = 2.6
 START, REST = {True: 1.25, False: 1.35}, {True: 0.58, False: 0.85}  # of h, by whether whole paths are decided over
 CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # b
+MORE = -np.expm1(-CURVE * (CHOICES - 1))
+EACH = np.divide(1.0, CHOICES - 1, where=CHOICES > 1, out=np.zeros_like(CHOICES))  # other than the first
 STEP, LOWEST = 0.1, -9.0  # of the logarithms of prices
 PRICE = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
 HARDNESS_STEP, LOWEST_HARDNESS = 0.1, 0.5
@@ -63,15 +65,19 @@ class Gain:
     temperature: float
     joint: bool
 
+    @cached_property
+    def _of_temperature(self) -> tuple[float, float]:
+        """u where q is wide, and the power of 1 - sum q^2."""
+        t = self.temperature
+        return self.mismatch * t**-SHARPENING, POWER * t**POWER_SHARPENING
+
     def shares(self, certainty: np.ndarray, hardness: np.ndarray) -> Shares:
         """certainty: sum q^2 of each node; CHOICES are the last axis of what comes out."""
-        t, b = self.temperature, CHOICES
-        width = np.maximum(1 - certainty, 0.0) ** (POWER * t**POWER_SHARPENING)
-        u = np.minimum(self.mismatch * t**-SHARPENING * width, MOST_MISS)
+        scale, power = self._of_temperature
+        u = np.minimum(scale * np.maximum(1 - certainty, 0.0) ** power, MOST_MISS)
         miss = np.minimum(u * hardness, MOST_MISS)[:, None]
-        more = -np.expm1(-CURVE * (b - 1))
-        first = 1 - miss - np.minimum(TAKEN * miss, 0.5 * (1 - miss)) * more
-        other = np.where(b > 1, (1 - miss * (1 - more) - first) / np.maximum(b - 1, 1e-9), 0.0)
+        taken = np.minimum(TAKEN * miss, 0.5 * (1 - miss)) * MORE
+        first, other = 1 - miss - taken, (miss * MORE + taken) * EACH
         later = hardness + np.minimum(LEARNING * u, 1.0) * (REST[self.joint] - hardness)
         return Shares(first, other, np.stack([later, hardness]))
 
