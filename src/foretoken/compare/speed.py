@@ -30,11 +30,12 @@ PAIRS = 16
 
 @dataclass(frozen=True)
 class Timed:
-    """solve(p, record): one verification; whether it succeeded. enumerates: its cost grows with the number of draws."""
+    """solve(p, record): one verification; whether it succeeded. growth: its time grows with this power of the number of
+    sets that the draws can show; 0 where it does not look at them one by one."""
 
     name: str
     solve: Callable[[Tensor, Siblings], bool]
-    enumerates: bool
+    growth: int
 
 
 @dataclass(frozen=True)
