@@ -144,16 +144,18 @@ def test_forward_costs_are_lines_between_measurements():
 
 def test_overheads_are_found_again():
     target, drafter = (ForwardCosts([1, 15], [10], [[x, 2 * x]]) for x in (10.0, 2.0))
-    true = StepCosts(target, drafter, 10, 0.5, {"chain": ([1, 4, 12], [0.3, 0.9, -0.2]), "kary": ([1, 3], [0.7, 1.5])})
+    true = StepCosts(
+        target, drafter, 10, 0.5, {"chain x": ([1, 4, 12], [0.3, 0.9, -0.2]), "kary x": ([1, 3], [0.7, 1.5])}
+    )
     probes = [
         PLAINLY,
         *(Configuration(tree, "x") for tree in ("chain:12", "chain:1", "chain:4", "kary:2x1", "kary:2x3")),
     ]
     found = StepCosts(target, drafter, 10).calibrated({c: true.step(c) for c in probes})
     assert found.plain == pytest.approx(0.5)
-    for c in [*probes, Configuration("chain:2"), Configuration("kary:2x2")]:
+    for c in [*probes, Configuration("chain:2", "x"), Configuration("kary:2x2", "x")]:
         assert found.step(c) == pytest.approx(true.step(c))
-    assert true.step(Configuration("chain:2")) == pytest.approx(target.at(3, 10) + 2 * 2.0 + 0.5 + 0.5)
+    assert true.step(Configuration("chain:2", "x")) == pytest.approx(target.at(3, 10) + 2 * 2.0 + 0.5 + 0.5)
     assert true.step(probes[-1]) == pytest.approx(
         target.at(15, 10) + 2.0 + drafter.at(2, 10) + drafter.at(4, 10) + 0.5 + 1.5
     )
@@ -316,7 +318,13 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["foretoken-profile.json"]
     forwards, overheads, configurations = json.loads(out)["tables"]
     assert {(row["model"], row["context"]) for row in forwards["rows"]} >= {("target", 128), ("drafter", 128)}
-    assert [row["tree"] for row in overheads["rows"]] == ["plain", *["chain"] * 3, *["kary"] * 2]
+    assert [row["tree"] for row in overheads["rows"]] == [
+        "plain",
+        *["chain rrsw"] * 3,
+        *["chain block"] * 2,
+        *["kary transport"] * 2,
+        *["kary hub"] * 2,
+    ]
     rows = {(row["tree"], row["verifier"]): row for row in configurations["rows"]}
     speeds = [row["tokens/s"] for row in configurations["rows"]]
     assert speeds == sorted(speeds, reverse=True)

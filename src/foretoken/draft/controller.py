@@ -18,6 +18,7 @@ import numpy as np
 
 ALLOWANCE = 0.015  # plain steps that a plain step earns, to find out whether drafting pays again
 CREDIT, DEBT = 8.0, 4.0  # plain steps: the most that gains, or losses, add up to
+READING = 12.0  # and losses where the drafter had a text to read first
 FORGET, FORGET_LONG = 0.97, 0.99  # a step, for acceptance: the last 30 steps count, the last 100 in the long run
 FORGET_COST = 0.98
 HOPE, HOPE_WEIGHT = 0.7, 2.0  # acceptance assumed of an unknown drafter, and its weight in trials
@@ -29,6 +30,7 @@ EXTRA = np.array([0.1, 0.15, 0.03])  # r of an unknown pair, with the weight of 
 LOOK_FIRST, LOOK = 16, 256  # steps after which one plain step is made to see what it costs now
 MEMORY = 10  # plain steps that count
 OUTLIER = 1.5  # times what was expected; more counts as so much
+ACCIDENTS = 2  # drafted steps in a row that may take more and teach nothing: another program had the core
 
 
 @dataclass
@@ -36,13 +38,14 @@ class Costs:
     """What steps cost at one batch size.
 
     plain_s: seconds of a plain step, None before the first; extra: r above. since_plain: steps since a plain one was
-    measured, look: after how many the next is due.
+    measured, look: after how many the next is due. accidents: drafted steps in a row that took far too long.
     """
 
     plain_s: float | None = None
     num_plain: int = 0
     since_plain: int = 0
     look: int = LOOK_FIRST
+    accidents: int = 0
     prior: np.ndarray = field(default_factory=lambda: EXTRA)
     _gram: np.ndarray = field(default_factory=lambda: np.zeros((3, 3)))
     _moment: np.ndarray = field(default_factory=lambda: np.zeros(3))
@@ -53,14 +56,18 @@ class Costs:
         if depth == 0:
             self._learn_plain(seconds)
         elif self.plain_s is not None:
+            self.since_plain += 1
+            most = OUTLIER * self.steps(depth, nodes)
+            self.accidents = self.accidents + 1 if seconds / self.plain_s > most else 0
+            if 0 < self.accidents <= ACCIDENTS:
+                return
             x = np.array([1.0, depth, nodes])
-            extra = min(seconds / self.plain_s, OUTLIER * self.steps(depth, nodes)) - 1
+            extra = min(seconds / self.plain_s, most) - 1
             self._gram *= FORGET_COST
             self._moment *= FORGET_COST
             self._gram += x[:, None] * x
             self._moment += extra * x
             self._solved = None
-            self.since_plain += 1
 
     def _learn_plain(self, seconds: float) -> None:
         if self.plain_s is None or seconds * OUTLIER < self.plain_s:  # only what is slow can be an accident
@@ -154,11 +161,17 @@ class Acceptance:
 
 @dataclass
 class Experience:
-    """What earlier texts taught: where the next one starts. acceptance: their mean. costs: by batch size."""
+    """What earlier texts taught: where the next one starts. acceptance: their mean. costs: by batch size.
+
+    drafting: whether it paid lately. balance: plain steps won, or lost, since a text that pays nothing is no reason to
+    read the next one's prompt with the drafter too.
+    """
 
     acceptance: float = HOPE
     weight: float = HOPE_WEIGHT
     costs: dict[int, Costs] = field(default_factory=dict)
+    drafting: bool = True
+    balance: float = 0.0
 
     def costs_of(self, batch: int) -> Costs:
         if batch not in self.costs:
@@ -179,8 +192,6 @@ class Controller:
     sizes: Sequence[int]
     experience: Experience = field(default_factory=Experience)
     rows: list[Acceptance] = field(default_factory=list)
-    drafting: bool = True
-    balance: float = 0.0  # plain steps won
     fill: float = 1.0  # nodes really drafted, as a share of `sizes`
 
     def join(self) -> None:
@@ -198,10 +209,10 @@ class Controller:
     def choose(self) -> int:
         """The depth of the next step, the same for all rows: a batched forward is as long as its longest row."""
         costs = self.experience.costs_of(len(self.rows))
-        if not self.drafting:
-            if self.balance < 0 or not self._could_pay(costs):
+        if not self.experience.drafting:
+            if self.experience.balance < 0 or not self._could_pay(costs):
                 return 0
-            self.drafting = True
+            self.experience.drafting = True
             for row in self.rows:
                 row.try_again()
             return 1
@@ -214,7 +225,7 @@ class Controller:
         deepest = min(len(rates) - 1, int(max(row.within_reach for row in self.rows)))
         best = max(range(1, deepest + 1), key=rates.__getitem__)
         if rates[best] <= rates[0]:
-            self.drafting = False
+            self.experience.drafting = False
             return 0
         return best
 
@@ -242,6 +253,8 @@ class Controller:
         if usual:
             costs.learn(depth, nodes, seconds)
         if depth == 0:
-            self.balance += 0 if self.drafting else ALLOWANCE
+            self.experience.balance += 0 if self.experience.drafting else ALLOWANCE
         elif costs.plain_s is not None:
-            self.balance = max(-DEBT, min(CREDIT, self.balance + tokens - seconds / costs.plain_s))
+            most = OUTLIER * costs.steps(depth, nodes) if usual else READING + tokens
+            balance = self.experience.balance + tokens - min(seconds / costs.plain_s, most)
+            self.experience.balance = max(-DEBT if usual else -READING, min(CREDIT, balance))

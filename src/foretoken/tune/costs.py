@@ -4,7 +4,7 @@
         + drafter(w_{D-1}) + plain + rest(D)
 
 plain: what a plain step takes beyond its forward. rest(D): what drafting D levels takes beyond forwards, by kind of
-tree; below 0 where it saves something, as chains do, which are drafted in one compiled call.
+tree and rule; below 0 where it saves something, as chains do, which are drafted in one compiled call.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,8 @@ class Configuration:
 
     @property
     def kind(self) -> str:
-        return self.tree.partition(":")[0]
+        """What shares its overheads."""
+        return f"{self.tree.partition(':')[0]} {self.verifier}".rstrip()
 
     @property
     def widths(self) -> list[int]:

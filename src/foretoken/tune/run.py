@@ -91,7 +91,7 @@ def tune(
     if has_distribution(engine):
         tokens, one = _accepted(engine, workload, texts, configurations)
     else:
-        watched = [run.tokens for run in probed[probes[-1]].runs]
+        watched = [run.tokens for run in probed[probes[-1]].runs]  # of the deepest chain
         tokens = {c: tokens_watched(watched, len(c.widths)) for c in configurations}
         one = tokens[configurations[0]] - 1
     predictions = [Prediction(PLAINLY, 1.0, costs.step(PLAINLY))]
@@ -137,9 +137,8 @@ def _step_costs(engine: Engine, workload: Workload, journal: Journal, progress: 
 
 
 def _probes(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Some depths of every kind of tree."""
-    of_tree = {c.tree: c for c in reversed(configurations)}
-    return [of_tree[tree] for tree in PROBES if tree in of_tree]
+    """Some depths of every kind of tree and rule, the shallow ones first."""
+    return [c for tree in PROBES for c in configurations if c.tree == tree]
 
 
 def _measure(
@@ -168,7 +167,8 @@ def _accepted(
 def _extra(costs: StepCosts) -> tuple[float, float, float]:
     """What a step of a chain takes beyond a plain one, in plain steps: once, a level, a node; the nearest line."""
     plain = costs.step(PLAINLY)
-    slope, once = np.polyfit(DEPTHS, [costs.step(Configuration(f"chain:{d}")) / plain - 1 for d in DEPTHS], 1)
+    rule = next(kind for kind in costs.rest if kind.startswith("chain")).partition(" ")[2]
+    slope, once = np.polyfit(DEPTHS, [costs.step(Configuration(f"chain:{d}", rule)) / plain - 1 for d in DEPTHS], 1)
     node = np.polyfit(NODES, [costs.target.at(n, costs.context) / plain for n in NODES], 1)[0]
     node = min(max(node, 0.0), slope)
     return max(0.0, float(once)), float(slope - node), float(node)
