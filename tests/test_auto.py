@@ -211,25 +211,28 @@ def test_an_accident_teaches_nothing_and_a_slow_drafter_does():
     assert costs.steps(3, 3.0) == pytest.approx(before)
     for _ in range(40):
         costs.learn(3, 3.0, 8.0)
-    assert costs.steps(3, 3.0) == pytest.approx(8.0, rel=0.05)
+    assert costs.steps(3, 3.0) == pytest.approx(8.0, rel=0.2)
 
 
 def test_a_useless_drafter_does_not_read_every_prompt():
     """What a try at a new text costs above a draft, its prompt, is booked and kept from text to text."""
-    experience = Experience(acceptance=0.03, weight=16.0, drafting=False, balance=0.0)
-    tries = 0
+    costs = Costs(plain_s=1.0, num_plain=5)
+    experience = Experience(acceptance=0.03, weight=16.0, costs={1: costs}, drafting=False)
+    read = 0
     for _ in range(40):
         controller = Controller(range(DEEPEST + 1), experience)
         controller.join()
-        for step in range(50):
+        behind = True
+        for _ in range(50):
             depth = controller.choose()
+            seconds = 1.0 + (0.6 + 10.0 * behind if depth else 0.0)
             if depth:
-                tries += 1
+                read += behind
                 controller.learn_acceptance([depth], [depth], [0])
-            seconds = 1.0 + (0.6 + 10.0 * (step < 2)) * (depth > 0)
-            controller.learn_cost(depth, float(depth), 1.0, seconds, depth == 0)
+            controller.learn_cost(depth, float(depth), 1.0, seconds, not (depth and behind))
+            behind = behind and not depth
         controller.leave(0)
-    assert 1 <= tries <= 6
+    assert 1 <= read <= 5, "2,000 plain steps earn 30, a prompt costs 10"
 
 
 # Real drafters: after plain steps they go on as if they had been asked all along.

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -318,13 +319,10 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["foretoken-profile.json"]
     forwards, overheads, configurations = json.loads(out)["tables"]
     assert {(row["model"], row["context"]) for row in forwards["rows"]} >= {("target", 128), ("drafter", 128)}
-    assert [row["tree"] for row in overheads["rows"]] == [
-        "plain",
-        *["chain rrsw"] * 3,
-        *["chain block"] * 2,
-        *["kary transport"] * 2,
-        *["kary hub"] * 2,
-    ]
+    assert Counter(row["tree"] for row in overheads["rows"]) == {
+        **{"plain": 1, "chain rrsw": 3},
+        **dict.fromkeys(("chain block", "kary transport", "kary hub"), 2),
+    }
     rows = {(row["tree"], row["verifier"]): row for row in configurations["rows"]}
     speeds = [row["tokens/s"] for row in configurations["rows"]]
     assert speeds == sorted(speeds, reverse=True)
