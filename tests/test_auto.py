@@ -351,11 +351,11 @@ def test_a_drafter_of_hidden_states_is_still_told_them():
             return session
 
     learnt: list = []
-    drafter = auto_drafter(Inner(static.chain(2)), (0, 1, 2))
+    drafter = auto_drafter(Inner(static.chain(2)), (0, 1, 2), torch.device("cpu"))
     assert isinstance(drafter, FeatureDrafter)
     assert drafter.feature_layers == (-1,)
     session = drafter.open(1, 10)
     assert isinstance(session, LearningSession)
     session.learn([torch.zeros(1, 2)])
     assert len(learnt) == 1
-    assert not isinstance(auto_drafter(NgramDrafter(static.chain(2)), (0, 1, 2)), FeatureDrafter)
+    assert not isinstance(auto_drafter(NgramDrafter(static.chain(2)), (0, 1, 2), torch.device("cpu")), FeatureDrafter)

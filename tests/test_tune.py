@@ -320,7 +320,8 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     forwards, overheads, configurations = json.loads(out)["tables"]
     assert {(row["model"], row["context"]) for row in forwards["rows"]} >= {("target", 128), ("drafter", 128)}
     assert Counter(row["tree"] for row in overheads["rows"]) == {
-        **{"plain": 1, "chain rrsw": 3},
+        "plain": 1,
+        "chain rrsw": 3,
         **dict.fromkeys(("chain block", "kary transport", "kary hub"), 2),
     }
     rows = {(row["tree"], row["verifier"]): row for row in configurations["rows"]}

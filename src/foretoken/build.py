@@ -200,7 +200,7 @@ def load(
             )
         proposing = replace(proposing, vocab_size=model.vocab_size)
     if method == AUTO and not isinstance(proposing, NoDrafter):
-        proposing = auto_drafter(proposing, policy.sizes(), known)
+        proposing = auto_drafter(proposing, policy.sizes(), model.device, known)
         tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
 

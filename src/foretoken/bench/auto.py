@@ -53,7 +53,8 @@ def rows(runs: Mapping[str, Runs]) -> list[Row]:
 def methods(engine: Engine, trees: Sequence[str]) -> dict[str, Engine]:
     """Plain, the drafter with every tree, and the drafter under the controller."""
     deepest = with_tree(engine, METHODS[AUTO])
-    controlled = replace(deepest, drafter=auto_drafter(deepest.drafter, tree_policy(METHODS[AUTO]).sizes()), tree=AUTO)
+    sizes, device = tree_policy(METHODS[AUTO]).sizes(), engine.target.lm.device
+    controlled = replace(deepest, drafter=auto_drafter(deepest.drafter, sizes, device), tree=AUTO)
     return {PLAIN: plain(engine), **{tree: with_tree(engine, tree) for tree in trees}, AUTO: controlled}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path
@@ -17,6 +18,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience
+from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
 CAUGHT_UP = 2  # committed ids that a drafter reads at any step: what the last one accepted last, and the root
@@ -114,7 +116,18 @@ class FeatureAutoSession(AutoSession):
         self.inner.learn(features)
 
 
-def auto_drafter(inner: Drafter, sizes: tuple[int, ...], known: Experience | None = None) -> AutoDrafter:
-    """`inner` under a controller; `sizes` as in AutoDrafter. known: costs and acceptance, which then need no clock."""
+def auto_drafter(
+    inner: Drafter, sizes: tuple[int, ...], device: torch.device, known: Experience | None = None
+) -> AutoDrafter:
+    """`inner` under a controller; `sizes` as in AutoDrafter. device: of the target. known: costs and acceptance, which
+    then need no clock."""
     kind = FeatureAutoDrafter if isinstance(inner, FeatureDrafter) else AutoDrafter
-    return kind(inner, sizes) if known is None else kind(inner, sizes, known, None)
+    if known is not None:
+        return kind(inner, sizes, known, None)
+    alone = device.type == "cpu" and not isinstance(inner, RandomisedDrafter)  # which has a thread of its own
+    return kind(inner, sizes, clock=own_time if alone else time.perf_counter)
+
+
+def own_time() -> float:
+    """Seconds of this thread where one does all the work, since what other programs take is no cost of drafting."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
