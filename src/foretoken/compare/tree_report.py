@@ -110,14 +110,14 @@ def _speed(sample: Sample) -> str:
 
 
 def plot(found: dict[Place, Sample], label: str, path: str) -> None:
-    """One panel a temperature: tokens a step against nodes; a colour a rule, a line style a shape."""
+    """One panel a temperature: tokens a step against nodes; a colour a rule, a line style and marker a shape."""
     from matplotlib.figure import Figure
 
     temperatures = sorted({place[0] for place in found})
     names = list(dict.fromkeys(place[2] for place in found))
     rules = list(dict.fromkeys(name.partition("+")[2] for name in names))
     shapes = list(dict.fromkeys(name.partition("+")[0] for name in names))
-    styles = ["-", "--", ":", "-."]
+    styles, markers = ["-", "--", ":", "-."], "osv^Dx"
     figure = Figure(figsize=(4.2 * len(temperatures) + 2, 4.2), layout="constrained")
     figure.suptitle(label)
     grid = figure.subplots(1, len(temperatures), squeeze=False)[0]
@@ -133,8 +133,8 @@ def plot(found: dict[Place, Sample], label: str, path: str) -> None:
                 yerr=[s.error for _, s in points],
                 color=f"C{rules.index(rule)}",
                 linestyle=styles[shapes.index(shape) % len(styles)],
-                marker="o",
-                markersize=3,
+                marker=markers[shapes.index(shape)],
+                markersize=4,
                 label=name,
             )
         axes.set_xscale("log", base=2)
