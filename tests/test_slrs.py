@@ -1,5 +1,8 @@
 """SLRS: psi is exact, sums to one and is what is sampled; the text's law is the target's own."""
 
+import warnings
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -9,11 +12,14 @@ import tiny_tables as tables
 import tokenizers_zoo as zoo
 from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Decoding, deviation, own_law
+from foretoken.audit.table import TableLM, random_table
 from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
-from foretoken.core.tree import PricedSiblings
-from foretoken.decode import DraftFailedWarning
+from foretoken.core.tree import PricedSiblings, chain
+from foretoken.core.walk import draw
+from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft import slrs
 from foretoken.draft.price import Price
 from foretoken.draft.slrs import SLRSDrafter, SLRSSession
@@ -247,12 +253,65 @@ def test_what_does_not_fit_is_told(target):
 @pytest.mark.usefixtures("unchecked")
 def test_a_drafter_that_fails_in_the_middle_of_a_walk_costs_no_text(target, monkeypatch):
     engine = load(target, next(iter(DRAFTERS)))
-
-    def broken(*_):
-        raise RuntimeError("no more memory")
-
     monkeypatch.setattr(Price, "__call__", broken)
     with pytest.warns(DraftFailedWarning, match="no more memory") as told:
         results = engine.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=0)
     assert [len(result.token_ids) for result in results] == [6] * len(PROMPTS)
     assert len(told) == 1
+
+
+@dataclass
+class TwoDrafts:
+    """Draws two tokens from psi, one after the other; what the second cost cannot be told."""
+
+    psi: torch.Tensor
+    name: str = "two"
+    laws: tuple = (Opaque(1),)
+    max_nodes: int = 3
+
+    def open(self, batch, slots):
+        return self
+
+    def join(self): ...
+
+    def leave(self, row): ...
+
+    def observe(self, sequences, trees, paths): ...
+
+    def propose(self, sequences):
+        (seq,) = sequences
+        drafts = [draw(self.psi, seq.rng) for _ in range(2)]
+        psi = [lambda token: float(self.psi[token]), broken]
+        return [
+            chain(
+                [seq.ids[-1], *drafts],
+                [*(PricedSiblings((x,), None, Opaque(1), of) for x, of in zip(drafts, psi, strict=True)), None],
+            )
+        ]
+
+
+def broken(*_):
+    raise RuntimeError("no more memory")
+
+
+def test_what_was_accepted_before_a_drafter_fails_stays():
+    """Else the text would be drawn anew just where drafts are accepted."""
+    lm, psi = TableLM("t", random_table(3, 1)), torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    law = {}
+
+    def step():
+        decoder = Decoder(LMTarget(lm), TwoDrafts(psi), RULE, 1, 8)
+        decoder.join(Sequence([1, 2], Sampling(), torch.Generator(), 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DraftFailedWarning)
+            ((_, step),) = decoder.step()
+        return step.tokens
+
+    for tokens, prob in outcomes(step):
+        law[tokens] = law.get(tokens, 0.0) + prob
+    p = lm.table[1, 2]
+    for x in range(3):
+        assert sum(prob for tokens, prob in law.items() if tokens[0] == x) == pytest.approx(float(p[x]), abs=1e-12)
+        for y in range(3):
+            both = float(torch.minimum(p, psi)[x] * lm.table[2, x, y])
+            assert law.get((x, y), 0.0) == pytest.approx(both, abs=1e-12)

@@ -84,9 +84,7 @@ class Decoder:
     def step(self) -> list[tuple[Sequence, Step]]:
         """One target forward for every sequence; those that finished have left when it returns."""
         sequences = list(self.sequences)
-        if self._learner is not None and self._features is not None:
-            self._learner.learn(self._features.features(sequences))
-        trees = self._drafting(lambda: self.drafter.propose(sequences))
+        trees = self._drafting(lambda: self._propose(sequences))
         scores = self.target.score(sequences, trees)
         steps, paths = [], []
         for seq, tree, logits in zip(sequences, trees, scores, strict=True):
@@ -100,13 +98,18 @@ class Decoder:
                 self.leave(seq)
         return steps
 
+    def _propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        if self._learner is not None and self._features is not None:
+            self._learner.learn(self._features.features(sequences))
+        return self.drafter.propose(sequences)
+
     def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
         probabilities = self._probabilities(seq, tree, logits)
         try:
             return self.walk(tree, probabilities, seq.rng)
         except DraftError as error:
             self._give_up(error.__cause__ or error)
-            return (0,), draw(probabilities(0), seq.rng)
+            return error.path, draw(probabilities(error.path[-1]), seq.rng)
 
     def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[int], Tensor]:
         # A plain annotation: one with a shape would be built anew at every step.
@@ -127,7 +130,7 @@ class Decoder:
         return p
 
     def _drafting(self, call: Callable[[], T]) -> T:
-        """A drafter that fails costs speed, never text: warn once and go on with plain decoding."""
+        """A drafter that fails costs speed: warn once and go on with plain decoding."""
         try:
             return call()
         except Exception as error:

@@ -10,4 +10,11 @@ class NotFiniteError(ForetokenError):
 
 
 class DraftError(Exception):
-    """A drafter raised while a walk asked it something; its own error is the cause."""
+    """A drafter raised while a walk asked it something; its own error is the cause.
+
+    path: what was accepted until then. The token after it may be drawn from p: what was accepted stays decided.
+    """
+
+    def __init__(self, path: tuple[int, ...] = (0,)) -> None:
+        super().__init__()
+        self.path = path

@@ -53,7 +53,10 @@ class StringRejection:
         while True:
             siblings = tree.siblings[path[-1]]
             p = probabilities(path[-1])
-            token = emit(p, siblings, rng) if isinstance(siblings, PricedSiblings) else draw(p, rng)
+            try:
+                token = emit(p, siblings, rng) if isinstance(siblings, PricedSiblings) else draw(p, rng)
+            except DraftError as error:
+                raise DraftError(tuple(path)) from error.__cause__
             child = tree.child(path[-1], token)
             if child is None:
                 return tuple(path), token
@@ -86,7 +89,7 @@ def _psi(siblings: PricedSiblings, token: int) -> float:
     try:
         return siblings.psi(token)
     except Exception as error:
-        raise DraftError from error
+        raise DraftError from error  # the walk adds its path
 
 
 def _coin(chance: float, rng: torch.Generator) -> bool:
