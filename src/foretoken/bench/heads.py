@@ -1,7 +1,7 @@
 """Draft heads side by side on one target: tokens a step, speed against plain decoding, and where the time goes.
 
-Methods take turns prompt by prompt, and times are medians over steps, so that what other programs take now and then
-does not count.
+Methods take turns prompt by prompt. What a whole run takes is processor time where one thread does all the work, so
+that other programs do not count; what the parts of a step take is wall clock, the median over steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.bench.clock import Clock, TimedLM
+from foretoken.bench.execution import clock_named, seconds
 from foretoken.bench.head_clocks import PARTS, TimedHeadLM, TimedSession
 from foretoken.build import head_drafter
 from foretoken.core.sampling import Sampling
@@ -45,11 +46,15 @@ class Method:
 
 @dataclass
 class Tally:
-    """Counts over the runs of one method at one temperature, and the seconds of every step by what was running."""
+    """Counts over the runs of one method at one temperature, and the seconds of every step by what was running.
+
+    total_s: of all runs, by the clock of bench.execution, which costs too much to be read at every step.
+    """
 
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    total_s: float = 0.0
     seconds: dict[str, list[float]] = field(
         default_factory=lambda: {name: [] for name in (STEP, DRAFT, TARGET, *PARTS)}
     )
@@ -65,7 +70,7 @@ class Tally:
 
     @property
     def ms_per_token(self) -> float:
-        return self.ms(STEP) / self.tau
+        return 1000 * self.total_s / self.tokens
 
     def ms(self, name: str) -> float:
         """Of a step, the median."""
@@ -158,6 +163,8 @@ def run(
     if chosen.drafter is not None:
         decoder.drafter = TimedSession(decoder.drafter, clocks[DRAFT])
     clocks[TARGET].lap()
+    now = seconds(clock_named(target.device), target.device)
+    begin = now()
     while decoder.sequences:
         for _, step in clocks[STEP].time(decoder.step):
             tally.tokens += len(step.tokens)
@@ -165,6 +172,7 @@ def run(
             tally.accepted += step.num_accepted
         for name, clock in clocks.items():
             tally.seconds[name].append(clock.lap())
+    tally.total_s += now() - begin
     return sequence.ids[len(prompt) :]
 
 

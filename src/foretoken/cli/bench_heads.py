@@ -122,18 +122,21 @@ def _methods(lm: "HeadLM", nodes: int, sampled: bool = True) -> "list[Method]":
 def _print(header: dict[str, object], found: "list[Result]") -> None:
     from foretoken.bench.head_clocks import PARTS
 
+    print(f"{header['target']}, {header['num_params']:,} parameters; tokens a step with the bonus")
     print(
-        f"{header['target']}, {header['num_params']:,} parameters; medians of ms a step; tokens a step with the bonus"
+        "ms/token and x plain: processor time of whole runs on one CPU thread; other ms: wall clock, medians over steps"
     )
-    columns = ("T", "method", "x plain", "tokens/step", "nodes", "draft ms", "target ms", "other ms", *PARTS)
+    columns = (
+        "T", "method", "x plain", "ms/token", "tokens/step", "nodes", "draft ms", "target ms", "other ms", *PARTS
+    )  # fmt: skip
     rows: list[tuple[str, ...]] = [columns]
     for result in found:
         r = result.record()
         parts = (f"{r['components_ms_per_step'][name]:.2f}" for name in PARTS)
         rows.append((
-            f"{result.temperature:g}", result.method, f"{result.speedup:.2f}", f"{r['tokens_per_step']:.2f}",
-            f"{r['nodes_per_step']:.1f}", f"{r['draft_ms_per_step']:.2f}", f"{r['target_ms_per_step']:.2f}",
-            f"{r['other_ms_per_step']:.2f}", *parts,
+            f"{result.temperature:g}", result.method, f"{result.speedup:.2f}", f"{r['ms_per_token']:.2f}",
+            f"{r['tokens_per_step']:.2f}", f"{r['nodes_per_step']:.1f}", f"{r['draft_ms_per_step']:.2f}",
+            f"{r['target_ms_per_step']:.2f}", f"{r['other_ms_per_step']:.2f}", *parts,
         ))  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     for row in rows:
