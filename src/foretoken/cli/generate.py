@@ -131,7 +131,7 @@ def _one(
     if compare:  # both ways are measured warm
         for warm in (engine, _plain(engine)):
             warm.generate(prompt, max_new_tokens=min(16, max_new_tokens), seed=seed, **arguments)
-    text, ids, last = "", [], None
+    text, ids, last, interrupted = "", [], None, False
     try:
         for chunk in engine.stream(prompt, max_new_tokens=max_new_tokens, seed=seed, **arguments):
             if last is None and not as_json:
@@ -143,7 +143,7 @@ def _one(
                 _write(last.text)
     except KeyboardInterrupt:
         print("\nforetoken: interrupted; this is what was generated.", file=sys.stderr)
-        compare = False
+        compare, interrupted = False, True
     if last is None:
         raise KeyboardInterrupt
     record = _record(engine, text, ids, last.stats, seed)
@@ -156,6 +156,8 @@ def _one(
     else:
         _write("\n")
         print(_summary(record, last.stats), file=sys.stderr)
+    if interrupted:
+        raise typer.Exit(130)
 
 
 def _plain(engine: "Engine") -> "Engine":

@@ -12,16 +12,19 @@ from foretoken.core.errors import ForetokenError
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
 
-Target = Annotated[str | None, typer.Option(help="Model folder (Hugging Face). Default: the demo target.")]
+_told = False
+Target = Annotated[str | None, typer.Option(help="Model folder (Hugging Face) or hub id. Default: the demo target.")]
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help='Model folder with the same vocabulary, "ngram" (prompt lookup), or "none". Default: the demo '
+        help="Model folder or hub id with the same vocabulary, or another one with --vocab; folder of a draft head; "
+        '"ngram" (prompt lookup), or "none". Default: the demo '
         "drafter for the demo target, else ngram."
     ),
 ]
 TREE_FORMS = (
-    "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, sequoia:N@FILE, or list:FILE (JSON parent list)."
+    "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, sequoia:N@FILE, list:FILE (JSON parent list), "
+    "or product:N (draft heads)."
 )
 Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
 LargestTree = Annotated[
@@ -41,7 +44,8 @@ Verifier = Annotated[
     typer.Option(
         help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped, "
         "block-transport and block-rrsw (jointly over a tree's paths), "
-        "string-rejection (for --vocab slrs and union); for few tokens (top-k) also ot-lp, ot-maxflow, "
+        "string-rejection (for --vocab slrs and union), randomised (for --draft-probability on chains); "
+        "for few tokens (top-k) also ot-lp, ot-maxflow, "
         "ot-maxflow-optimised, canonical, global-resolution-thinned (global-resolution itself is only approximately "
         "lossless: refused). Default: rrsw; block-transport for budget trees; exact-match for ngram, slem and "
         "dynamic trees."
@@ -150,11 +154,23 @@ def load_engine(
 
 
 def quiet() -> None:
-    """No warnings and progress bars of transformers among our own lines."""
+    """No warnings and progress bars of transformers among our own lines; but one line where loops must be compiled."""
     import transformers
+    from numba.core import event
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+    class Compiling(event.Listener):
+        def on_start(self, event: object) -> None:
+            global _told
+            if not _told:
+                _told = True
+                print("foretoken: compiling for this machine, once: up to a minute of one core", file=sys.stderr)
+
+        def on_end(self, event: object) -> None: ...
+
+    event.register("numba:compile", Compiling())  # only of what is not in the cache on disk
 
 
 def spare_threads(num_parameters: int) -> None:

@@ -109,7 +109,10 @@ def _is_folder(source: str) -> bool:
 
 
 def _check_folder(source: str) -> None:
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1
+    if os.path.isfile(source):
+        raise ForetokenError(f"{source} is a file: give the path of a Hugging Face model folder.")
+    # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
     if looks_local and not _is_folder(source):
         raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
     if _is_folder(source) and not (Path(source) / "config.json").exists():
