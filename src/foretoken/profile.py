@@ -1,12 +1,12 @@
 """The profile file: what `foretoken tune` found for one pair of models on one machine, a small JSON object."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
 
 FORMAT = 1
 PLAIN = "plain"
@@ -52,13 +52,8 @@ class Profile:
 
 
 def write_json(path: str, record: Any) -> None:
-    """All of it or, if that fails, nothing: to a temporary name, then moved."""
-    temporary = Path(f"{path}.tmp")
-    try:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+    """All of it or, if that fails, nothing."""
+    write(Path(path), lambda temporary: temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8"))
 
 
 def read_profile(path: str) -> Profile:

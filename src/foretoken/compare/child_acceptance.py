@@ -8,7 +8,6 @@ token is sampled: only draws are.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from foretoken.compare.exactly import sampled
 from foretoken.compare.rows import ScoredText, logits_at
+from foretoken.core import files
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
@@ -131,10 +131,9 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
 
 def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
     """As JSON, which `sequoia:N@FILE` reads; moved into place when it is whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def how(temporary: Path) -> None:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({**asdict(found), **settings}) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+    files.write(path, how)

@@ -1,15 +1,13 @@
-"""A head to a folder in its published layout, and files that appear whole."""
+"""A head to a folder in its published layout."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
 from foretoken.heads.flat import Medusa
 from foretoken.heads.layout import FILES, published
 from foretoken.heads.make import Head
@@ -49,14 +47,3 @@ def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat1
         }
     write(folder / name, lambda path: save_file(weights, path))
     write(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
-
-
-def write(path: Path, how: Callable[[Path], object]) -> None:
-    """A file that appears whole: written under a temporary name, then moved."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        how(temporary)
-        temporary.replace(path)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-        temporary.unlink(missing_ok=True)
-        raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error

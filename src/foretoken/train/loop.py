@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
 from foretoken.heads.make import Head
-from foretoken.heads.save import write
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.data import Batches

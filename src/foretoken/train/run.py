@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
 from foretoken.heads.make import Head, new_head
-from foretoken.heads.save import save_head, write
+from foretoken.heads.save import save_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts

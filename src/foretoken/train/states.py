@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
 from foretoken.core.shapes import Bool, Float, Int
-from foretoken.heads.save import write
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint
 

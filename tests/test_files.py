@@ -1,0 +1,58 @@
+"""Files that appear whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken.compare import child_acceptance
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
+from foretoken.profile import write_json
+
+
+def half(path: Path) -> None:
+    path.write_text("half")
+    raise OSError(28, "No space left on device")
+
+
+def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path):
+    path = tmp_path / "f"
+    write(path, lambda temporary: temporary.write_text("old"))
+    with pytest.raises(ForetokenError, match=r"Cannot write .*/f: No space left on device\.$"):
+        write(path, half)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("f", "old")]
+
+
+def interrupted(path: Path) -> None:
+    path.write_text("half")
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "f", interrupted)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda path: write_json(str(path), {"a": 1}),
+        lambda path: child_acceptance.write(
+            child_acceptance.ChildAcceptance("rrsw", "iid", 1.0, (0.5,), (0.1,), 9), path, {"seed": 0}
+        ),
+    ],
+)
+def test_every_writer_cleans_up(save, tmp_path):
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    with pytest.raises(ForetokenError, match=r"Cannot write .*taken"):
+        save(folder)  # nothing can be moved over a folder
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+    with pytest.raises(ForetokenError, match="Cannot write"):
+        save(tmp_path / ("x" * 300))
+    save(tmp_path / "fine")
+    assert json.loads((tmp_path / "fine").read_text())
+    with pytest.raises(ForetokenError, match="Cannot write"):
+        save(tmp_path / "fine" / "below")  # a file is no folder
