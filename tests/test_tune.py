@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import command
 import foretoken
@@ -23,7 +24,8 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.identity import fingerprint, host, versions
+from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
+from foretoken.models.panels import PanelLinear, pack
 from foretoken.profile import FORMAT, PLAIN, Profile, read_profile
 from foretoken.tune.acceptance import Forced, forced, of_one_draft, reach, tokens_per_step, tokens_watched
 from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
@@ -260,6 +262,29 @@ def test_a_fingerprint_is_the_models_own_and_the_same_every_time(models):
     target, drafter = models
     assert fingerprint(CausalLM(target)) == fingerprint(CausalLM(target))
     assert fingerprint(CausalLM(target)) != fingerprint(CausalLM(drafter))
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_the_fingerprint_of_a_packed_model_sees_every_projection(models, rounded):
+    """rounded: to bfloat16, whose panels are halved."""
+    found = set()
+    for changed in ("none", "layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"):
+        model = tiny.perturbed(models[0], 0.0, seed=0)
+        for name, weight in model.named_parameters():
+            if changed in name:
+                weight.data += 0.5
+            if rounded:
+                weight.data = weight.data.bfloat16().float()
+        pack(model)
+        lm = CausalLM(model)
+        assert any(isinstance(m, PanelLinear) and m.halved == rounded for m in model.modules())
+        found.add(fingerprint(lm))
+    assert len(found) == 3
+
+
+def test_a_fingerprint_sees_shapes():
+    flat = [nn.ParameterList([torch.zeros(shape)]) for shape in ((2, 3), (3, 2))]
+    assert len({fingerprint_of_weights(module, "") for module in flat}) == 2
 
 
 def test_a_journal_goes_on_where_it_stopped(tmp_path):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch import nn
 
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.panels import PanelLinear
 from foretoken.version import __version__
 
 SAMPLES = 64  # values of every tensor
@@ -15,17 +17,23 @@ PASSING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # e
 
 
 def fingerprint(lm: CausalLM) -> str:
-    """16 hexadecimal digits: of the configuration and of evenly spaced values of every weight, packed ones included.
+    """16 hexadecimal digits: of the configuration and of the weights, packed ones included.
 
     Which weights there are depends on how a model is executed: compare `host` first.
     """
     config = {key: value for key, value in lm.model.config.to_diff_dict().items() if key not in PASSING}
-    digest = hashlib.sha256(repr(sorted(config.items(), key=str)).encode())
-    tensors = {**dict(lm.model.named_parameters()), **dict(lm.model.named_buffers())}
+    return fingerprint_of_weights(lm.model, repr(sorted(config.items(), key=str)))
+
+
+def fingerprint_of_weights(module: nn.Module, about: str) -> str:
+    """16 hexadecimal digits: of `about`, and of shape and evenly spaced values of every weight."""
+    digest = hashlib.sha256(about.encode())
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors |= {f"{name}.panels": m.bits for name, m in module.named_modules() if isinstance(m, PanelLinear)}
     for name in sorted(tensors):
         values = tensors[name].detach().flatten()
         chosen = values[:: max(1, len(values) // SAMPLES)]
-        digest.update(name.encode() + chosen.cpu().double().numpy().tobytes())
+        digest.update(f"{name} {tuple(tensors[name].shape)}".encode() + chosen.cpu().double().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -37,6 +37,11 @@ class PanelLinear(nn.Module):
         self.bias = linear.bias
 
     @property
+    def bits(self) -> Tensor:
+        """The panels as a tensor, of int16 where they are halved, since torch can do little with uint16."""
+        return self._panels.view(torch.int16) if self.halved else self._panels
+
+    @property
     def halved(self) -> bool:
         return self.panels.dtype == np.uint16
 
