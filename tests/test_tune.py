@@ -17,15 +17,28 @@ import foretoken
 import tiny
 from foretoken.audit.models import plain_logits
 from foretoken.bench.interleaved import Workload
+from foretoken.build import check_profile, fingerprint_of
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import IID, Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
+from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.slem import SLEMDrafter
+from foretoken.draft.slrs import SLRSDrafter, union
+from foretoken.draft.tli import tli
+from foretoken.heads.lm import ready
+from foretoken.heads.make import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
 from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.parts import parts
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
+from foretoken.names import tree_policy
 from foretoken.profile import FORMAT, PLAIN, Profile, read_profile
 from foretoken.tune.acceptance import Forced, forced, of_one_draft, reach, tokens_per_step, tokens_watched
 from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
@@ -240,6 +253,83 @@ def test_a_profile_of_other_models_or_another_machine_is_refused(models, tmp_pat
         foretoken.load(target, drafter=drafter, profile=elsewhere)
 
 
+def drafting_ways(models) -> dict[str, Drafter]:
+    lm = CausalLM(models[1])
+    v = vocabulary(tiny.tokenizer())
+    translation, policy = Translation(v, v), tree_policy("chain:2")
+    ways: dict[str, Drafter] = {
+        name: way(lm, translation, policy, IID) for name, way in {"tli": tli, "slem": SLEMDrafter}.items()
+    }
+    ways |= {name: way(lm, translation, policy, Opaque) for name, way in {"slrs": SLRSDrafter, "union": union}.items()}
+    target = parts(CausalLM(models[0]))
+    for seed in range(2):
+        torch.manual_seed(seed)
+        ways[f"head {seed}"] = LMDrafter(ready(new_head("eagle", target), "h"), policy, IID, 257)
+    ways["medusa"] = LMDrafter(ready(new_head("medusa", target), "m"), policy, IID, 257)
+    return ways | {"ngram": NgramDrafter(policy), "lm": LMDrafter(lm, policy, IID, 257)}
+
+
+def test_a_profile_of_one_way_to_draft_is_refused_by_every_other(models, tmp_path):
+    target, drafters = CausalLM(models[0]), drafting_ways(models)
+    for name, drafter in drafters.items():
+        path = written(models, tmp_path / "p.json", "chain:2", drafter=fingerprint_of(drafter))
+        for other, given in drafters.items():
+            if other == name:
+                check_profile(read_profile(path), path, target, given)
+            else:
+                with pytest.raises(ForetokenError, match=r"^Profile .* was made for another drafter: [^.]*\.$"):
+                    check_profile(read_profile(path), path, target, given)
+
+
+def test_a_profile_of_other_threads_is_refused(models, tmp_path):
+    target, drafter = models
+    machine = host(CausalLM(target))
+    assert machine["threads"] == "1"
+    profile = written(models, tmp_path / "p.json", "chain:2", host=machine | {"threads": "2"})
+    with pytest.raises(ForetokenError, match="made with 2 threads, not 1: set OMP_NUM_THREADS=2, or run"):
+        foretoken.load(target, drafter=drafter, profile=profile)
+    with pytest.raises(ForetokenError, match="of another version"):
+        foretoken.load(
+            target, drafter=drafter, profile=written(models, tmp_path / "q.json", "chain:2", host={"planet": "Mars"})
+        )
+
+
+def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, tmp_path, monkeypatch):
+    profile = written(models, tmp_path / "p.json", "chain:2")
+    torch.set_num_threads(2)
+    options.spare_threads_as(profile)
+    assert torch.get_num_threads() == 2, "asked for by OMP_NUM_THREADS"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    options.spare_threads_as(profile)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("extra", 5),
+        ("extra", [1, 2]),
+        ("extra", [1, 2, "3"]),
+        ("host", 0),
+        ("host", {"threads": 1}),
+        ("tree", None),
+        ("plain_s", "fast"),
+        ("plain_s", 0),
+        ("plain_s", True),
+        ("acceptance", float("nan")),
+        ("versions", []),
+        ("settings", 1),
+        ("forwards", {}),
+        ("configurations", [1]),
+    ],
+)
+def test_a_profile_with_a_wrong_type_is_refused_in_a_sentence(models, tmp_path, name, value):
+    path = Path(written(models, tmp_path / "p.json", "chain:2"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(ForetokenError, match=rf"is damaged, its {name} cannot be: run foretoken tune again\.$"):
+        read_profile(str(path))
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -295,8 +385,11 @@ def test_a_journal_goes_on_where_it_stopped(tmp_path):
     assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
     assert len(calls) == 1
     assert len(Journal(path, {"seed": 1})) == 0
-    (tmp_path / "j").write_text("{}")
-    assert len(Journal(path, {"seed": 0})) == 0
+    assert [Journal(path, {"seed": seed}).replaces for seed in (0, 1)] == [False, True]
+    for useless in ("{}", "[1]", "{", json.dumps({"key": {"seed": 0}, "done": 3})):
+        (tmp_path / "j").write_text(useless)
+        assert len(Journal(path, {"seed": 0})) == 0
+        assert Journal(path, {"seed": 0}).replaces
     journal = Journal(path, {"seed": 0})
     journal.close()
     assert not (tmp_path / "j").exists()
@@ -388,7 +481,31 @@ def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
     code, out, err = run("tune", *SMALL, "--temperature", 0)
     assert code == 0, err
     assert "going on after 1 measurements" in err
+    assert "replaced" not in err
     assert {row["verifier"] for row in json.loads(out)["tables"][-1]["rows"]} == {"", "rrsw", "transport"}
+
+
+@pytest.mark.parametrize("other", [("--compile", "off"), "drafter", "processor"])
+def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, monkeypatch, other):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foretoken.tune.run.forward_costs", interrupted)
+    assert run("tune", *SMALL)[0] == 130
+    again = ()
+    if other == "drafter":
+        folder = demo.parent / "other"
+        tiny.save(tiny.llama(8), folder)
+        monkeypatch.setattr("foretoken.cli.options.resolve_models", lambda *_: (str(demo / "target"), str(folder)))
+    elif other == "processor":
+        monkeypatch.setattr("foretoken.models.identity.cpu_name", lambda: "Z80")
+    else:
+        again = other
+    monkeypatch.setattr("foretoken.tune.run._measure", interrupted)
+    code, _, err = run("tune", *SMALL, *again)
+    assert code == 130
+    assert "foretoken-profile.json.part is of other settings, models or versions: it is replaced" in err
+    assert "going on" not in err
 
 
 def test_tune_watches_a_drafter_without_a_distribution(run):
@@ -397,7 +514,7 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
     rows = json.loads(out)["tables"][-1]["rows"]
     tokens = [row["tokens a step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
     assert tokens == sorted(tokens), "a deeper chain cannot bring less"
-    assert read_profile("foretoken-profile.json").drafter == ""
+    assert read_profile("foretoken-profile.json").drafter == "ngram"
 
 
 def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path):

@@ -22,12 +22,12 @@ from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
-from foretoken.draft.tli import tli
+from foretoken.draft.tli import IntersectionLM, tli
 from foretoken.engine import Engine
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import head_kind, load_head
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.identity import fingerprint, host
+from foretoken.models.identity import fingerprint, fingerprint_of_weights, host
 from foretoken.models.load import (
     HFModel,
     check_compile,
@@ -40,6 +40,7 @@ from foretoken.models.load import (
 )
 from foretoken.models.overlap import compare
 from foretoken.models.parts import parts
+from foretoken.models.segmentation import SingleTokens
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
@@ -211,9 +212,23 @@ def check_profile(profile: Profile, path: str, target: CausalLM, drafter: Drafte
 
 
 def fingerprint_of(drafter: Drafter) -> str:
-    """Of its model; empty for drafters that are none, or part of the target."""
-    lm = drafter.lm if isinstance(drafter, ModelDrafter) else None
-    return fingerprint(lm) if type(lm) is CausalLM else ""
+    """How it drafts, and the fingerprint of the weights it does so with; of a language model as it is, that alone."""
+    if isinstance(drafter, NgramDrafter):
+        return "ngram"
+    if not isinstance(drafter, ModelDrafter):
+        return ""
+    lm = drafter.lm
+    if isinstance(lm, HeadLM):
+        head = lm.head
+        about = f"{head.kind} {head.depth} {head.feature_scale} {head.feature_layers}"
+        return f"head {fingerprint_of_weights(head, about)}"
+    if isinstance(lm, IntersectionLM):
+        return f"tli {fingerprint(lm.lm)}"
+    if isinstance(drafter, SLEMDrafter):
+        return f"slem {fingerprint(lm)}"
+    if isinstance(drafter, SLRSDrafter):
+        return f"{'union' if drafter.drafts is SingleTokens else 'slrs'} {fingerprint(lm)}"
+    return fingerprint(lm)
 
 
 def head_drafter(lm: HeadLM, policy: TreePolicy, family: LawFamily, vocab_size: int) -> HeadDrafter:

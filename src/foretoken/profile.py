@@ -1,6 +1,8 @@
 """The profile file: what `foretoken tune` found for one pair of models on one machine, a small JSON object."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,13 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 
-FORMAT = 1
+FORMAT = 2
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """target, drafter: fingerprints (models/identity.py), drafter empty where it is no model. host: the machine.
+    """target, drafter: fingerprints (build.check_profile). host: the machine (models/identity.py).
 
     tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. plain_s: seconds of a plain
     step. extra: what a drafted step takes beyond it, in plain steps: once, a level, a node. acceptance: of one draft,
@@ -38,8 +40,15 @@ class Profile:
 
     def check(self, path: str, target: str, drafter: str, host: dict[str, str]) -> None:
         """Refuse another machine, and models that it was not made for."""
+        if set(self.host) != set(host):
+            raise _of_another_version(path)
         for what, was in self.host.items():
-            if (now := host[what]) != was:
+            if (now := host[what]) != was and what == "threads":
+                raise ForetokenError(
+                    f"Profile {path} was made with {was} threads, not {now}: set OMP_NUM_THREADS={was}, or run "
+                    "foretoken tune here."
+                )
+            if now != was:
                 raise ForetokenError(
                     f"Profile {path} was made with {what} {was}, and here it is {now}: run foretoken tune here."
                 )
@@ -66,5 +75,39 @@ def read_profile(path: str) -> Profile:
     if not isinstance(record, dict) or "format" not in record:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.")
     if record["format"] != FORMAT or set(record) != {field.name for field in fields(Profile)}:
-        raise ForetokenError(f"Profile {path} is of another version of foretoken: run foretoken tune again.")
+        raise _of_another_version(path)
+    for name, good in GOOD.items():
+        if not good(record[name]):
+            raise ForetokenError(f"Profile {path} is damaged, its {name} cannot be: run foretoken tune again.")
     return Profile(**{**record, "extra": tuple(record["extra"])})
+
+
+def _of_another_version(path: str) -> ForetokenError:
+    return ForetokenError(f"Profile {path} is of another version of foretoken: run foretoken tune again.")
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_text, value.values()))
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _rows(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+GOOD: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("target", "drafter", "tree", "verifier"), _text),
+    **dict.fromkeys(("host", "versions"), _texts),
+    "plain_s": lambda value: _number(value) and value > 0,
+    "extra": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_number, value)),
+    "acceptance": _number,
+    "settings": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("forwards", "configurations"), _rows),
+}

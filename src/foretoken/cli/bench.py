@@ -89,6 +89,8 @@ def bench(
     if plot is not None:
         check_plot(plot)
     tuned = None if profile is None else read_profile(profile)
+    if profile is not None:
+        options.spare_threads_as(profile)
     target, drafter = options.resolve_models(target, drafter)
     pair = load_pair(
         target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed, compile=compile
@@ -98,7 +100,8 @@ def bench(
         if tree is None and verifier is None and tuned.tree != PLAIN:
             pair = replace(pair, engine=configured(pair.engine, Configuration(tuned.tree, tuned.verifier)))
             tree = [tuned.tree]
-    options.spare_threads(pair.num_params)
+    if profile is None:
+        options.spare_threads(pair.num_params)
     compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
     chosen = chosen_prompts(pair, prompts, max_new_tokens)
     lm = pair.engine.target.lm

@@ -134,6 +134,8 @@ def load_engine(
 
     quiet()
     target, drafter = resolve_models(target, drafter)
+    if profile is not None:
+        spare_threads_as(profile)
     engine = load(
         target,
         drafter=drafter,
@@ -149,7 +151,8 @@ def load_engine(
         draft_probability=draft_probability,
         profile=profile,
     )
-    spare_threads(engine.target.lm.model.num_parameters())
+    if profile is None:
+        spare_threads(engine.target.lm.model.num_parameters())
     return engine
 
 
@@ -179,6 +182,17 @@ def spare_threads(num_parameters: int) -> None:
 
     if num_parameters < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def spare_threads_as(profile: str) -> None:
+    """No more threads than the profile was made with, unless their number was asked for: its costs are of those."""
+    import torch
+
+    from foretoken.profile import read_profile
+
+    threads = read_profile(profile).host.get("threads", "")
+    if "OMP_NUM_THREADS" not in os.environ and threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
+        torch.set_num_threads(int(threads))
 
 
 def progress(line: str) -> None:

@@ -71,8 +71,9 @@ def tune(
     from foretoken.bench.execution import clock_named, seconds
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
+    from foretoken.build import fingerprint_of
     from foretoken.compare.table import Report
-    from foretoken.models.identity import fingerprint
+    from foretoken.models.identity import fingerprint, host, versions
     from foretoken.tune.journal import Journal
     from foretoken.tune.run import tune as measure
 
@@ -98,10 +99,15 @@ def tune(
         "rounds": rounds,
         "seed": seed,
         "clock": clock,
+        "compile": compile,
     }
     header = {**machine(of_device), **settings}
     report = Report("foretoken tune", header)
-    journal = Journal(f"{out}.part", {**settings, "model": fingerprint(engine.target.lm)})
+    models = [fingerprint(engine.target.lm), fingerprint_of(engine.drafter)]
+    key = {**settings, "models": models, "host": host(engine.target.lm), "versions": versions()}
+    journal = Journal(f"{out}.part", key)
+    if journal.replaces:
+        print(f"{journal.path} is of other settings, models or versions: it is replaced", file=sys.stderr)
     if len(journal):
         print(f"going on after {len(journal)} measurements in {journal.path}", file=sys.stderr)
     try:

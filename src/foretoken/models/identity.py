@@ -44,6 +44,7 @@ def host(lm: CausalLM) -> dict[str, str]:
         "device": device_name(lm.device),
         "dtype": str(lm.dtype).removeprefix("torch."),
         "execution": lm.execution,
+        "threads": str(torch.get_num_threads()),
     }
 
 

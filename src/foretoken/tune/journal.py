@@ -12,17 +12,21 @@ T = TypeVar("T")
 
 class Journal:
     """path: the file, which is there only while something is unfinished. key: what is measured; with another one the
-    file begins anew."""
+    file begins anew. replaces: there is a file, which is of no use."""
 
     def __init__(self, path: str, key: dict[str, Any]) -> None:
         self.path = Path(path)
         self._record: dict[str, Any] = {"key": key, "done": {}}
+        self.replaces = False
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["key"] == json.loads(json.dumps(key)):
+            self.replaces = found["key"] != json.loads(json.dumps(key)) or not isinstance(found["done"], dict)
+            if not self.replaces:
                 self._record = found
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # nothing there that could be used
+        except OSError:
+            return  # nothing there
+        except (ValueError, KeyError, TypeError):
+            self.replaces = True
 
     def __len__(self) -> int:
         return len(self._record["done"])
