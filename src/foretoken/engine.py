@@ -117,6 +117,8 @@ class Engine:
 
         max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, told in the result.
         The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
+        Not so under method auto at temperature > 0: there measured times, or with a profile all prompts of the list
+        together, choose the depths, and so which of the equally distributed texts comes out.
         """
         prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, streaming=False)
