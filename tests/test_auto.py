@@ -1,6 +1,7 @@
 """The run-time controller: it never changes what comes out, drafts where it pays, and finds out when that changes."""
 
 import math
+import time
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -359,3 +360,19 @@ def test_a_drafter_of_hidden_states_is_still_told_them():
     session.learn([torch.zeros(1, 2)])
     assert len(learnt) == 1
     assert not isinstance(auto_drafter(NgramDrafter(static.chain(2)), (0, 1, 2), torch.device("cpu")), FeatureDrafter)
+
+
+def test_the_clock_is_chosen_when_a_session_opens_and_stays(monkeypatch):
+    """Another number of threads in the middle of a step must not make a difference of two clocks."""
+    lm = CausalLM(tiny.llama(0))
+    drafting = auto_drafter(LMDrafter(lm, static.chain(2), IID, 257), (0, 1, 2), torch.device("cpu"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    session = drafting.open(1, 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert isinstance(session, AutoSession)
+    assert session.clock is time.thread_time
+    other = drafting.open(1, 64)
+    assert isinstance(other, AutoSession)
+    assert other.clock is time.perf_counter
+    assert auto_drafter(drafting.inner, (0, 1, 2), torch.device("cuda")).session_clock() is time.perf_counter
+    assert auto_drafter(drafting.inner, (0, 1, 2), torch.device("cpu"), Experience()).session_clock() is None

@@ -31,15 +31,21 @@ class AutoDrafter(WrappedDrafter[Drafter]):
     experience: what earlier texts taught of costs and acceptance, kept from one text to the next; only where the next
     one starts depends on it. clock: seconds; what it tells steers the depths, and so, at temperature > 0, which of
     the equally distributed texts comes out for a seed. Without a clock costs are those of `experience`, every batch
-    starts from it anew, and a seed fixes the text (of a batch of prompts: all of them together).
+    starts from it anew, and a seed fixes the text (of a batch of prompts: all of them together). alone: where torch has
+    one thread, that one does all the work, and its own time is taken: what other programs take is no cost of drafting.
     """
 
     sizes: tuple[int, ...]
     experience: Experience = field(default_factory=Experience)
     clock: Callable[[], float] | None = time.perf_counter
+    alone: bool = False
 
     def open(self, batch: int, slots: int) -> "AutoSession":
-        return AutoSession(self.inner.open(batch, slots), self.controller(), self.clock)
+        return AutoSession(self.inner.open(batch, slots), self.controller(), self.session_clock())
+
+    def session_clock(self) -> Callable[[], float] | None:
+        """One clock for a whole session, whatever becomes of the number of threads: what two tell has no difference."""
+        return time.thread_time if self.alone and torch.get_num_threads() == 1 else self.clock
 
     def controller(self) -> Controller:
         return Controller(self.sizes, self.experience if self.clock else deepcopy(self.experience))
@@ -107,7 +113,7 @@ class FeatureAutoDrafter(AutoDrafter):
         return self.inner.feature_layers
 
     def open(self, batch: int, slots: int) -> "FeatureAutoSession":
-        return FeatureAutoSession(self.inner.open(batch, slots), self.controller(), self.clock)
+        return FeatureAutoSession(self.inner.open(batch, slots), self.controller(), self.session_clock())
 
 
 class FeatureAutoSession(AutoSession):
@@ -125,9 +131,4 @@ def auto_drafter(
     if known is not None:
         return kind(inner, sizes, known, None)
     alone = device.type == "cpu" and not isinstance(inner, RandomisedDrafter)  # which has a thread of its own
-    return kind(inner, sizes, clock=own_time if alone else time.perf_counter)
-
-
-def own_time() -> float:
-    """Seconds of this thread where one does all the work, since what other programs take is no cost of drafting."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    return kind(inner, sizes, alone=alone)
