@@ -228,6 +228,20 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(isinstance(m, PanelLinear) for m in model.modules())
 
 
+def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretoken.models import tile
+
+    def wrong(x: Any, x_row: int, k: int, m: int, w: int, halved: bool, y: Any, *rest: Any) -> None:
+        right(x, x_row, k, m, w, halved, y, *rest)
+        if k * y.shape[1] * (2 if halved else 4) > tile.LARGE:
+            y[-1, -1] += 0.1
+
+    right = tile.times
+    assert panels._works.__wrapped__()
+    monkeypatch.setattr(tile, "times", wrong)
+    assert not panels._works.__wrapped__()
+
+
 def test_pack_keeps_a_tied_embedding() -> None:
     model: Any = tiny("llama", random_weights=True, tie_word_embeddings=True)
     embedding = model.model.embed_tokens.weight

@@ -122,12 +122,14 @@ def use_threads() -> bool | None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine: 70 columns and 13 rows, in both formats."""
-    x, weight = torch.arange(13.0 * 5).view(13, 5).sin(), torch.arange(70.0 * 5).view(70, 5).cos()
-    linear = nn.Linear(5, 70, bias=False)
-    with torch.inference_mode():
-        for values in (weight, weight.bfloat16().float()):
-            linear.weight = nn.Parameter(values, requires_grad=False)
-            if not torch.allclose(PanelLinear(linear)(x), x @ values.T, atol=1e-5):
-                return False
+    """Whether the compiled product is right on this machine: 13 rows times a small matrix and one that goes by in
+    chunks (tile.LARGE), in both formats."""
+    for out, k in ((70, 5), (330, 1100)):
+        x, weight = torch.arange(13.0 * k).view(13, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()
+        linear = nn.Linear(k, out, bias=False)
+        with torch.inference_mode():
+            for values in (weight, weight.bfloat16().float()):
+                linear.weight = nn.Parameter(values, requires_grad=False)
+                if not torch.allclose(PanelLinear(linear)(x), x @ values.T, atol=1e-5 * k):
+                    return False
     return True
