@@ -147,7 +147,8 @@ def check_pair(drafter: Drafter, rule: Verifier) -> None:
                 for name, other in VERIFIERS.items()
                 if other.accepts(drafted) and not isinstance(other, Approximate)
             ]
+            advice = f"choose verifier {' or '.join(able)}, or" if able else "no verifier is, so choose"
             raise ForetokenError(
                 f"Verifier {rule.name} is not lossless for law {drafted.name} with {drafted.k} draws at a node, which "
-                f"drafter {drafter.name} makes: choose verifier {' or '.join(able)}, or another tree or law."
+                f"drafter {drafter.name} makes: {advice} another tree or law."
             )
