@@ -121,6 +121,11 @@ def test_a_stopped_benchmark_goes_on(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(ForetokenError, match="holds no runs"):
         RunBook(str(path), {"seed": 0}, {})
+    for foreign in (b'{"results": []}', b"\xff\xfe\x00", b"no line ends here"):  # without the end of a line, too
+        path.write_bytes(foreign)
+        with pytest.raises(ForetokenError, match="holds no runs"):
+            RunBook(str(path), {"seed": 0}, {})
+        assert path.read_bytes() == foreign
 
 
 @pytest.mark.usefixtures("unchecked")

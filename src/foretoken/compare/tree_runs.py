@@ -151,6 +151,9 @@ class RunBook:
             for found in self._parsed(whole.splitlines(), settings):
                 self.runs[found.key] = found
             if whole != text:
+                start = f'{{"{next(iter(TreeRun.__dataclass_fields__))}": '
+                if not (text[len(whole) :].startswith(start) or start.startswith(text[len(whole) :])):
+                    raise self._not_ours()
                 temporary = self.path.with_name(self.path.name + ".tmp")
                 temporary.write_text(whole)
                 temporary.replace(self.path)
@@ -158,6 +161,11 @@ class RunBook:
                 pass
         except OSError as error:
             raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise self._not_ours() from error
+
+    def _not_ours(self) -> ForetokenError:
+        return ForetokenError(f"{self.path} holds no runs of foretoken bench trees: name another --out.")
 
     def _parsed(self, lines: Iterable[str], settings: dict[str, Any]) -> Iterable[TreeRun]:
         for line in lines:
@@ -165,9 +173,7 @@ class RunBook:
                 record = json.loads(line)
                 fields = {name: record[name] for name in TreeRun.__dataclass_fields__}
             except (ValueError, KeyError, TypeError) as error:
-                raise ForetokenError(
-                    f"{self.path} holds no runs of foretoken bench trees: name another --out."
-                ) from error
+                raise self._not_ours() from error
             other = [key for key, value in settings.items() if record.get(key) != value]
             if other:
                 raise ForetokenError(
