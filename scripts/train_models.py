@@ -367,9 +367,9 @@ def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
 
 def embeddings(target: LlamaForCausalLM, own: Tokenizer, tok: Tokenizer) -> torch.Tensor:
     """The target's embedding of each token of `tok`; the mean over its spelling where the target lacks the token."""
-    known = target.get_input_embeddings().weight.cpu()
+    known = target.model.embed_tokens.weight.cpu()
     rows = []
-    for token in (tok.id_to_token(i) for i in range(tok.get_vocab_size())):
+    for token in sorted(vocabulary := tok.get_vocab(), key=vocabulary.__getitem__):
         one = own.token_to_id(token)
         spelled = [one] if one is not None else own.encode(tok.decoder.decode([token]), add_special_tokens=False).ids
         rows.append(known[spelled].mean(0))
