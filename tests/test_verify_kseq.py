@@ -82,8 +82,8 @@ def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, doub
     assert torch.equal(before[0], p)
     assert torch.equal(before[1], q)
     slow = plain_row(p, q, draws)
-    # Near p == q the root is flat: (1 - beta)^k is rounding, and rho itself is known to eps ** (1 / k) only. What is left
-    # of it is about apart^k, which must stand out from eps by the 1e-6 that is asked for.
+    # Near p == q the root is flat: (1 - beta)^k is rounding, and rho itself is known to eps ** (1 / k) only. What is
+    # left of it is about apart^k, which must stand out from eps by the 1e-6 that is asked for.
     apart = float((p - q).abs().max())
     loose = 1e-6 if apart > 1e-3 and apart**k > 1e-9 else 1.0
     assert torch.allclose(fast, slow, rtol=loose, atol=4 * torch.finfo(dtype).eps), (p, q, draws)
