@@ -86,7 +86,8 @@ def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, doub
     # left of it is about apart^k, which must stand out from eps by the 1e-6 that is asked for.
     apart = float((p - q).abs().max())
     loose = 1e-6 if apart > 1e-3 and apart**k > 1e-9 else 1.0
-    assert torch.allclose(fast, slow, rtol=loose, atol=4 * torch.finfo(dtype).eps), (p, q, draws)
+    # An entry that is 0 exactly, p - c p / rho, is a difference of numbers up to 1 after a dozen roundings: 16 eps.
+    assert torch.allclose(fast, slow, rtol=loose, atol=16 * torch.finfo(dtype).eps), (p, q, draws)
 
 
 @pytest.mark.usefixtures("unchecked")
