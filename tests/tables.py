@@ -1,5 +1,10 @@
 """Engines and decoders small enough for the audit to run on in seconds."""
 
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
 from foretoken.audit import decoding
 from foretoken.build import load
 from foretoken.core.policy import TreePolicy
@@ -18,3 +23,8 @@ def table_decoding(
 ) -> decoding.Decoding:
     target, drafter = decoding.table_pair(policy, family, v, seed)
     return decoding.Decoding(target, drafter, verifier, **settings)
+
+
+def each(p: Callable[[int], Tensor]) -> Callable[[range], Tensor]:
+    """A walk's probabilities from those of one node."""
+    return lambda nodes: torch.stack([p(node) for node in nodes])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -101,17 +102,18 @@ def test_a_wrong_mask_fails_scores_and_greedy_text(monkeypatch: pytest.MonkeyPat
     """Node 1 sees node 2, its own continuation."""
     from foretoken.models.growing_tree import GrowingTree
 
-    grow = GrowingTree.grow
+    rows_of = GrowingTree.rows
 
-    def leaky(self: GrowingTree, parents: list[int]) -> None:
-        grow(self, parents)
-        if len(self) > 2:
-            self._rows[1, 2] = 0.0
+    def leaky(self: GrowingTree, first: int) -> np.ndarray:
+        seen = rows_of(self, first).copy()
+        if first == 0 and len(seen) > 2:
+            seen[1, 2] = 0.0
+        return seen
 
     engine = tiny_engine(drafter=tiny("llama"), tree="chain:3")
     assert outcomes_of(models.tree_scores(engine, 0)) == [OK]
     assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]
-    monkeypatch.setattr(GrowingTree, "grow", leaky)
+    monkeypatch.setattr(GrowingTree, "rows", leaky)
     assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
     assert FAILED in outcomes_of(models.greedy(engine, 0))
 

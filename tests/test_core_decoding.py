@@ -10,8 +10,9 @@ from foretoken.core.laws import IID, Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
-from foretoken.core.walk import draw, walk
+from foretoken.core.walk import draw, follow, walk
 from foretoken.verify import VERIFIERS
+from tables import each
 
 UNIFORM = torch.full((5,), 0.2, dtype=torch.float64)
 
@@ -88,15 +89,16 @@ def test_the_walk_follows_the_target(wanted: tuple[int, ...], path: tuple[int, .
         asked.append(node)
         return one_hot(wanted[tree.depths[node]])
 
-    assert walk(tree, p, VERIFIERS["exact-match"], torch.Generator()) == (path, token)
+    assert walk(tree, each(p), VERIFIERS["exact-match"], torch.Generator()) == (path, token)
     assert asked == list(path)  # visited nodes only
+    assert follow(tree, [(*wanted, 0, 0)[depth] for depth in tree.depths]) == (path, token)
 
 
 def test_opaque_children_never_reach_the_rule() -> None:
     def rule(p: Tensor, siblings: Siblings) -> Tensor:
         raise AssertionError
 
-    assert walk(example(), lambda node: one_hot(0), rule, torch.Generator()) == ((0,), 0)
+    assert walk(example(), each(lambda node: one_hot(0)), rule, torch.Generator()) == ((0,), 0)
 
 
 def test_the_law_of_the_walk() -> None:
@@ -104,7 +106,7 @@ def test_the_law_of_the_walk() -> None:
     tree = example()
     rng = torch.Generator().manual_seed(0)
     ps = torch.rand(4, 5, generator=rng, dtype=torch.float64).softmax(-1)
-    law = dict(outcomes(lambda: walk(tree, lambda node: ps[node], VERIFIERS["exact-match"], rng)))
+    law = dict(outcomes(lambda: walk(tree, each(lambda node: ps[node]), VERIFIERS["exact-match"], rng)))
     assert sum(law.values()) == pytest.approx(1)
     assert len(law) == 3 + 4 + 5 + 5
     assert law[(0,), 0] == pytest.approx(float(ps[0, 0]))

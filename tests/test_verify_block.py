@@ -15,7 +15,9 @@ from foretoken.core.tree import Siblings, TokenTree, chain, root_only
 from foretoken.core.walk import PathVerifier, walk, walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
-from tables import table_decoding, tiny_engine
+from foretoken.verify.block import plain_decision
+from foretoken.verify.block_fast import fast_decision
+from tables import each, table_decoding, tiny_engine
 
 BLOCK, STANDARD = VERIFIERS["block"], VERIFIERS["standard"]
 Table = dict[tuple[int, ...], Tensor]
@@ -47,7 +49,7 @@ def law_and_length(rule, p: Table, q: Table, v: int, length: int) -> tuple[dict[
         tree = drafted(q, tokens)
         chance = math.prod(float(q[tokens[:i]][x]) for i, x in enumerate(tokens))
         for (path, token), prob in outcomes(
-            lambda tree=tree, tokens=tokens: run(tree, lambda node: p[tokens[:node]], torch.Generator())
+            lambda tree=tree, tokens=tokens: run(tree, each(lambda node: p[tokens[:node]]), torch.Generator())
         ):
             assert path == tuple(range(len(path)))
             expected += chance * prob * len(path)
@@ -116,16 +118,16 @@ def test_a_wrong_threshold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trees_without_drafts_or_without_q() -> None:
     p = torch.tensor([0.0, 1.0, 0.0])
-    assert walk_of(BLOCK)(root_only(0), lambda node: p, torch.Generator()) == ((0,), 1)
+    assert walk_of(BLOCK)(root_only(0), each(lambda node: p), torch.Generator()) == ((0,), 1)
     opaque = chain([0, 1, 2], [Siblings((1,), None, Opaque(1)), Siblings((2,), None, Opaque(1)), None])
-    assert walk_of(BLOCK)(opaque, lambda node: p, torch.Generator()) == ((0, 1), 1)
+    assert walk_of(BLOCK)(opaque, each(lambda node: p), torch.Generator()) == ((0, 1), 1)
 
 
 def test_a_chain_that_ended_early() -> None:
     """A node whose law drew nothing ends the block there."""
     q = torch.tensor([0.5, 0.5, 0.0])
     tree = chain([0, 1], [Siblings((1,), q, IID(1)), Siblings((), q, IID(1))])
-    path, token = walk_of(BLOCK)(tree, lambda node: torch.eye(3)[[1, 2][node]], torch.Generator())
+    path, token = walk_of(BLOCK)(tree, each(lambda node: torch.eye(3)[[1, 2][node]]), torch.Generator())
     assert (path, token) == ((0, 1), 2)
 
 
@@ -136,7 +138,28 @@ def test_only_rules_with_a_walk_of_their_own_take_it() -> None:
     p = torch.tensor([0.3, 0.7])
     tree = chain([0, 1], [Siblings((1,), torch.tensor([0.5, 0.5]), IID(1)), None])
     rngs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    assert walk_of(STANDARD)(tree, lambda node: p, rngs[0]) == walk(tree, lambda node: p, STANDARD, rngs[1])
+    assert walk_of(STANDARD)(tree, each(lambda node: p), rngs[0]) == walk(tree, each(lambda node: p), STANDARD, rngs[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_the_compiled_decision_is_the_plain_one(dtype: torch.dtype, sharpness: float, length: int) -> None:
+    """sharpness: how far p is from q; 0 is p == q. Neither is quite normalised."""
+    rng = torch.Generator().manual_seed(length)
+    lengths = set()
+    for v in (1, 3, 65, 4096):
+        for _ in range(40):
+            logits = 2 * torch.randn(length + 1, v, generator=rng, dtype=torch.float64)
+            other = logits + sharpness * torch.randn(length + 1, v, generator=rng, dtype=torch.float64)
+            p, q = 1.25 * logits.softmax(-1).to(dtype), 1.25 * other[:-1].softmax(-1).to(dtype)
+            drafts = tuple(torch.multinomial(q, 1, generator=rng)[:, 0].tolist())
+            u = torch.rand(2, generator=rng, dtype=torch.float64)
+            decision = fast_decision(p, q, drafts, u)
+            assert decision == plain_decision(p, q, drafts, u)
+            assert decision is not None
+            lengths.add(decision[0])
+    assert lengths == (set(range(length + 1)) if sharpness else {length})
 
 
 @pytest.mark.parametrize("family", [IID, WithoutReplacement, Hub])

@@ -15,7 +15,7 @@ from foretoken.core.walk import PathVerifier, walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.tree_block import TreeBlock
-from tables import table_decoding, tiny_engine
+from tables import each, table_decoding, tiny_engine
 
 TRANSPORT = VERIFIERS["block-transport"]
 UNEVEN = static.StaticTree((-1, 0, 0, 1, 1, 2))
@@ -122,10 +122,10 @@ def test_edges(case: str) -> None:
         builder.add(node, Siblings(draws, q, IID(len(draws))))
     tree, rng = builder.build(), torch.Generator().manual_seed(0)
     for _ in range(50):
-        path, token = walk_of(TRANSPORT)(tree, lambda node: p, rng)
+        path, token = walk_of(TRANSPORT)(tree, each(lambda node: p), rng)
         assert all(p[tree.tokens[node]] > 0 for node in path[1:])
         assert p[token] > 0
-    assert walk_of(TRANSPORT)(root_only(0), lambda node: eye[1], rng) == ((0,), 1)
+    assert walk_of(TRANSPORT)(root_only(0), each(lambda node: eye[1]), rng) == ((0,), 1)
 
 
 def test_it_takes_trees_that_branch() -> None:

@@ -18,6 +18,7 @@ from foretoken.models.segmentation import SingleTokens
 from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from tables import each
 
 PROMPT = [1, 1, 1]  # which all of them split alike
 WIDER = zoo.letters(["a", "c", "b", zoo.EOS])
@@ -117,7 +118,7 @@ def test_a_rejection_asks_for_at_most_one_more_psi_on_average():
         asked = []
         object.__setattr__(record, "psi", lambda t, psi=record.psi: asked.append(t) or psi(t))
         p = lm.table[PROMPT[-2], PROMPT[-1]]
-        VERIFIERS["string-rejection"].walk(tree, lambda node: p, torch.Generator())
+        VERIFIERS["string-rejection"].walk(tree, each(lambda node: p), torch.Generator())
         assert len(asked) == len(set(asked))
         return len(asked) - len(record.draws)
 

@@ -23,9 +23,10 @@ from foretoken.core.interfaces import (
 )
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
+from foretoken.core.softmax import likeliest
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
-from foretoken.core.walk import draw, walk_of
+from foretoken.core.walk import draw, follow, walk_of
 
 T = TypeVar("T")
 
@@ -104,30 +105,36 @@ class Decoder:
         return self.drafter.propose(sequences)
 
     def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
+        if seq.sampling.temperature == 0 and not seq.sampling.reads_prefix:
+            # Every p is one-hot, and so every rule is exact match: docs/losslessness.md, section 3.
+            try:
+                return follow(tree, likeliest(seq.scores(logits, ())).tolist())
+            except NotFiniteError as error:
+                raise self._explained(logits) from error
         probabilities = self._probabilities(seq, tree, logits)
         try:
             return self.walk(tree, probabilities, seq.rng)
         except DraftError as error:
             self._give_up(error.__cause__ or error)
-            return error.path, draw(probabilities(error.path[-1]), seq.rng)
+            last = error.path[-1]
+            return error.path, draw(probabilities(range(last, last + 1))[0], seq.rng)
 
-    def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[int], Tensor]:
+    def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[range], Tensor]:
         # A plain annotation: one with a shape would be built anew at every step.
-        def p(node: int) -> Tensor:
-            suffix = (tree.tokens[i] for i in tree.path_to(node)[1:])
+        def p(nodes: range) -> Tensor:
+            rows = logits[nodes.start : nodes.stop]
+            suffixes = ((tree.tokens[i] for i in tree.path_to(node)[1:]) for node in nodes)
             try:
-                return seq.probabilities(logits[node : node + 1], [suffix])[0]
+                return seq.probabilities(rows, suffixes)
             except NotFiniteError as error:
-                row = logits[node]
-                if bool((row < math.inf).all() & row.isfinite().any()):
-                    raise NotFiniteError(
-                        "The logit bias or a logits processor left no token to choose from."
-                    ) from error
-                raise NotFiniteError(
-                    f"Model {self.name} gave NaN or infinite logits: check its weights and dtype."
-                ) from error
+                raise self._explained(rows) from error
 
         return p
+
+    def _explained(self, logits: Float[Tensor, "m v"]) -> NotFiniteError:
+        if bool(((logits < math.inf).all(-1) & logits.isfinite().any(-1)).all()):
+            return NotFiniteError("The logit bias or a logits processor left no token to choose from.")
+        return NotFiniteError(f"Model {self.name} gave NaN or infinite logits: check its weights and dtype.")
 
     def _drafting(self, call: Callable[[], T]) -> T:
         """A drafter that fails costs speed: warn once and go on with plain decoding."""

@@ -61,10 +61,15 @@ class Sampling:
         )
 
     @property
+    def moves_scores(self) -> bool:
+        """Whether bias, penalties or processors change the logits."""
+        return bool(self.logit_bias) or self.reads_prefix
+
+    @property
     def tempers_only(self) -> bool:
         """Whether p is softmax(logits / temperature) and no more."""
         truncates = self.top_k or self.top_p < 1 or self.min_p
-        return self.temperature > 0 and not (truncates or self.logit_bias or self.reads_prefix)
+        return self.temperature > 0 and not (truncates or self.moves_scores)
 
     def without_ids(self) -> "Sampling":
         """The same without bias, penalties and processors, which speak of one vocabulary's ids."""
@@ -90,7 +95,7 @@ class Sampling:
     ) -> Float[Tensor, "m v"]:
         """Logits after bias, penalties and processors, before temperature; float32 or better."""
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        if not (self.logit_bias or self.reads_prefix):
+        if not self.moves_scores:
             return scores
         scores = scores.clone()
         if self.logit_bias:

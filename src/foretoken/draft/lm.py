@@ -116,6 +116,8 @@ class LMDraftSession:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
+        # Asked once: looking for a protocol's methods takes 40 microseconds.
+        self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ChainPolicy) else 0
 
     def join(self) -> None:
         self.rows.join()
@@ -137,33 +139,38 @@ class LMDraftSession:
             self.growths.append(Growth(policy, law, builder, [policy.root], scored, len(pending), frontier))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
+        if len(sequences) == 1 and self._draft_chain(sequences[0], tokens[0]):
+            return self._finish(sequences)
         logits = [row[-1:] for row in self.rows.score(tokens, parents)]
         depth = 0
         while True:
             depth += 1
             self._draw(sequences, logits, depth)
-            if not any(g.frontier for g in self.growths) or (depth == 1 and self._rest_of_chain(sequences)):
+            if not any(g.frontier for g in self.growths):
                 return self._finish(sequences)
             logits = self._score_frontier()
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         return [g.finish() for g in self.growths]
 
-    def _rest_of_chain(self, sequences: Seq[Sequence]) -> bool:
-        """Draw what is below the first level of a lone sequence's chain in one compiled call; False where it cannot."""
-        if len(sequences) > 1 or not isinstance(self.rows, Rows):
+    def _draft_chain(self, seq: Sequence, pending: list[int]) -> bool:
+        """Draw a lone sequence's chain in one compiled call; False where it cannot."""
+        if not isinstance(self.rows, Rows):
             return False
-        (seq,), (g,) = sequences, self.growths
-        levels = min(g.policy.chain_depth, seq.depth_left) - 1 if isinstance(g.policy, ChainPolicy) else 0
+        (g,) = self.growths
+        levels = min(self._chain_depth, seq.depth_left)
         same_vocabulary = self.drafter.lm.vocab_size == self.drafter.vocab_size
-        if levels < 1 or g.law not in (IID, WithoutReplacement) or not (seq.sampling.tempers_only and same_vocabulary):
+        if levels < 1 or not same_vocabulary or seq.sampling.moves_scores:
             return False
-        if not self.rows.drafts_chains(0, levels):
+        if g.law is not Opaque and not (g.law in (IID, WithoutReplacement) and seq.sampling.tempers_only):
             return False
-        tokens, q = self.rows.draft_chain(0, g.builder.tokens[1], seq.uniforms(levels, 1), seq.sampling.temperature)
-        for node, (token, q_row) in enumerate(zip(tokens, q, strict=True), start=1):
-            g.scored[node] = g.num_pending + node - 1
-            g.builder.add(node, Siblings((token,), q_row, g.law(1)))
+        if not self.rows.drafts_chains(0, len(pending) + levels - 1):
+            return False
+        temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
+        tokens, q = self.rows.draft_chain(0, pending, seq.uniforms(levels, 1), temperature)
+        for node, token in enumerate(tokens):
+            g.scored[node] = g.num_pending - 1 + node
+            g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))
         return True
 
     def _known(self, ids: list[int]) -> list[int]:

@@ -25,40 +25,46 @@ class GrowingTree:
         self.low = np.float32(low)
         self.parents: list[int] = []
         self.depths: list[int] = []
-        self._rows = np.full((32, 32), self.low, np.float32)  # row i: node i sees node j. Right of i always low.
+        self._make_room(32)
 
     def __len__(self) -> int:
         return len(self.parents)
 
     def clear(self) -> None:
-        self.parents, self.depths = [], []
+        self.parents, self.depths, self._filled = [], [], 0
 
     def grow(self, parents: Sequence[int]) -> None:
         """Append nodes; a parent is a node of this tree (earlier ones of the same call included) or -1."""
-        first = len(self.parents)
-        total = first + len(parents)
-        for j, parent in enumerate(parents, start=first):
+        for j, parent in enumerate(parents, start=len(self.parents)):
             if not -1 <= parent < j:
                 raise ForetokenError(f"Node {j} of a tree has parent {parent}: parents are earlier nodes or -1.")
-        if total > len(self._rows):
-            size = max(total, 2 * len(self._rows))
-            rows = np.full((size, size), self.low, np.float32)
-            rows[:first, :first] = self._rows[:first, :first]
-            self._rows = rows
-        for j, parent in enumerate(parents, start=first):
-            self._rows[j, :j] = self.low if parent < 0 else self._rows[parent, :j]
-            self._rows[j, j] = 0.0
+        for parent in parents:
             self.parents.append(parent)
             self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
 
     def drop(self, size: int) -> None:
         """Forget all nodes from `size` on."""
         del self.parents[size:], self.depths[size:]
+        self._filled = min(self._filled, size)
 
     def rows(self, first: int) -> np.ndarray:
         """[len - first, len] float32, 0 or low: what the nodes from `first` on see of the tree."""
         total = len(self.parents)
+        if total > len(self._rows):
+            self._make_room(max(total, 2 * len(self._rows)))
+        if total and self.depths[-1] == total - 1:  # one path
+            return self._path[first:total, :total]
+        for j in range(self._filled, total):
+            parent = self.parents[j]
+            self._rows[j, :j] = self.low if parent < 0 else self._rows[parent, :j]
+            self._rows[j, j] = 0.0
+        self._filled = total
         return self._rows[first:total, :total]
+
+    def _make_room(self, size: int) -> None:
+        # Row i: node i sees node j. Right of i always low. Filled when asked for, which many trees are not.
+        self._rows, self._filled = np.full((size, size), self.low, np.float32), 0
+        self._path = np.where(np.tri(size, dtype=bool), np.float32(0.0), self.low)  # the rows of a path
 
     def check_path(self, path: Sequence[int]) -> None:
         before = -1

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import inverse
 from foretoken.models.features import FINAL, FeatureStore
+from foretoken.models.growing_tree import causal_mask
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
 
@@ -128,22 +129,25 @@ class KernelRows:
         return torch.from_numpy(y.reshape(b, n, -1))
 
     def draft_chain(
-        self, row: int, token: int, slot: int, u: Float[Tensor, "n 1"], temperature: float
-    ) -> tuple[list[int], Float[Tensor, "n v"]]:
-        """Tokens drawn one after the other behind `token`, which goes to `slot` (its position too), and the q of each.
+        self, row: int, read: Sequence[int], start: int, u: Float[Tensor, "n 1"], temperature: float
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too),
+        and the q of each; at temperature 0 the likeliest ones, without q.
 
         What `forward`, softmax and draw would give level by level, bit for bit; fewer than n where q is not finite.
         """
         from foretoken.models.kernel_chain import draft_chain
 
         k, levels = self.kernel, len(u)
-        tokens, q = np.empty(levels, np.int64), np.empty((levels, k.head.out_features), np.float32)
+        factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
+        tokens, q = np.empty(levels, np.int64), np.empty((rows, k.head.out_features), np.float32)
         none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
+        masks = none if len(read) == 1 else (causal_mask(start, len(read), float(k.low), None),) * len(k.kinds)
         ((_, keys, values, kinds, weights),) = self._spans(())
         last = (k.norm, k.head_address, k.head.halved, k.head_bias)
         done = draft_chain(
-            token, row, slot, keys, values, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
-            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), inverse(temperature), use_threads(), q, tokens,
+            np.array(read), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
+            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), factor, use_threads(), q, tokens,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
 

@@ -219,30 +219,30 @@ class Rows:
             )
         self.lengths[row] = length
 
-    def drafts_chains(self, row: int, levels: int) -> bool:
-        """Whether `draft_chain` can be called for so many levels."""
+    def drafts_chains(self, row: int, nodes: int) -> bool:
+        """Whether `draft_chain` can be called where it scores so many nodes."""
         if not isinstance(self._kernel, KernelRows) or self._features is not None:
             return False
-        used = self.lengths[row] + len(self._trees[row]) + levels
+        used = self.lengths[row] + nodes
         return all(window is None or used <= window for window in self._windows.values())
 
     def draft_chain(
-        self, row: int, token: int, u: Float[Tensor, "n 1"], temperature: float
-    ) -> tuple[list[int], Float[Tensor, "n v"]]:
-        """Read `token` after a row's scored nodes, which are a chain; draw the next from softmax(logits / temperature)
-        by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of the row.
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature) by u[0]; read
+        that, and so on: (tokens drawn, q of each). What was read are scored nodes of the row, whose tree was empty.
+        At temperature 0 the likeliest are taken, and q has no rows.
 
         One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. It ends early where q is not
         finite.
         """
         assert isinstance(self._kernel, KernelRows)
-        tree, levels = self._trees[row], len(u)
-        first = len(tree)
-        slot = self.lengths[row] + first  # its position too, on a chain
-        self._check_room(row, levels)
-        self._lm.check_position(slot + levels - 1)
-        drafted = self._kernel.draft_chain(row, token, slot, u, temperature)
-        tree.grow(range(first - 1, first - 1 + levels))
+        assert not len(self._trees[row])
+        nodes, start = len(tokens) + len(u) - 1, self.lengths[row]
+        self._check_room(row, nodes)
+        self._lm.check_position(start + nodes - 1)
+        drafted = self._kernel.draft_chain(row, tokens, start, u, temperature)
+        self._trees[row].grow(range(-1, nodes - 1))
         return drafted
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:

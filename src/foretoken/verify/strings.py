@@ -12,7 +12,6 @@ Expected number of new psi at a node: P(rejected) / P(a draw from p is kept) = 1
 (p - psi)+ (where psi sums to 1, and without lowering w).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,7 @@ from foretoken.core.laws import Law, Opaque
 from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 from foretoken.core.verifier import LawFamily
-from foretoken.core.walk import draw
+from foretoken.core.walk import Probabilities, draw
 from foretoken.verify.rejection_fast import TINY
 
 
@@ -45,14 +44,12 @@ class StringRejection:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return p
 
-    def walk(
-        self, tree: TokenTree, probabilities: Callable[[int], Float[Tensor, " v"]], rng: torch.Generator
-    ) -> tuple[tuple[int, ...], int]:
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
         """The accepted path and the token after it, as core.walk."""
         path = [0]
         while True:
             siblings = tree.siblings[path[-1]]
-            p = probabilities(path[-1])
+            p = probabilities(range(path[-1], path[-1] + 1))[0]
             try:
                 token = emit(p, siblings, rng) if isinstance(siblings, PricedSiblings) else draw(p, rng)
             except DraftError as error:

@@ -26,7 +26,6 @@ On a chain with the standard rule this is the block verification of Sun et al. 2
 / q_i). With the optimum for i.i.d. draws at each node (transport) it is, to our knowledge, new.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +35,7 @@ from foretoken.core.laws import Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.core.walk import draw, walk
+from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.verify.rejection import is_single, recursive_row
 from foretoken.verify.rejection_fast import TINY
 
@@ -65,9 +64,7 @@ class TreeBlock:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return self.rule(p, siblings)
 
-    def walk(
-        self, tree: TokenTree, probabilities: Callable[[int], Float[Tensor, " v"]], rng: torch.Generator
-    ) -> tuple[tuple[int, ...], int]:
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
         """The accepted path and the token after it, as core.walk. Children without q are matched exactly there."""
         root = tree.siblings[0]
         if root is None or root.q is None:
@@ -81,10 +78,10 @@ class TreeBlock:
         tree: TokenTree,
         node: int,
         weight: float,
-        probabilities: Callable[[int], Float[Tensor, " v"]],
+        probabilities: Probabilities,
         rng: torch.Generator,
     ) -> Outcome:
-        p = probabilities(node).double()
+        p = probabilities(range(node, node + 1))[0].double()
         p = p / p.sum()
         row = torch.cat([weight * p, p.new_tensor([1 - weight])])
         siblings = tree.siblings[node]

@@ -1,0 +1,76 @@
+"""The compiled loops of core.draws_fast. Imports numba, so it is itself imported where it is first needed."""
+
+from inspect import unwrap
+
+import numpy as np
+from numba import njit
+
+from foretoken.core.draws_fast import NONE
+
+BLOCK = 64  # weights whose sum is taken at once
+
+
+def _pick(row, u):  # type: ignore[no-untyped-def]
+    """The token in whose share of the row u falls, 0 <= u < 1: laws.inverse_cdf, whose running sum this one equals up
+    to float64 rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one."""
+    v = row.shape[0]
+    sums = np.empty((v + BLOCK - 1) // BLOCK)
+    total = 0.0
+    for block in range(sums.shape[0]):
+        part = 0.0
+        for x in range(block * BLOCK, min(v, (block + 1) * BLOCK)):
+            part += np.float64(row[x])
+        sums[block] = part
+        total += part
+    threshold, running, first = u * total, 0.0, 0
+    for block in range(sums.shape[0]):
+        if running + sums[block] > threshold:
+            break
+        running += sums[block]
+        first = (block + 1) * BLOCK
+    for x in range(first, v):
+        running += np.float64(row[x])
+        if running > threshold:
+            return x
+    for x in range(v - 1, -1, -1):  # u total can round up to the total
+        if row[x] > 0:
+            return x
+    return v - 1
+
+
+# `unwrap`: see core.compiled.
+pick = njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"}, error_model="numpy")(unwrap(_pick))
+
+
+def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:
+    """Fill draws [m, k]; without replacement rows lose what was drawn, and NONE stands where nothing was left."""
+    m, k = u.shape
+    for i in range(m):
+        for j in range(k):
+            token = pick(rows[i], u[i, j])
+            draws[i, j] = token
+            if not replace:
+                if rows[i, token] <= 0:
+                    draws[i, j] = NONE
+                rows[i, token] = 0
+
+
+def hub_loop(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
+    """Fill draws [m, k]; rows lose their hubs. See laws.hub_inverse_cdf."""
+    m, k = u.shape
+    v = rows.shape[1]
+    for i in range(m):
+        own = hub = NONE
+        for j in range(k):
+            if j > 0:
+                hub = 0
+                for x in range(1, v):
+                    if rows[i, x] > rows[i, hub]:
+                        hub = x
+                draws[i, j] = hub if rows[i, hub] > 0 else NONE
+                rows[i, hub] = 0
+                if own != hub:
+                    continue
+            token = pick(rows[i], u[i, j])
+            own = token if rows[i, token] > 0 else NONE
+            draws[i, j] = own
