@@ -19,8 +19,9 @@ from foretoken.core.tree import Siblings
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport import grouped
 from foretoken.verify.transport.exact import Transport, draw_counts
-from foretoken.verify.transport.exact_fast import by_ratio, fast_row, selected_loop
+from foretoken.verify.transport.exact_fast import fast_row, selected_loop
 from foretoken.verify.transport.exact_plain import plain_row
+from foretoken.verify.transport.groups import by_ratio
 
 RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
 COUNTS = [(0.2, 0.5, 0.3), (0.0, 0.3, 0.0, 0.7), (0.4, 0.6), (1.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2)]

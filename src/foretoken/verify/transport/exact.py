@@ -31,7 +31,8 @@ from foretoken.core.verifier import LawFamily
 from foretoken.verify.hub import HubRule
 from foretoken.verify.optimum import iid_optimum
 from foretoken.verify.rejection import is_single
-from foretoken.verify.transport.exact_fast import Grouping, by_ratio, fast_row
+from foretoken.verify.transport.exact_fast import fast_row
+from foretoken.verify.transport.groups import Grouping, by_ratio
 
 HUB = HubRule()
 

@@ -4,14 +4,10 @@ Groups of tokens stand in the order of falling p/q; p and q are a group's masses
 possible numbers of draws and their probabilities. R_j is the q-mass after group j, so that G_j = 1 - E[R_j^N].
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from foretoken.core.compiled import compiled
-
-Groups = tuple[np.ndarray, np.ndarray, np.ndarray]
-Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]
+from foretoken.verify.transport.groups import Groups
 
 
 def fast_row(
@@ -30,48 +26,6 @@ def fast_row(
     row = np.empty_like(p)
     compiled(row_loop)(p, q, group, rho, beta, draws, row)
     return row
-
-
-def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
-    """Every token with q > 0 is a group of its own: (group of each token or -1, p of the groups, q of the groups)."""
-    ratio, tokens, size = np.empty(len(p)), np.empty(len(p), np.int64), np.empty(1, np.int64)
-    compiled(ratio_loop)(p, q, ratio, tokens, size)
-    order = tokens[: size[0]][np.argsort(ratio[: size[0]])]
-    group, p_mass, q_mass = np.empty(len(p), np.int32), np.empty(len(order)), np.empty(len(order))
-    compiled(mass_loop)(p, q, order, group, p_mass, q_mass)
-    return group, p_mass, q_mass
-
-
-def ratio_loop(p: np.ndarray, q: np.ndarray, ratio: np.ndarray, tokens: np.ndarray, size: np.ndarray) -> None:
-    """-p/q, normalised, of the tokens with q > 0, and the tokens; size = [their number]."""
-    p_total, q_total = 0.0, 0.0
-    for x in range(p.shape[0]):
-        p_total += np.float64(p[x])
-        q_total += np.float64(q[x])
-    j = 0
-    for x in range(p.shape[0]):
-        q_x = np.float64(q[x]) / q_total
-        if q_x > 0:
-            ratio[j] = -(np.float64(p[x]) / p_total) / q_x
-            tokens[j] = x
-            j += 1
-    size[0] = j
-
-
-def mass_loop(
-    p: np.ndarray, q: np.ndarray, order: np.ndarray, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray
-) -> None:
-    """Every token of `order` is a group; group[x] = -1 where q is 0."""
-    p_total, q_total = 0.0, 0.0
-    for x in range(p.shape[0]):
-        p_total += np.float64(p[x])
-        q_total += np.float64(q[x])
-        group[x] = -1
-    for j in range(order.shape[0]):
-        x = order[j]
-        group[x] = j
-        p_mass[j] = np.float64(p[x]) / p_total
-        q_mass[j] = np.float64(q[x]) / q_total
 
 
 def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:

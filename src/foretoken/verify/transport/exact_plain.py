@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foretoken.verify.transport.exact_fast import Groups
+from foretoken.verify.transport.groups import Groups
 
 
 def plain_row(

@@ -24,7 +24,8 @@ from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.rejection import is_single
 from foretoken.verify.transport.exact import as_iid, draw_counts, transport_row
-from foretoken.verify.transport.exact_fast import Groups, selected_loop
+from foretoken.verify.transport.exact_fast import selected_loop
+from foretoken.verify.transport.groups import Groups
 
 GROUPS = 1024
 
