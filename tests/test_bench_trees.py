@@ -229,8 +229,8 @@ def test_drafts_from_the_top_have_the_cut_q() -> None:
 def test_reproductions(monkeypatch, capsys, name: str) -> None:
     """A row of each table; all of them take minutes."""
     spechub_trees = importlib.import_module("foretoken.reproduce.spechub_trees")
-    for table, tree in (("TABLE_5", "biSeq4"), ("TABLE_6", "3^2"), ("TABLE_7", "2^2")):
-        monkeypatch.setattr(spechub_trees, table, {1.0: {tree: getattr(spechub_trees, table)[1.0][tree]}})
+    chosen, cited = {5: "biSeq4", 6: "3^2", 7: "2^2"}, spechub_trees.cited
+    monkeypatch.setattr(spechub_trees, "cited", lambda n: {1.0: {chosen[n]: cited(n)[1.0][chosen[n]]}})
     monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
     code, printed, err = run(monkeypatch, capsys, "reproduce", name, "--quick", "--json")
     assert code == 0, err
