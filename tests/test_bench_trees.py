@@ -169,6 +169,10 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     assert again[0] == 0
     assert "round" not in again[2]  # nothing is run again
     assert "Tokens a step, temperature 1" in again[1]
+    code, _, err = run(monkeypatch, capsys, *arguments, *files[:-2], *asked, "--children", 3)
+    assert code == 2
+    assert "children 4, not 3: name another --out" in err
+    assert len(out.read_text().splitlines()) == 2 * 3
 
 
 @pytest.mark.parametrize(
@@ -189,14 +193,20 @@ def test_bad_input(monkeypatch, capsys, tmp_path: Path, arguments, what: str) ->
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_file_of_something_else_is_refused(monkeypatch, capsys, tmp_path: Path) -> None:
-    (tmp_path / "rrsw-1.json").write_text('{"acceptance": [0.5]}')
     arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)
-    code, _, err = run(monkeypatch, capsys, *arguments)
-    assert code == 0, err  # of other settings: measured anew
-    (tmp_path / "rrsw-1.json").write_text("nonsense")
-    code, _, err = run(monkeypatch, capsys, *arguments)
-    assert code == 2
-    assert "is not a file of foretoken bench acceptance" in err
+    assert run(monkeypatch, capsys, *arguments)[0] == 0
+    measured = (tmp_path / "rrsw-1.json").read_text()
+    of_other_weights = json.dumps(json.loads(measured) | {"weights": ["0" * 16, "1" * 16]})
+    for foreign, what in (
+        ("nonsense", "is not a file of foretoken bench acceptance"),
+        ('{"acceptance": [0.5]}', "is not a file of foretoken bench acceptance"),
+        (of_other_weights, "was measured with weights"),
+    ):
+        (tmp_path / "rrsw-1.json").write_text(foreign)
+        code, _, err = run(monkeypatch, capsys, *arguments)
+        assert code == 2
+        assert what in err
+        assert (tmp_path / "rrsw-1.json").read_text() == foreign
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,5 +1,6 @@
 """`foretoken bench trees` and `foretoken bench acceptance`: shapes and rules compared at equal numbers of nodes."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,16 +48,16 @@ def acceptance(
 ) -> None:
     """Measure how often the first, second, .. child of a node is the accepted one, for --tree sequoia:N@FILE.
 
-    Writes one file RULE-TEMPERATURE.json a rule into a folder; files already there are kept if they were measured with
-    the same settings. At temperature 0 every rule is exact-match.
+    Writes one file RULE-TEMPERATURE.json a rule into a folder; files already there are kept, and refused if they were
+    measured with other settings. At temperature 0 every rule is exact-match.
     """
     from foretoken.compare.table import Report
     from foretoken.compare.tree_methods import MATCH, RULES
     from foretoken.names import verifier_named
 
-    engine, texts, settings = _loaded(target, drafter, prompts, max_new_tokens, seed, device, dtype)
-    vectors = _vectors(engine, texts, max_new_tokens, children, seed, out, settings)
-    report = Report("Acceptance of each child", _header(engine, settings))
+    loaded = _loaded(target, drafter, prompts, max_new_tokens, children, seed, device, dtype)
+    vectors = loaded.vectors(max_new_tokens, out, "--out")
+    report = Report("Acceptance of each child", loaded.header(loaded.settings))
     table = report.table(
         "P(child b is the accepted one)", ["T", "rule", "law", *(f"b={b}" for b in range(1, children + 1)), "file"]
     )
@@ -64,14 +65,11 @@ def acceptance(
         for t in _temperatures(temperature):
             for name in dict.fromkeys(MATCH if t == 0 else rule for rule in verifier or RULES):
                 found = vectors.of(verifier_named(name), t)
-                table.add(f"{t:g}", name, found.law, *found.acceptance, str(Path(out) / f"{found.verifier}-{t:g}.json"))
+                table.add(f"{t:g}", name, found.law, *found.acceptance, str(vectors.path(found.verifier, t)))
                 table.notes = [f"Standard errors up to {max(found.standard_error):.3f}; {found.positions} positions."]
     except KeyboardInterrupt:
         report.interrupted = True
-    options.progress("")
     rules_command.show(report, json_, markdown)
-    if report.interrupted:
-        raise typer.Exit(130)
 
 
 def trees(
@@ -112,6 +110,7 @@ def trees(
     Interleaved in one process, all methods on the same prompts and seeds. The table is of all runs in the file.
     Tokens a forward do not depend on time, so a busy machine does no harm without --speed.
     """
+    from foretoken.bench.pair import expanded
     from foretoken.bench.plot import check_plot
     from foretoken.compare.table import Report
     from foretoken.compare.tree_methods import DEFAULT, at_zero
@@ -128,32 +127,34 @@ def trees(
     methods = [named(name) for name in dict.fromkeys(method or DEFAULT)]
     if plot is not None:
         check_plot(plot)
-    engine, texts, settings = _loaded(target, drafter, prompts, max_new_tokens, seed, device, dtype, expand)
-    if not isinstance(engine.drafter, LMDrafter):
-        raise ForetokenError(f"Drafter {engine.drafter.name} is no language model: name a model folder, --drafter.")
-    vectors = _vectors(engine, texts, POSITIONS, children, seed, acceptance, settings)
-    book = RunBook(out, settings | {"batch": batch}, {"commit": _header(engine, {})["commit"]})
+    loaded = _loaded(target, drafter, prompts, max_new_tokens, children, seed, device, dtype, expand)
+    inner = loaded.engine.drafter
+    if not isinstance(inner, LMDrafter):
+        raise ForetokenError(f"Drafter {inner.name} is no language model: name a model folder, --drafter.")
+    vectors = loaded.vectors(POSITIONS, acceptance, "--acceptance")
+    engine = loaded.engine if expand is None else expanded(loaded.engine, loaded.source, expand)
+    settings = {**loaded.settings, "batch": batch, "expand": expand}
+    header = loaded.header(settings)
+    book = RunBook(out, settings, {"commit": header["commit"]})
     cells = []
-    report = Report("Token trees compared", _header(engine, settings | {"batch": batch}))
+    report = Report("Token trees compared", header)
     try:
         for t in _temperatures(temperature):
             for n in sizes:
                 for found in at_zero(methods) if t == 0 else methods:
                     rule = found.verifier
-                    tree = found.at(n, engine.drafter, lambda rule=rule, t=t: vectors.of(rule, t).acceptance)
+                    tree = found.at(n, inner, lambda rule=rule, t=t: vectors.of(rule, t).acceptance)
                     if tree is not None:
                         cells.append(Cell(t, n, found.name, tree, rule))
-        measure(Course(engine.target, texts, max_new_tokens, batch, rounds, seed), cells, book, options.progress)
+        course = Course(engine.target, loaded.texts, max_new_tokens, batch, rounds, seed)
+        measure(course, cells, book, options.progress)
     except KeyboardInterrupt:
         report.interrupted = True
-    options.progress("")
     found = samples(list(book.runs.values()))
     tables(report, found, BASE, speed)
-    rules_command.show(report, json_, markdown)
     if plot is not None and found:
         draw(found, "Tokens a target forward against drafted nodes", plot)
-    if report.interrupted:
-        raise typer.Exit(130)
+    rules_command.show(report, json_, markdown)
 
 
 def _temperatures(asked: list[float] | None) -> list[float]:
@@ -164,49 +165,65 @@ def _temperatures(asked: list[float] | None) -> list[float]:
     return found
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """The pair as it is, the prompts' ids, and the settings without which figures cannot be compared. source: of the
+    target."""
+
+    engine: "Engine"
+    source: str
+    texts: list[list[int]]
+    settings: dict[str, Any]
+
+    def vectors(self, num_tokens: int, folder: str, option: str) -> "Vectors":
+        from foretoken.compare.child_acceptance import Vectors
+
+        settings = {**self.settings, "max_new_tokens": num_tokens}
+        children, seed = settings["children"], settings["seed"]
+        return Vectors(
+            self.engine, self.texts, num_tokens, children, seed, Path(folder), settings, options.progress, option
+        )
+
+    def header(self, settings: dict[str, Any]) -> dict[str, Any]:
+        from foretoken.bench.machine import machine
+
+        return {**machine(self.engine.target.lm.device), **settings}
+
+
 def _loaded(
     target: str | None,
     drafter: str | None,
     prompts: int,
     max_new_tokens: int,
+    children: int,
     seed: int,
     device: str | None,
     dtype: str | None,
     expand: str | None = None,
-) -> "tuple[Engine, list[list[int]], dict[str, Any]]":
-    """The pair, the prompts' ids, and the settings without which figures cannot be compared."""
-    from dataclasses import replace
-
+) -> Loaded:
     from foretoken.bench.pair import load_pair
+    from foretoken.build import fingerprint_of
     from foretoken.cli.bench import chosen_prompts
+    from foretoken.models.identity import device_name, fingerprint
 
     if max_new_tokens < 1:
         raise ForetokenError(f"max-new-tokens is {max_new_tokens}: it must be at least 1.")
     options.quiet()
-    names = rules_command.names(target, drafter)
-    pair = load_pair(
-        *options.resolve_models(target, drafter), verifier="rrsw", device=device, dtype=dtype, expansion=expand
-    )
-    options.spare_threads(pair.num_params)
+    source, inner = options.resolve_models(target, drafter)
+    pair = load_pair(source, inner, verifier="rrsw", device=device, dtype=dtype)
+    if expand is None:  # else the target will be no small one
+        options.spare_threads(pair.num_params)
     texts = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens)]
-    settings = {**names, "prompts": prompts, "max_new_tokens": max_new_tokens, "seed": seed}
-    if expand is not None:
-        settings["label"] = pair.label
-    return replace(pair.engine, tokenizer=None), texts, settings
-
-
-def _vectors(
-    engine: "Engine", texts: list[list[int]], num_tokens: int, children: int, seed: int, folder: str, settings: Any
-) -> "Vectors":
-    from foretoken.compare.child_acceptance import Vectors
-
-    kept = {**settings, "max_new_tokens": num_tokens, "children": children}
-    kept.pop("label", None)  # an expanded target is the same function
-    return Vectors(engine, texts, num_tokens, children, seed, Path(folder), kept, options.progress)
-
-
-def _header(engine: "Engine", settings: dict[str, Any]) -> dict[str, Any]:
-    from foretoken.bench.machine import machine
-
+    engine = replace(pair.engine, tokenizer=None)
     lm = engine.target.lm
-    return {**machine(lm.device), "dtype": str(lm.dtype).removeprefix("torch."), **settings}
+    settings = {
+        **rules_command.names(target, drafter),
+        "weights": [fingerprint(lm), fingerprint_of(engine.drafter)],
+        "device": device_name(lm.device),
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "prompts": prompts,
+        "max_new_tokens": max_new_tokens,
+        "children": children,
+        "seed": seed,
+    }
+    return Loaded(engine, source, texts, settings)

@@ -7,15 +7,15 @@ the target's own continuations of some prompts. Given the draws it is the row's 
 token is sampled: only draws are.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foretoken.compare.exactly import sampled
+from foretoken.compare.records import as_line, check, parsed
 from foretoken.compare.rows import ScoredText, logits_at
 from foretoken.core import files
 from foretoken.core.errors import ForetokenError
@@ -82,7 +82,8 @@ def child_acceptance(
 class Vectors:
     """The vectors of one pair of models, measured when they are asked for first and kept as files in a folder.
 
-    settings: what must be equal for a file to be of use; it stands in it.
+    settings: what must be equal for a file to be of use; it stands in it. option: of the command, names the folder.
+    Raises ForetokenError, and leaves the file alone, where there is one of other settings.
     """
 
     engine: Engine
@@ -93,11 +94,12 @@ class Vectors:
     folder: Path
     settings: Mapping[str, Any]
     progress: Callable[[str], None]
+    option: str
     _texts: dict[float, ScoredText] = field(default_factory=dict)
 
     def of(self, rule: Verifier, temperature: float) -> ChildAcceptance:
-        path = self.folder / file_name(rule.name, temperature)
-        found = read(path, self.settings)
+        path = self.path(rule.name, temperature)
+        found = read(path, self.settings, self.option)
         if found is None:
             self.progress(f"acceptance of the children of {rule.name}, temperature {temperature:g}")
             if temperature not in self._texts:
@@ -107,26 +109,22 @@ class Vectors:
             write(found, path, self.settings)
         return found
 
+    def path(self, verifier: str, temperature: float) -> Path:
+        return self.folder / f"{verifier}-{temperature:g}.json"
 
-def file_name(verifier: str, temperature: float) -> str:
-    return f"{verifier}-{temperature:g}.json"
 
-
-def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
-    """What an earlier run left in the file; None if there is none, or it was measured with other settings."""
+def read(path: Path, settings: Mapping[str, Any], option: str) -> ChildAcceptance | None:
+    """What an earlier run left in the file, None if there is none; ForetokenError if its settings were others."""
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text())
-        if any(record.get(key) != value for key, value in settings.items()):
-            return None
-        fields = {name: record[name] for name in ChildAcceptance.__dataclass_fields__}
+        found, record = parsed(ChildAcceptance, path.read_text())
     except OSError as error:
         raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ForetokenError(f"{path} is not a file of foretoken bench acceptance: move it or name another.") from error
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return ChildAcceptance(**values)
+    check(path, record, settings, option)
+    return found
 
 
 def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
@@ -134,6 +132,6 @@ def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> No
 
     def how(temporary: Path) -> None:
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({**asdict(found), **settings}) + "\n")
+        temporary.write_text(as_line(found, settings))
 
     files.write(path, how)

@@ -1,16 +1,17 @@
 """Runs of trees side by side: tokens a target forward brings, counted on the real engine."""
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foretoken.bench.clock import Clock, TimedLM
+from foretoken.compare.records import as_line, check, parsed
 from foretoken.compare.vocab_ways import Meter, Metered
+from foretoken.core import files
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
@@ -154,9 +155,7 @@ class RunBook:
                 start = f'{{"{next(iter(TreeRun.__dataclass_fields__))}": '
                 if not (text[len(whole) :].startswith(start) or start.startswith(text[len(whole) :])):
                     raise self._not_ours()
-                temporary = self.path.with_name(self.path.name + ".tmp")
-                temporary.write_text(whole)
-                temporary.replace(self.path)
+                files.write(self.path, lambda path: path.write_text(whole))
             with self.path.open("a"):  # now, not after minutes of measuring
                 pass
         except OSError as error:
@@ -170,20 +169,13 @@ class RunBook:
     def _parsed(self, lines: Iterable[str], settings: dict[str, Any]) -> Iterable[TreeRun]:
         for line in lines:
             try:
-                record = json.loads(line)
-                fields = {name: record[name] for name in TreeRun.__dataclass_fields__}
+                found, record = parsed(TreeRun, line)
             except (ValueError, KeyError, TypeError) as error:
                 raise self._not_ours() from error
-            other = [key for key, value in settings.items() if record.get(key) != value]
-            if other:
-                raise ForetokenError(
-                    f"{self.path} has runs with {other[0]} {record.get(other[0])}, not {settings[other[0]]}: name "
-                    "another --out to begin anew."
-                )
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            yield TreeRun(**values)
+            check(self.path, record, settings, "--out")
+            yield found
 
     def add(self, found: TreeRun) -> None:
         self.runs[found.key] = found
         with self.path.open("a") as file:
-            file.write(json.dumps({**asdict(found), **self.header}) + "\n")
+            file.write(as_line(found, self.header))
