@@ -175,6 +175,9 @@ def test_the_model_of_gains() -> None:
             gain = Gain(0.31, temperature, joint)
             found = gain.shares(certainty, np.full(4, START[joint]))
             total = found.first + (CHOICES - 1) * found.other
+            scale, power = 0.31 * temperature**-0.5, 0.75 * temperature**0.3  # u of gain.py
+            miss = np.minimum(scale * (1 - certainty) ** power, 0.95) * START[joint]
+            assert found.first[:, 0] == pytest.approx(1 - np.minimum(miss, 0.95), abs=1e-12)
             assert (found.first > 0).all()
             assert (found.other >= 0).all()
             assert (np.diff(total, axis=1) > -1e-12).all()

@@ -79,10 +79,10 @@ def test_scored_nodes_are_few() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("tree", ["dynamic:5", "opt-tree:5", "budget:5"])
-def test_the_engine_at_temperature_zero(tree: str) -> None:
+@pytest.mark.parametrize(("tree", "tokens"), [("dynamic:12", 12), ("opt-tree:5", 8), ("budget:5", 8)])
+def test_the_engine_at_temperature_zero(tree: str, tokens: int) -> None:
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
-    options = {"max_new_tokens": 8, "temperature": 0.0}
+    options = {"max_new_tokens": tokens, "temperature": 0.0}
     plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, **options)
     for batch in (1, 4):
         fast = tiny_engine(tree=tree, verifier=None, max_batch=batch).generate(prompts, **options)
