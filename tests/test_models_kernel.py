@@ -233,7 +233,7 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
 
     def wrong(x: Any, x_row: int, k: int, m: int, w: int, halved: bool, y: Any, *rest: Any) -> None:
         right(x, x_row, k, m, w, halved, y, *rest)
-        if k * y.shape[1] * (2 if halved else 4) > tile.LARGE:
+        if k * (2 if halved else 4) > tile.CHUNK:
             y[-1, -1] += 0.1
 
     right = tile.times

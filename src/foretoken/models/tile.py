@@ -2,9 +2,8 @@
 
 A matrix [out, in] is kept as panels [out / 64, in, 64]: what one pass needs lies in one stretch of memory. A tile is R
 rows times 16 U columns whose sums stay in vector registers while the panel streams by, so a weight is read once for up
-to six rows. Where the matrix is too large for the second cache, a panel goes by in chunks that the first cache holds
-for all rows, and the next chunk is fetched while this one is used: else the processor waits for memory and computes in
-turn. Weights may be stored as the upper half of their float32 (bfloat16): they are widened in a register, which
+to six rows. Several rows take a panel in chunks that the first cache holds for all of them, and the next chunk is
+fetched while this one is used: else the processor waits for memory and computes in turn. Weights may be stored as the upper half of their float32 (bfloat16): they are widened in a register, which
 halves the memory traffic and changes nothing where the lower half is zero.
 
 Every sum runs over k in order, whatever the number of rows: a row's result does not depend on the rows beside it.
@@ -26,8 +25,7 @@ from numba.extending import intrinsic
 from foretoken.core.vectors import LANES, exp, lanes_at, load
 
 PANEL = 64  # columns of a panel
-CHUNK = 256  # bytes of a column in a chunk of a large matrix: 16 KiB for all columns of a panel
-LARGE = 1 << 19  # bytes of a matrix that the second cache does not hold
+CHUNK = 192  # bytes of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 WORK = 400_000  # multiplications from which a second thread is worth its start
 SUMS = {"reassoc", "contract", "nsz"}  # sums of squares and the like may be reordered; NaN and infinity stay exact
 
@@ -161,10 +159,11 @@ def _panel(panel, x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ig
     out, out_at, out_row = y, y_at + panel * PANEL, y_row
     if left < PANEL:
         out, out_at, out_row = np.empty(m * PANEL, np.float32), 0, PANEL
-    if m <= size // 2 or k * width * size <= LARGE:
+    if m <= size // 2:  # memory is the bound, and the processor fetches ahead by itself
         strip(PANEL, x, 0, x_row, 1, m, at, PANEL, k, halved, out, out_at, out_row, True, 0)
-    else:  # it comes from memory: a chunk stays in the first cache for all rows while the next one is fetched
-        chunk = CHUNK // size
+    else:  # a chunk stays in the first cache for all rows while the next one is fetched
+        pieces = (k * size + CHUNK - 1) // CHUNK
+        chunk = (k + pieces - 1) // pieces
         for start in range(0, k, chunk):
             length = min(chunk, k - start)
             here = at + start * PANEL * size
