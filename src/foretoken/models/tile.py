@@ -3,8 +3,9 @@
 A matrix [out, in] is kept as panels [out / 64, in, 64]: what one pass needs lies in one stretch of memory. A tile is R
 rows times 16 U columns whose sums stay in vector registers while the panel streams by, so a weight is read once for up
 to six rows. Several rows take a panel in chunks that the first cache holds for all of them, and the next chunk is
-fetched while this one is used: else the processor waits for memory and computes in turn. Weights may be stored as the upper half of their float32 (bfloat16): they are widened in a register, which
-halves the memory traffic and changes nothing where the lower half is zero.
+fetched while this one is used: else the processor waits for memory and computes in turn. Weights may be stored as the
+upper half of their float32 (bfloat16): they are widened in a register, which halves the memory traffic and changes
+nothing where the lower half is zero.
 
 Every sum runs over k in order, whatever the number of rows: a row's result does not depend on the rows beside it.
 Imports numba, so it is itself imported where it is first needed.
