@@ -66,9 +66,9 @@ def test_greedy_text_is_that_of_transformers(folders):
         assert engine.generate(prompt, max_new_tokens=40, temperature=0.0).token_ids == expected.tolist()
 
 
-@pytest.mark.parametrize("tree", ["chain:3", "kary:2x3"])
-def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, tree):
-    engine = load(folders, tree=tree)
+@pytest.mark.parametrize("options", [{"tree": "chain:3"}, {"tree": "kary:2x3"}, {"drafter": None}])
+def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, options):
+    engine = load(folders, **options)
     together = engine.generate(PROMPTS * 3, max_new_tokens=24, temperature=0.7, seed=5)
     narrow = replace(engine, max_batch=2).generate(PROMPTS * 3, max_new_tokens=24, temperature=0.7, seed=5)
     alone = [engine.generate(p, max_new_tokens=24, temperature=0.7, seed=5 + i) for i, p in enumerate(PROMPTS * 3)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from foretoken.core.errors import DraftError, ForetokenError, NotFiniteError
@@ -21,6 +22,7 @@ from foretoken.core.interfaces import (
     Target,
     TargetSession,
 )
+from foretoken.core.laws import draw_iid
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import likeliest
@@ -88,8 +90,7 @@ class Decoder:
         trees = self._drafting(lambda: self._propose(sequences))
         scores = self.target.score(sequences, trees)
         steps, paths = [], []
-        for seq, tree, logits in zip(sequences, trees, scores, strict=True):
-            path, token = self._walk(seq, tree, logits)
+        for seq, tree, (path, token) in zip(sequences, trees, self._walks(sequences, trees, scores), strict=True):
             steps.append((seq, seq.commit(tree, path, token)))
             paths.append(path)
         self.target.keep(paths)
@@ -103,6 +104,21 @@ class Decoder:
         if self._learner is not None and self._features is not None:
             self._learner.learn(self._features.features(sequences))
         return self.drafter.propose(sequences)
+
+    def _walks(
+        self, sequences: Seq[Sequence], trees: Seq[TokenTree], scores: Seq[Float[Tensor, "_ v"]]
+    ) -> list[tuple[Path, int]]:
+        """Each sequence's path and the token after it."""
+        together = len(sequences) > 1 and all(len(tree) == 1 for tree in trees) and _one_sampling(sequences)
+        if not together:
+            return [self._walk(*each) for each in zip(sequences, trees, scores, strict=True)]
+        rows = torch.cat(list(scores))
+        try:
+            p = sequences[0].sampling(rows)
+        except NotFiniteError as error:
+            raise self._explained(rows) from error
+        u = torch.cat([seq.uniforms(1, 1) for seq in sequences])  # as `draw` takes them, one sequence at a time
+        return [((0,), token) for token in draw_iid(p, u)[:, 0].tolist()]
 
     def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
         if seq.sampling.temperature == 0 and not seq.sampling.reads_prefix:
@@ -152,6 +168,12 @@ class Decoder:
                 stacklevel=4,
             )
         self.drafter, self._learner = NoDrafter(), None
+
+
+def _one_sampling(sequences: Seq[Sequence]) -> bool:
+    """Whether all take the same map from logits to p, and one that does not look at their ids."""
+    first = sequences[0].sampling
+    return not first.reads_prefix and all(seq.sampling is first for seq in sequences)
 
 
 def _open(target: Target, drafter: Drafter, batch: int, slots: int) -> TargetSession:
