@@ -18,7 +18,7 @@ from foretoken.draft.strings import Context, Healing, continuation, incomplete
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.overlap import compare
 from foretoken.models.target import LMTarget
-from foretoken.models.translation import Translation
+from foretoken.models.translation import FIRM, Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -96,17 +96,28 @@ def test_incomplete_characters():
 
 
 def test_the_drafters_last_token_may_grow():
-    healing = Healing(D, 300)
-    ids = D.encode(b"hel\n")
-    assert healing.take(ids, 0) == ids[:-1]
+    healing = Healing(Translation(T, D), 300)
+    ids, newline = D.encode(b"hel\n"), T.ids[b"\n"]
+    assert healing.take(ids, 0, newline) == ids[:-1]
     scores = healing.first(torch.zeros(1, 300))
     left = {D.tokens[i] for i in torch.nonzero(scores[0] == 0)[:, 0].tolist()}
     assert left == {b"\n", b"\n ", b"\n  "}
-    assert healing.take(ids, len(ids)) == ids  # a settled one may not
+    assert healing.take(ids, len(ids), newline) == ids  # a settled one may not
     assert torch.equal(healing.first(torch.zeros(1, 300)), torch.zeros(1, 300))
-    assert healing.take(ids[:1], 0) == ids[:1]
+    assert healing.take(ids[:1], 0, T.ids[b"he"]) == ids[:1]
     bytes_ = vocabulary(zoo.byte_only())
-    assert Healing(bytes_, 257).take(bytes_.encode(b"ab"), 0) == bytes_.encode(b"ab")  # nothing longer there
+    assert Healing(Translation(T, bytes_), 257).take(bytes_.encode(b"ab"), 0, T.ids[b"b"]) == bytes_.encode(b"ab")
+
+
+def test_it_does_not_grow_into_what_the_target_would_have_written_in_one():
+    """The target has "he" and stands after "h", so that "he" and "hel" do not come; after "he" its own "l" may."""
+    translation = Translation(T, D)
+    assert translation.edge(T.ids[b"h"], D.ids[b"h"]) == FIRM
+    grown = translation.edge(T.ids[b"he"], D.ids[b"he"])
+    assert (grown.taken, grown.firsts) == (b"he", {D.ids[b"he"], D.ids[b"hel"]})
+    assert translation.edge(T.eos, D.ids[b"he"]) == FIRM  # a special token's edge
+    over = translation.edge(T.ids[b"e"], D.ids[b"he"])  # the target wrote "h" and "e", the drafter reads "he"
+    assert over.firsts == grown.firsts
 
 
 @pytest.fixture(scope="module")

@@ -96,12 +96,12 @@ def test_a_psi_of_one_segmentation_alone_would_be_seen(monkeypatch):
     assert deviates(*drafting("apart", 1)) > 1e-3
 
 
-def brute_psi(lm, drafter, ids, taken, most=6):
+def brute_psi(lm, drafter, ids, edge, most=6):
     """{first target token or None: probability} by writing every draft down, without the bookkeeping; what is still
     open after `most` tokens is missing."""
     source, dest = drafter.translation.source, drafter.translation.dest
     tokens = list(source.ids)
-    psi = {}
+    psi, taken = {}, edge.taken
 
     def settle(string, ended):
         if not ended and any(t.startswith(string) and t != string for t in tokens):
@@ -111,10 +111,10 @@ def brute_psi(lm, drafter, ids, taken, most=6):
 
     def write(ids, string, prob, first):
         table = lm.table[(0, *ids)[-2], ids[-1]]
-        mass = sum(float(table[d]) for d in range(len(table)) if not first or dest.spell([d]).startswith(taken))
+        mass = sum(float(table[d]) for d in range(len(table)) if not (first and taken) or d in edge.firsts)
         for d in range(len(table)):
             spelled = dest.spell([d])
-            if first and not spelled.startswith(taken):
+            if first and taken and d not in edge.firsts:
                 continue
             chance = prob * float(table[d]) / mass
             after = string + (spelled[len(taken) :] if first else spelled)
@@ -147,7 +147,7 @@ def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair):
         assert isinstance(record, PricedSiblings)
         row = session._rows[0]
         found["psi"] = {t: record.psi(t) for t in range(lm.vocab_size)}
-        found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.healing.taken)
+        found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.healing.edge)
         return record.draws
 
     drawn = {}

@@ -8,6 +8,7 @@ import numpy as np
 from foretoken.core.sampling import Sampling
 from foretoken.draft.strings import Context, Healing
 from foretoken.models.segmentation import CLOSED, Plan, Segmentation
+from foretoken.models.translation import Edge
 
 
 class Trie:
@@ -39,7 +40,7 @@ class Trie:
 
 @dataclass(eq=False)
 class Row:
-    """One sequence in the drafter's ids. committed: what the cache holds. ids, healing.taken: the context now."""
+    """One sequence in the drafter's ids. committed: what the cache holds. ids, healing.edge: the context now."""
 
     context: Context
     healing: Healing
@@ -53,7 +54,7 @@ class Row:
     def follow(self, target_ids: Sequence[int]) -> None:
         self.seen = len(target_ids)
         ids = self.context.follow(target_ids)
-        self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids))
+        self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
 
 
 @dataclass(eq=False)
@@ -64,13 +65,13 @@ class Price:
     row: Row
     score: Callable[[], None]  # what waits in the row's trie
     node: int  # the context's last id
-    taken: bytes
+    edge: Edge
     known: dict[int, float] = field(default_factory=dict)
 
     def __call__(self, token: int) -> float:
         psi = self.known.get(token)
         if psi is None:
-            plan = self.segmentation.plan(token, self.taken)
+            plan = self.segmentation.plan(token, self.edge)
             psi = self.known[token] = 0.0 if plan is None else self._sum(plan)
         return psi
 
@@ -85,7 +86,7 @@ class Price:
         nodes = self.plant(plan)
         self.score()
         q = self.row.trie.q
-        reach = [1.0 / float(q[self.node][first_tokens(self.segmentation, self.taken)].sum())]
+        reach = [1.0 / float(q[self.node][first_tokens(self.segmentation, self.edge)].sum())]
         psi = 0.0
         for i, (node, stops) in enumerate(zip(nodes, plan.stops, strict=True)):
             if i:
@@ -95,6 +96,6 @@ class Price:
         return psi
 
 
-def first_tokens(segmentation: Segmentation, taken: bytes) -> np.ndarray:
+def first_tokens(segmentation: Segmentation, edge: Edge) -> np.ndarray:
     """[d] bool: which drafter tokens may begin a draft."""
-    return segmentation.outcomes(b"", taken) != CLOSED
+    return segmentation.outcomes(b"", edge) != CLOSED

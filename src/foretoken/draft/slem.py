@@ -86,7 +86,7 @@ class Row:
     def ids(self, target_ids: list[int]) -> list[int]:
         self.seen = len(target_ids)
         ids = self.context.follow(target_ids)
-        return self.healing.take(ids, self.context.floor)
+        return self.healing.take(ids, self.context.floor, target_ids[-1])
 
 
 class SLEMSession:
@@ -106,7 +106,7 @@ class SLEMSession:
     def join(self) -> None:
         self._session.join()
         d = self.drafter
-        self._rows.append(Row(Context(d.translation), Healing(d.translation.dest, d.lm.vocab_size)))
+        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size)))
 
     def leave(self, row: int) -> None:
         self._session.leave(row)
@@ -165,7 +165,7 @@ class SLEMSession:
         """Target ids of one drafted path; a special token ends it."""
         source, dest = self.drafter.translation.source, self.drafter.translation.dest
         end = next((i for i, token in enumerate(tokens) if not dest.spell([token])), len(tokens))
-        ids = continuation(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.taken) :])
+        ids = continuation(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.edge.taken) :])
         ended = end < len(tokens) and tokens[end] == dest.eos and source.eos is not None
         return [*ids, source.eos] if ended and source.eos is not None else ids
 

@@ -39,7 +39,7 @@ from foretoken.draft.strings import Context, Healing, common_prefix
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 from foretoken.models.segmentation import NONE, OPEN, Segmentation, SingleTokens
-from foretoken.models.translation import Translation
+from foretoken.models.translation import FIRM, Edge, Translation
 
 NODES = 32  # of a plan
 MARGIN = 4  # ids at the end of a context that are not committed, since the next text may split them otherwise
@@ -99,7 +99,7 @@ class SLRSSession:
     def join(self) -> None:
         self.rows.join()
         d = self.drafter
-        self._rows.append(Row(Context(d.translation), Healing(d.translation.dest, d.lm.vocab_size), d.drafts.heals))
+        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size), d.drafts.heals))
 
     def leave(self, row: int) -> None:
         self.rows.leave(row)
@@ -141,7 +141,7 @@ class SLRSSession:
         following = replace(row, context=copy(row.context), healing=copy(row.healing))
         tokens, records = [seq.ids[-1]], []
         while len(tokens) <= min(self.drafter.policy.max_nodes - 1, seq.depth_left):
-            ids, taken = following.ids, following.healing.taken
+            ids, edge = following.ids, following.healing.edge
             done = len(row.committed)
             if ids[:done] != row.committed or len(ids) == done:
                 break  # the text's new end splits committed ids otherwise
@@ -150,7 +150,7 @@ class SLRSSession:
                 node = row.trie.grow(node, token)
             if node >= len(row.trie.q):
                 yield
-            drafted = yield from self._string(row, seq, node, taken)
+            drafted = yield from self._string(row, seq, node, edge)
             if drafted is None:
                 break
             token, price = drafted
@@ -167,14 +167,14 @@ class SLRSSession:
         return chain(tokens, [*records, None])
 
     def _string(
-        self, row: Row, seq: Sequence, node: int, taken: bytes
+        self, row: Row, seq: Sequence, node: int, edge: Edge
     ) -> Generator[None, None, tuple[int, Price] | None]:
         """(first target token or NONE, its price) of one sampled draft; None where nothing may be drafted."""
         state, draft, at = b"", [], node
         while True:
-            again = b"" if draft else taken
+            again = FIRM if draft else edge
             weights = torch.from_numpy(row.trie.q[at])
-            if again:
+            if again.taken:
                 weights = torch.where(torch.from_numpy(first_tokens(self.segmentation, again)), weights, 0.0)
                 if not float(weights.sum()):
                     return None
@@ -187,8 +187,8 @@ class SLRSSession:
             at = row.trie.grow(at, token)
             if at >= len(row.trie.q):
                 yield
-        price = Price(self.segmentation, row, self.score, node, taken)
-        plan = None if code == NONE else self.segmentation.plan(code, taken)
+        price = Price(self.segmentation, row, self.score, node, edge)
+        plan = None if code == NONE else self.segmentation.plan(code, edge)
         if plan is None or not plan.has(draft):
             return NONE, price
         if seq.sampling.temperature > 0:
@@ -210,8 +210,8 @@ class SLRSSession:
                 row.trie.q += list(self._q(row, rows))
 
     def _q(self, row: Row, logits: Float[Tensor, "n d"]) -> np.ndarray:
-        q = row.sampling(logits).double()
-        return (q / q.sum(-1, keepdim=True)).cpu().numpy()
+        q = row.sampling(logits).cpu().numpy().astype(np.float64)
+        return q / q.sum(-1, keepdims=True)
 
     def _reserve(self, needed: Seq[int]) -> None:
         """Where a row's slots do not suffice, everything moves into rows of twice the size."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.shapes import Float
-from foretoken.models.translation import Translation
+from foretoken.models.translation import FIRM, Edge, Translation
 from foretoken.models.vocabulary import Vocabulary
 
 WINDOW = 6  # tokens encoded again; up to twice as many to begin at a word
@@ -51,34 +51,34 @@ class Healing:
     """Lets a drafter write its last token again, as a longer one if it likes.
 
     The text's edge is the target's, not the drafter's: after "):" + "\\n" a drafter whose own token is "\\n    " has
-    never seen an indentation follow. So its last token is taken off, and drafts must begin with that token's bytes.
+    never seen an indentation follow. So its last token is taken off, where a longer one may come (Translation.edge),
+    and drafts must begin with that token's bytes.
     """
 
-    def __init__(self, vocabulary: Vocabulary, width: int) -> None:
+    def __init__(self, translation: Translation, width: int) -> None:
         """width: columns of the drafter's logits."""
-        self.vocabulary = vocabulary
+        self.translation = translation
         self.width = width
-        self.taken = b""
-        self._masks: dict[bytes, Tensor] = {}
+        self.edge = FIRM
+        self._masks: dict[Edge, Tensor] = {}
 
-    def take(self, ids: Sequence[int], floor: int) -> list[int]:
-        """`ids` without the last one, where it is neither settled nor the only one; its bytes are to be drafted."""
-        last = self.vocabulary.spell(ids[-1:])
-        heals = len(ids) > max(floor, 1) and bool(last) and self.vocabulary.longest > 1
-        self.taken = last if heals else b""
-        return list(ids[:-1] if heals else ids)
+    def take(self, ids: Sequence[int], floor: int, token: int) -> list[int]:
+        """`ids` of a text that ends with target token `token`, without the last one where it is taken back: it must be
+        neither settled nor the only one."""
+        heals = len(ids) > max(floor, 1) and self.translation.dest.longest > 1
+        self.edge = self.translation.edge(token, ids[-1]) if heals else FIRM
+        return list(ids[:-1] if self.edge.taken else ids)
 
     def first(self, logits: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         """The logits of a draft's first token."""
-        return logits.masked_fill(self._closed().to(logits.device), -torch.inf) if self.taken else logits
+        return logits.masked_fill(self._closed().to(logits.device), -torch.inf) if self.edge.taken else logits
 
     def _closed(self) -> Tensor:
-        """Tokens that do not begin with the bytes taken; the one that was taken does."""
-        closed = self._masks.get(self.taken)
+        closed = self._masks.get(self.edge)
         if closed is None:
             closed = torch.ones(self.width, dtype=torch.bool)
-            closed[[i for t, i in self.vocabulary.ids.items() if i < self.width and t.startswith(self.taken)]] = False
-            self._masks[self.taken] = closed
+            closed[[i for i in self.edge.firsts if i < self.width]] = False
+            self._masks[self.edge] = closed
         return closed
 
 

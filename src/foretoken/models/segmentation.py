@@ -15,10 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretoken.models.translation import Translation
+from foretoken.models.translation import FIRM, Edge, Translation
 
 NONE = -1  # the draft begins with no target token
-CLOSED = -2  # a drafter token that may not come first, since it does not begin with the bytes taken back
+CLOSED = -2  # a drafter token that may not come first, at the edge of this context
 OPEN = -3  # OPEN - i: the draft goes on in open string i
 REMEMBERED = 1 << 25  # entries of all remembered arrays together
 
@@ -54,7 +54,7 @@ class Segmentation:
 
     width: columns of the drafter's logits. vocab_size: of the target's; no id beyond is proposed. limit: nodes of a
     plan. A draft whose node is not among its token's first `limit` ones, those of fewest tokens first, is infeasible:
-    a fixed choice, made from the vocabularies and the bytes taken back alone.
+    a fixed choice, made from the vocabularies and the edge alone.
     heals: drafts may have to begin with bytes of the context that were taken back.
     """
 
@@ -84,12 +84,13 @@ class Segmentation:
         """The longest target token that begins `data`, or NONE."""
         return next((self.ids[data[:n]] for n in range(len(data), 0, -1) if data[:n] in self.ids), NONE)
 
-    def _outcomes(self, state: bytes, taken: bytes = b"") -> np.ndarray:
+    def _outcomes(self, state: bytes, edge: Edge = FIRM) -> np.ndarray:
         """[width]: what each drafter token does to a draft that is `state` so far: the target token that it settles,
         NONE, CLOSED, or OPEN - i where it goes on as states[i].
 
-        taken: bytes of the context that the draft must write again first; state is then empty.
+        edge: of the context, for a draft that begins; FIRM for one that goes on.
         """
+        taken = edge.taken
         codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int64)
         low = bisect_left(self._keys, taken)
         high = _after(self._keys, taken, low)
@@ -98,6 +99,10 @@ class Segmentation:
         elif not state:
             codes[list(self._special)] = list(self._special.values())
         self._mark(codes, state, taken, low, high)
+        if taken:
+            closed = np.ones(self.width, dtype=bool)
+            closed[[i for i in edge.firsts if i < self.width]] = False
+            codes[closed] = CLOSED
         return codes
 
     def _mark(self, codes: np.ndarray, state: bytes, prefix: bytes, low: int, high: int) -> None:
@@ -115,19 +120,20 @@ class Segmentation:
             if string in self.following:
                 self._mark(codes, string, longer, start, end)
 
-    def _plan(self, token: int, taken: bytes = b"") -> Plan | None:
+    def _plan(self, token: int, edge: Edge = FIRM) -> Plan | None:
         """The feasible drafts of `token`, breadth first; None where there is none."""
         passing = self._passing(token)
         tokens, parents, states, stops = [-1], [-1], [b""], []
         open_ = deque([0])
         while open_:
             node = open_.popleft()
-            state, again = states[node], b"" if node else taken
-            stops.append(np.flatnonzero(self.outcomes(state, again) == token))
+            state, again = states[node], FIRM if node else edge
+            codes = self.outcomes(state, again)
+            stops.append(np.flatnonzero(codes == token))
             for string in passing:
-                if string.startswith(state) and (again or len(string) > len(state)):
-                    for drafted in self._spelling(again + string[len(state) :]):
-                        if len(tokens) < self.limit:
+                if string.startswith(state) and (again.taken or len(string) > len(state)):
+                    for drafted in self._spelling(again.taken + string[len(state) :]):
+                        if codes[drafted] <= OPEN and len(tokens) < self.limit:
                             open_.append(len(tokens))
                             tokens.append(drafted)
                             parents.append(node)
@@ -158,15 +164,15 @@ class SingleTokens(Segmentation):
 
     heals: ClassVar[bool] = False
 
-    def _outcomes(self, state: bytes, taken: bytes = b"") -> np.ndarray:
+    def _outcomes(self, state: bytes, edge: Edge = FIRM) -> np.ndarray:
         codes = np.full(self.width, NONE, dtype=np.int64)
         for key, i in zip(self._keys, self._order, strict=True):
             codes[i] = self.ids.get(key, NONE)
         codes[list(self._special)] = list(self._special.values())
         return codes
 
-    def _plan(self, token: int, taken: bytes = b"") -> Plan | None:
-        stops = np.flatnonzero(self.outcomes(b"") == token)
+    def _plan(self, token: int, edge: Edge = FIRM) -> Plan | None:
+        stops = np.flatnonzero(self.outcomes(b"", edge) == token)
         return Plan((-1,), (-1,), (stops,)) if len(stops) else None
 
 

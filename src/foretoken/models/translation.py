@@ -1,11 +1,27 @@
 """From one vocabulary to another: the tokens both have, and texts of one in ids of the other."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from foretoken.models.vocabulary import Vocabulary
 
 GAP = b"\n"  # stands for a special token that the other vocabulary lacks, such as a turn's marker
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The end of a context, where the drafter's last token may be taken back, to be written again or as a longer one.
+
+    taken: its bytes. firsts: the drafter tokens that may come there. Both are empty where nothing is taken back.
+    """
+
+    taken: bytes = b""
+    firsts: frozenset[int] = frozenset()
+
+
+FIRM = Edge()
 
 
 class Translation:
@@ -19,6 +35,7 @@ class Translation:
         self.source = source
         self.dest = dest
         self._table: dict[int, tuple[int, ...]] = {}
+        self._edges: dict[tuple[int, int], Edge] = {}
 
     @cached_property
     def special(self) -> dict[int, int]:
@@ -51,6 +68,33 @@ class Translation:
             if ids := self.dest.encode(data):
                 return tuple(ids)
         return (next(i for i in (self.dest.eos, self.dest.bos, 0) if i is not None),)
+
+    def edge(self, token: int, last: int) -> Edge:
+        """The edge of a text that ends with source token `token` and dest token `last`.
+
+        A longer dest token may only come where the source's tokenizer would part the text at this edge all the same:
+        after " the" not " them", if that is a source token too, since a target that writes it does not stand here.
+        Costs, once for each edge, one encoding for each longer token.
+        """
+        edge = self._edges.get((token, last))
+        if edge is None:
+            edge = self._edges[token, last] = self._edge(token, self.dest.spell([last]))
+        return edge
+
+    def _edge(self, token: int, taken: bytes) -> Edge:
+        keys, ids = self._sorted
+        low = bisect_left(keys, taken)
+        high = bisect_left(keys, True, low, key=lambda key: not key.startswith(taken))
+        same = bisect_right(keys, taken, low, high)
+        before = self.source.spell([token])
+        longer = [i for i in range(same, high) if self.source.encode(before + keys[i][len(taken) :])[:1] == [token]]
+        return Edge(taken, frozenset(ids[i] for i in (*range(low, same), *longer))) if taken and longer else FIRM
+
+    @cached_property
+    def _sorted(self) -> tuple[list[bytes], list[int]]:
+        """Every dest token's bytes, sorted, and its id."""
+        pairs = sorted((token, i) for i, token in enumerate(self.dest.tokens) if token)
+        return [token for token, _ in pairs], [i for _, i in pairs]
 
     def text(self, ids: Sequence[int]) -> list[int]:
         """Dest ids for a stretch of text, split as the dest tokenizer splits it."""
