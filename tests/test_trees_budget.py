@@ -9,6 +9,7 @@ import torch
 from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
+from foretoken.core.compiled import compiled
 from foretoken.core.draw_each import draw_each
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
@@ -17,8 +18,8 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
 from foretoken.trees.budget import CAP, BudgetTree
-from foretoken.trees.budget_fast import spend_loop
-from foretoken.trees.gain import CHOICES, HARDNESS, LOWEST, PRICE, START, STEP, STEPS, Forecast, Gain
+from foretoken.trees.budget_fast import share_loop, spend_loop
+from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, START, STEP, STEPS, Forecast, Gain
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
 from tables import table_decoding, tiny_engine
@@ -192,40 +193,66 @@ def test_the_model_of_gains() -> None:
             assert (size[1:, :, 0] > size[1:, :, -1]).all()
 
 
+def test_the_compiled_shares_are_those_of_the_model() -> None:
+    rng = np.random.default_rng(0)
+    certainty, hardness = np.append(rng.random(20), [0.0, 1.0]), np.append(rng.uniform(0.5, 1.4, 20), [1.35, 0.5])
+    for joint in (False, True):
+        for temperature in (0.3, 1.0, 3.0):
+            gain = Gain(0.31, temperature, joint)
+            plain = gain.shares(certainty, hardness)
+            share, later = np.empty((2, 22, len(CHOICES))), np.empty((2, 22))
+            compiled(share_loop)(certainty, hardness, gain.constants, MORE, EACH, share, later)
+            for found, wanted in ((share[0], plain.first), (share[1], plain.other), (later, plain.hardness)):
+                assert np.abs(found - wanted).max() <= 1e-14
+
+
 def test_spending_is_the_best_at_its_price() -> None:
-    """Against all choices of all nodes, valued one by one; what is spent, and expected below, is what there is."""
+    """Against all choices of all nodes, valued one by one; the price is the one of all that spends most nearly what
+    there is, what is expected below included."""
     gain = Gain(0.31, 1.0, joint=True)
     worth, size = (table[6] for table in Forecast(gain, (0.2, 0.8), 8).tables)
     reach, certainty, hardness = np.array([1.0, 0.5, 0.2]), np.array([0.1, 0.6, 0.3]), np.array([1.2, 0.8, 0.7])
     shares = gain.shares(certainty, hardness)
     both = np.stack([shares.first, shares.other])
-    for left in (2.0, 9.0, 40.0):
-        chosen, found = np.empty(3, np.int64), np.empty(1, np.int64)
-        spend_loop(reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth, size, STEPS, left, chosen, found)
+    number = np.stack([np.ones_like(CHOICES), CHOICES - 1])
 
-        def read(table, i, kind, j, price=PRICE[found[0]]):
-            column = np.clip(
-                (price - np.log(reach[i] * both[kind, i, j] + 1e-300) - LOWEST) / STEP, 0, len(PRICE) - 1.001
-            )
-            below = [np.interp(column, np.arange(len(PRICE)), row) for row in table]
-            return np.interp(shares.hardness[kind, i], HARDNESS, below)
+    def read(table: np.ndarray, i: int, kind: int, j: int, price: float) -> float:
+        column = np.clip((price - np.log(reach[i] * both[kind, i, j] + 1e-300) - LOWEST) / STEP, 0, len(PRICE) - 1.001)
+        below = [np.interp(column, np.arange(len(PRICE)), row) for row in table]
+        return float(np.interp(shares.hardness[kind, i], HARDNESS, below))
 
-        spent = 0.0
+    def best(price: float) -> tuple[list[np.ndarray], list[int], float, float]:
+        """(value of each node's choices, the best ones, their nodes, and those with what is expected below them)."""
+        values, picks, own, total = [], [], 0.0, 0.0
         for i in range(3):
-            number = np.stack([np.ones_like(CHOICES), CHOICES - 1])
-            kinds = [(kind, j) for kind in (0, 1) for j in range(len(CHOICES))]
-            gains = np.zeros((2, len(CHOICES)))
-            nodes = np.zeros((2, len(CHOICES)))
-            for kind, j in kinds:
-                gains[kind, j] = number[kind, j] * reach[i] * both[kind, i, j] * (1 + read(worth, i, kind, j))
-                nodes[kind, j] = number[kind, j] * read(size, i, kind, j)
-            value = gains.sum(0) - np.exp(PRICE[found[0]]) * CHOICES
-            if value.max() <= 0:
+            value, nodes = -np.exp(price) * CHOICES, CHOICES.copy()
+            for j in range(len(CHOICES)):
+                for kind in (0, 1):
+                    gained = reach[i] * both[kind, i, j] * (1 + read(worth, i, kind, j, price))
+                    value[j] += number[kind, j] * gained
+                    nodes[j] += number[kind, j] * read(size, i, kind, j, price)
+            pick = int(value.argmax()) if value.max() > 0 else -1
+            values.append(value)
+            picks.append(pick)
+            if pick >= 0:
+                own, total = own + CHOICES[pick], total + nodes[pick]
+        return values, picks, own, total
+
+    prices = [best(float(price)) for price in PRICE]
+    for left in (2.0, 9.0, 40.0):
+        chosen = np.empty(3, np.int64)
+        found = spend_loop(reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth, size, STEPS, left, chosen)
+        values, _, _, _ = prices[found]
+        own = 0.0
+        for i in range(3):
+            if values[i].max() <= 0:
                 assert chosen[i] == -1
             else:
-                assert value[chosen[i]] == pytest.approx(value.max(), abs=1e-9)
-                spent += CHOICES[chosen[i]] + nodes[:, chosen[i]].sum()
-        assert spent == pytest.approx(left, rel=0.35)
+                assert values[i][chosen[i]] == pytest.approx(values[i].max(), abs=1e-9)
+                own += CHOICES[chosen[i]]
+        assert own <= left
+        distance = [abs(total - left) for _, _, own, total in prices if own <= left]
+        assert abs(prices[found][3] - left) == pytest.approx(min(distance), abs=1e-9)
 
 
 @pytest.mark.usefixtures("unchecked")

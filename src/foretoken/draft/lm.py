@@ -1,5 +1,6 @@
 """A language model with the target's vocabulary as drafter: the tree grows level by level, one forward a level."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -193,7 +194,7 @@ class LMDraftSession:
             nodes, g.frontier = g.frontier, []
             if not nodes:
                 continue
-            q = self._weights(seq, g, rows, [g.suffix(node) for node in nodes])
+            q = self._weights(seq, g, rows, (g.suffix(node) for node in nodes))
             plans = g.policy.plan([g.states[node] for node in nodes], q, g.law)
             drawn = [(i, plan) for i, plan in enumerate(plans) if plan is not None]
             if not drawn:
@@ -201,16 +202,16 @@ class LMDraftSession:
             laws = [plan.law for _, plan in drawn]
             u = seq.uniforms(len(drawn), max(law.num_uniforms for law in laws))
             draws = draw_each(laws, q if len(drawn) == len(nodes) else q[[i for i, _ in drawn]], u)
-            first = len(g.states)
+            first, q_rows = len(g.states), q.unbind()
             for (i, plan), kept in zip(drawn, draws, strict=True):
-                states = g.policy.grow(plan, q[i], kept)
-                record = Siblings(kept, None if isinstance(plan.law, Opaque) else q[i], plan.law)
+                states = g.policy.grow(plan, q_rows[i], kept)
+                record = Siblings(kept, None if isinstance(plan.law, Opaque) else q_rows[i], plan.law)
                 g.states += [states[j] for j in g.builder.add(nodes[i], record)]
             if depth < seq.depth_left and len(g.states) > first:
                 g.frontier = g.policy.select(g.states, first)
 
     def _weights(
-        self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: list[list[int]]
+        self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m v"]:
         """q over the target's vocabulary; for opaque children scores, which rank the same, if the policy is content."""
         missing = self.drafter.vocab_size - logits.shape[1]

@@ -1,7 +1,7 @@
 """Paper 003, Table 4: i.i.d. paths of several steps, as SpecTr drafts them, verified node by node."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -81,7 +81,7 @@ class TopDrafter(LMDrafter):
 
 class TopSession(LMDraftSession):
     def _weights(
-        self, seq: Running, g: Growth, logits: Float[Tensor, "m d"], suffixes: list[list[int]]
+        self, seq: Running, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m v"]:
         q = super()._weights(seq, g, logits, suffixes)
         best, tokens = q.topk(min(TOP, q.shape[1]), dim=1)

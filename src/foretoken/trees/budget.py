@@ -27,11 +27,12 @@ from foretoken.core.laws import IID, Hub, Law, Opaque
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-from foretoken.trees.budget_fast import certainty_loop, spend_loop
+from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
 from foretoken.trees.dynamic import DynamicTree
-from foretoken.trees.gain import CHOICES, PRICE, START, STEPS, Forecast, Gain, Shares
+from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, START, STEPS, Forecast, Gain, Shares
 
 PRICES = np.exp(PRICE)
+ONE = IID(1)
 CAP = 3  # draws of a tree, in budgets
 MOST_DRAWS = 16  # at one node
 DEPTH = 40
@@ -132,57 +133,57 @@ class BudgetTree:
         assert q is not None
         ledger = states[0].ledger
         left = self.budget - ledger.spent
-        reach = np.array([state.reach for state in states])
-        hardness = np.array([state.hardness for state in states])
-        chosen, shares, log_price = self._spend(reach, hardness, q, left, self.depth - ledger.level - 1)
-        wanted = np.where(chosen >= 0, CHOICES[chosen], 0.0)
+        certainty = np.empty(len(states))
+        compiled(certainty_loop, reorder_sums=True)(np.ascontiguousarray(q.detach().cpu().numpy()), certainty)
+        shares, chosen, log_price = self._spend(states, certainty, left, self.depth - ledger.level - 1)
         # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
-        most = np.minimum(np.floor(wanted * ((CAP * self.budget - ledger.drawn) / left)), self.max_draws).astype(int)
-        taken = np.flatnonzero(most > 0)
-        if not len(taken):
-            return [None] * len(states)
-        laws, expected = self._laws(family, q if len(taken) == len(states) else q[taken], wanted[taken], most[taken])
-        spent, drawn = ledger.spent + sum(expected), ledger.drawn + sum(law.k for law in laws)
+        draws_a_node = (CAP * self.budget - ledger.drawn) / left
+        taken: dict[int, Law] = {}
+        expected = []
+        for i, j in enumerate(chosen):
+            wanted = float(CHOICES[j]) if j >= 0 else 0.0
+            most = min(math.floor(wanted * draws_a_node), self.max_draws)
+            if most > 0:
+                taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
+                expected.append(distinct)
+        spent, drawn = ledger.spent + sum(expected), ledger.drawn + sum(law.k for law in taken.values())
         below = Ledger(spent, drawn, ledger.level + 1, log_price)
         plans: list[Plan | None] = [None] * len(states)
-        for i, law in zip(taken.tolist(), laws, strict=True):
-            j = chosen[i]
-            first = Node(float(reach[i] * shares.first[i, j]), float(shares.hardness[0, i]), below)
-            other = Node(float(reach[i] * shares.other[i, j]), float(shares.hardness[1, i]), below)
-            plans[i] = Plan(law, Born(states[i].reach, first, other))
+        for i, law in taken.items():
+            reach, j = states[i].reach, chosen[i]
+            first = Node(float(reach * shares.first[i, j]), float(shares.hardness[0, i]), below)
+            more = law.k > 1
+            other = Node(float(reach * shares.other[i, j]), float(shares.hardness[1, i]), below) if more else first
+            plans[i] = Plan(law, Born(reach, first, other))
         return plans
 
-    def _laws(
-        self, family: LawFamily, q: Float[Tensor, "m v"], wanted: np.ndarray, most: np.ndarray
-    ) -> tuple[list[Law], list[float]]:
-        """Laws with `wanted` distinct draws expected (rounded down, if not i.i.d.), and what is expected of each."""
-        fixed = np.minimum(wanted.astype(np.int64), most).tolist()
+    def _law(
+        self, family: LawFamily, q: Float[Tensor, "m v"], i: int, wanted: float, most: int, certainty: float
+    ) -> tuple[Law, float]:
+        """Of row i, the law with `wanted` distinct draws expected, rounded down if not i.i.d.; and what is expected."""
+        k = min(int(wanted), most)
         if family is not IID:
-            return [family(k) for k in fixed], [float(k) for k in fixed]
-        laws: list[Law] = [IID(1)] * len(q)  # one draw is one token
-        expected = [1.0] * len(q)
-        for i in np.flatnonzero(wanted > 1).tolist():
-            k, row = fixed[i], q[i]
-            if self.hub and k > 1 and float(row.topk(k - 1).values.sum() / row.sum()) > HUB_SHARE:
-                laws[i], expected[i] = Hub(k), float(k)
-            else:
-                (laws[i],), (expected[i],) = laws_within(q[i : i + 1], [float(wanted[i])], [int(most[i])])
-        return laws, expected
+            return family(k), float(k)
+        if wanted <= 1:
+            return ONE, 1.0  # one draw is one token
+        if self.hub and k > 1 and _on_hubs(q[i], k - 1, certainty) > HUB_SHARE:
+            return Hub(k), float(k)
+        (law,), (expected,) = laws_within(q[i : i + 1], [wanted], [most])
+        return law, expected
 
     def _spend(
-        self, reach: np.ndarray, hardness: np.ndarray, q: Tensor, left: float, levels: int
-    ) -> tuple[np.ndarray, Shares, float]:
-        """(choices, what children get by choice, ln of the price)."""
-        rows = np.ascontiguousarray(q.detach().cpu().numpy())
-        certainty = np.empty(len(rows))
-        compiled(certainty_loop, reorder_sums=True)(rows, certainty)
-        shares = self._forecast.gain.shares(certainty, hardness)
-        both = np.stack([shares.first, shares.other])
+        self, states: Sequence[Node], certainty: np.ndarray, left: float, levels: int
+    ) -> tuple[Shares, list[int], float]:
+        """(what children get by choice, choices, ln of the price)."""
+        reach = np.array([state.reach for state in states])
+        hardness = np.array([state.hardness for state in states])
+        both, later = np.empty((2, len(reach), len(CHOICES))), np.empty((2, len(reach)))
+        compiled(share_loop)(certainty, hardness, self._forecast.gain.constants, MORE, EACH, both, later)
         worth, size = self._forecast.tables
-        chosen, found = np.empty(len(reach), np.int64), np.empty(1, np.int64)
-        told = reach, both, shares.hardness, CHOICES, PRICES, worth[levels], size[levels], STEPS, left
-        compiled(spend_loop)(*told, chosen, found)
-        return chosen, shares, float(PRICE[found[0]])
+        chosen = np.empty(len(reach), np.int64)
+        told = reach, both, later, CHOICES, PRICES, worth[levels], size[levels], STEPS, left
+        found = compiled(spend_loop)(*told, chosen)
+        return Shares(both[0], both[1], later), chosen.tolist(), float(PRICE[found])
 
     def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Node]:
         born: Born = plan.memo
@@ -193,6 +194,12 @@ class BudgetTree:
             first = born.first
             return [Node(born.reach * weight, first.hardness, first.ledger) for weight in weights]
         return [born.first, *[born.other] * (len(draws) - 1)] if draws else []
+
+
+def _on_hubs(q: Float[Tensor, " v"], k: int, certainty: float) -> float:
+    """The share of q on its k likeliest tokens, or a bound of it that is below HUB_SHARE: sum q^2 >= share^2 / k."""
+    bound = math.sqrt(certainty * k)
+    return bound if bound < 0.99 * HUB_SHARE else float(q.topk(k).values.sum() / q.sum())
 
 
 @cache

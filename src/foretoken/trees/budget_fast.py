@@ -13,6 +13,29 @@ def certainty_loop(q: np.ndarray, certainty: np.ndarray) -> None:
         certainty[i] = square / (total * total)
 
 
+def share_loop(
+    certainty: np.ndarray,
+    hardness: np.ndarray,
+    constants: np.ndarray,
+    more: np.ndarray,
+    each: np.ndarray,
+    share: np.ndarray,
+    later: np.ndarray,
+) -> None:
+    """share [2, m, c], later [2, m]: `Gain.shares` of its `constants`."""
+    scale, power, most = constants[0], constants[1], constants[2]
+    taken, learning, rest = constants[3], constants[4], constants[5]
+    for i in range(certainty.shape[0]):
+        u = min(scale * max(1.0 - certainty[i], 0.0) ** power, most)
+        miss = min(u * hardness[i], most)
+        for j in range(more.shape[0]):
+            lost = min(taken * miss, 0.5 * (1.0 - miss)) * more[j]
+            share[0, i, j] = 1.0 - miss - lost
+            share[1, i, j] = (miss * more[j] + lost) * each[j]
+        later[0, i] = hardness[i] + min(learning * u, 1.0) * (rest - hardness[i])
+        later[1, i] = hardness[i]
+
+
 def spend_loop(
     reach: np.ndarray,
     share: np.ndarray,
@@ -24,10 +47,9 @@ def spend_loop(
     steps: np.ndarray,
     left: float,
     chosen: np.ndarray,
-    found: np.ndarray,
-) -> None:
-    """chosen[i]: the index of the choice of node i, -1 for none; found[0]: the index of the price at which these, and
-    what is expected below them, cost `left` nodes, as nearly as the steps of both allow. They alone cost no more.
+) -> int:
+    """The index of the price at which the choices, and what is expected below them, cost `left` nodes, as nearly as
+    the steps of both allow; the choices alone cost no more. chosen[i]: the index of that of node i, -1 for none.
 
     share [2, m, c]: of the reach, of the first child and of each other; hardness [2, m] of theirs. worth, size
     [hardness, price]: of nodes below, gain.py. steps: of the tables: lowest hardness, step; lowest ln price, step.
@@ -44,7 +66,7 @@ def spend_loop(
     trial = np.empty(m, np.int64)
     chosen[:] = -1
     low, high = -1, price.shape[0] - 1  # the highest price buys nothing
-    found[0] = high
+    found = high
     nearest = left
     while high - low > 1:
         middle = (low + high) // 2
@@ -74,8 +96,9 @@ def spend_loop(
         if own <= left and abs(total - left) <= nearest:
             nearest = abs(total - left)
             chosen[:] = trial
-            found[0] = middle
+            found = middle
         if total <= left:
             high = middle
         else:
             low = middle
+    return found

@@ -66,14 +66,15 @@ class Gain:
     joint: bool
 
     @cached_property
-    def _of_temperature(self) -> tuple[float, float]:
-        """u where q is wide, and the power of 1 - sum q^2."""
+    def constants(self) -> np.ndarray:
+        """u where q is wide; the power of 1 - sum q^2; MOST_MISS, TAKEN, LEARNING; where h goes."""
         t = self.temperature
-        return self.mismatch * t**-SHARPENING, POWER * t**POWER_SHARPENING
+        u, power = self.mismatch * t**-SHARPENING, POWER * t**POWER_SHARPENING
+        return np.array([u, power, MOST_MISS, TAKEN, LEARNING, REST[self.joint]])
 
     def shares(self, certainty: np.ndarray, hardness: np.ndarray) -> Shares:
-        """certainty: sum q^2 of each node; CHOICES are the last axis of what comes out."""
-        scale, power = self._of_temperature
+        """certainty: sum q^2 of each node; CHOICES are the last axis of what comes out. Compiled: `share_loop`."""
+        scale, power = self.constants[:2]
         u = np.minimum(scale * np.maximum(1 - certainty, 0.0) ** power, MOST_MISS)
         miss = np.minimum(u * hardness, MOST_MISS)[:, None]
         taken = np.minimum(TAKEN * miss, 0.5 * (1 - miss)) * MORE
