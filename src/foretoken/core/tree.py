@@ -106,9 +106,10 @@ class TreeBuilder:
     def add(self, node: int, siblings: Siblings) -> dict[int, int]:
         """Record the children of `node`; {index of a token's first draw: its new node}, in draw order."""
         self.siblings[node] = siblings
-        first = {}
+        known, first = set(), {}
         for j, token in enumerate(siblings.draws):
-            if token not in siblings.draws[:j]:
+            if token not in known:
+                known.add(token)
                 first[j] = len(self.tokens)
                 self.tokens.append(token)
                 self.parents.append(node)

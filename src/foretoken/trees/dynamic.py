@@ -10,11 +10,11 @@ A child's score is at most its parent's, so the best nodes form a tree. Re-ranki
 nothing is drawn: the tree is a function of the text so far.
 """
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -28,8 +28,7 @@ WIDE = 35
 THRESHOLD, OPT_DEPTH = 0.2, 16
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """log_score: ln of the product of probabilities down to this node; level: its depth."""
 
     log_score: float = 0.0
@@ -74,9 +73,8 @@ class RankedTree(ABC):
 
     def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Scored]:
         assert q is not None
-        parent: Scored = plan.memo
-        chances = q[list(draws)].tolist()
-        return [Scored(parent.log_score + math.log(max(x, 1e-300)), parent.level + 1) for x in chances]
+        log_score, level = plan.memo
+        return [Scored(log_score + math.log(max(x, 1e-300)), level + 1) for x in q[list(draws)].tolist()]
 
     @abstractmethod
     def select(self, states: Sequence[Scored], first: int) -> list[int]: ...
@@ -86,8 +84,8 @@ class RankedTree(ABC):
 
 
 def best(states: Sequence[Scored], nodes: Sequence[int], number: int) -> list[int]:
-    """The nodes with the highest scores; of equals the earlier one, so that a parent comes before its child."""
-    return heapq.nsmallest(number, nodes, key=lambda i: (-states[i].log_score, i))
+    """Of nodes in order those with the highest scores; of equals the earlier, so that a parent precedes its child."""
+    return sorted(nodes, key=lambda i: -states[i].log_score)[:number]  # stable
 
 
 @dataclass(frozen=True)
