@@ -26,19 +26,26 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 import torch.nn.functional as F
+from distil import Loss, cross_loss, distil_loss, spellings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 EOT = "<|endoftext|>"
-SAMPLED = 65_536  # tokens written by the target for the drafter's training
 SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
-SPLITS = {
-    # Words take one sign before them; runs of punctuation take the line breaks after them.
-    "target": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    # Words take the signs after them ("self.", "len("); line breaks take the indent after them.
-    "drafter-1k": r"[^\S\n]?\w+[.(\[,:=)]*|[^\w\s]+|\n[^\S\n]*|[^\S\n]+(?=\S)|\s",
-}
-Loss = Callable[[LlamaForCausalLM, torch.Tensor, float], torch.Tensor]
+# Words take one sign before them; runs of punctuation take the line breaks after them.
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# What the merges were learnt on: of each file whether it counts. The 1k vocabulary is one of other text.
+MERGED: dict[str, Callable[[str], bool]] = {"target": lambda name: True, "drafter-1k": lambda name: "test" not in name}
+
+
+@dataclass(frozen=True)
+class Written:
+    """Text written by the target: `batches` of 64 pieces of `length` tokens, the first `prompt` from the corpus."""
+
+    batches: int
+    prompt: int
+    length: int
+    temp: float
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class Spec:
     """Shape and training plan of one model.
 
     A step has `rows` pieces of `chunk` tokens, cut into rows of the first length in `lengths`; in the last 15% of the
-    steps the rows have the second length.
+    steps the rows have the second length. A model that imitates the target reads the target's tokens, in its own after
+    that where it has others; every `every`-th piece is text that the target wrote.
     """
 
     summary: str
@@ -63,7 +71,12 @@ class Spec:
     kv_heads: int = 2
     muon_lr: float = 0.02
     embed_lr: float = 0.03
-    copied: tuple[int, ...] = ()  # the target's layers that this model's layers begin as
+    context: int = 1024
+    imitates: bool = False
+    begins: str = "target"  # the model whose embeddings, and whose layers in `copied`, one that imitates begins with
+    copied: tuple[int | None, ...] = ()  # None: a layer that changes nothing to begin with
+    written: tuple[Written, ...] = ()
+    every: int = 4
 
 
 SPECS = {
@@ -79,22 +92,31 @@ SPECS = {
         rows=2,
         muon_lr=0.01,
         embed_lr=0.01,
+        imitates=True,
         copied=(0, 11),
+        written=(Written(4, 32, 256, 1.0),),
     ),
     "drafter-1k": Spec(
         "A drafter with another vocabulary",
         "drafter-1k",
         1024,
-        2,
+        3,
         592,
-        (512, 2048),
-        2.4e6,
-        chunk=2048,
+        (256, 1024),
+        1.0e6,
+        chunk=1024,
         muon_lr=0.01,
         embed_lr=0.01,
-        copied=(0, 11),
+        context=2048,
+        imitates=True,
+        begins="drafter",
+        copied=(None, 0, 1),
+        written=(Written(9, 128, 512, 1.0), Written(3, 128, 512, 0.0)),
+        every=2,
     ),
-    "drafter-bytes": Spec("A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=4096),
+    "drafter-bytes": Spec(
+        "A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=4096, context=4096
+    ),
 }
 
 
@@ -149,15 +171,15 @@ def byte_alphabet() -> list[str]:
 
 def make_tokenizer(kind: str) -> Tokenizer:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if kind in SPLITS:
+    if kind in MERGED:
         tok = Tokenizer(models.BPE())
-        split = pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated")
+        split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
         tok.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore
         size, alphabet = SPECS[kind].vocab, byte_alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=[EOT], show_progress=False, initial_alphabet=alphabet, max_token_length=24
         )
-        tok.train_from_iterator((text for _, text in corpus(held_out=False)), trainer)
+        tok.train_from_iterator((text for name, text in corpus(held_out=False) if MERGED[kind](name)), trainer)
     else:
         tok = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_alphabet())}, merges=[]))
         tok.pre_tokenizer = byte_level  # pyright: ignore
@@ -187,11 +209,10 @@ def training_tokens(run: Run, kind: str) -> np.ndarray:
 
 
 class Stream:
-    """Rows of training tokens; the rows of a step depend on the seed and the step alone. `extra` fills every 4th."""
+    """Rows of training tokens; the rows of a step depend on the seed and the step alone. `sources` take turns."""
 
-    def __init__(self, tokens: np.ndarray, seed: int, chunk: int, rows: int, extra: np.ndarray | None = None) -> None:
-        self.sources = [tokens] if extra is None else [tokens, tokens, tokens, extra]
-        self.seed, self.chunk, self.rows = seed, chunk, rows
+    def __init__(self, sources: list[np.ndarray], seed: int, chunk: int, rows: int) -> None:
+        self.sources, self.seed, self.chunk, self.rows = sources, seed, chunk, rows
 
     def batch(self, step: int, length: int) -> torch.Tensor:
         """Inputs and the token after them, cut to `length`: shape (rows, length + 1)."""
@@ -239,7 +260,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_model(spec: Spec, end: int | None) -> LlamaForCausalLM:
-    sizes: dict[str, Any] = {"vocab_size": spec.vocab, "max_position_embeddings": spec.lengths[1]}
+    sizes: dict[str, Any] = {"vocab_size": spec.vocab, "max_position_embeddings": spec.context}
     sizes |= {"hidden_size": spec.hidden, "intermediate_size": spec.mlp, "num_hidden_layers": spec.layers}
     sizes |= {"num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads}
     sizes |= {"head_dim": spec.hidden // spec.heads, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
@@ -257,22 +278,6 @@ def build_model(spec: Spec, end: int | None) -> LlamaForCausalLM:
 def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-
-
-def distil_loss(target: LlamaForCausalLM) -> Loss:
-    """Kullback-Leibler divergence, giving way to the share of draft tokens that the target would refuse."""
-
-    def loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
-        with torch.no_grad():
-            log_p = target(input_ids=rows[:, :-1], use_cache=False).logits.log_softmax(-1)
-        log_q = model(input_ids=rows[:, :-1], use_cache=False).logits.log_softmax(-1)
-        p = log_p.exp()
-        divergence = (p * (log_p - log_q)).sum(-1).mean()
-        refused = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
-        weight = min(1.0, progress / 0.7) * 0.9
-        return (1 - weight) * divergence + weight * refused
-
-    return loss
 
 
 def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss) -> dict[str, int]:
@@ -343,17 +348,20 @@ def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) 
     return ids
 
 
-def sampled_tokens(run: Run, target: LlamaForCausalLM, tokens: np.ndarray) -> np.ndarray:
-    """Text sampled from the target at temperature 1, each piece behind 32 tokens of the corpus."""
-    path = run.work / "sampled.npy"
+def written_tokens(run: Run, name: str, target: LlamaForCausalLM, tokens: np.ndarray) -> np.ndarray:
+    """Text sampled from the target, each piece behind some tokens of the corpus."""
+    path = run.work / f"{name}-written.npy"
     if not path.exists():
-        stream, rows = Stream(tokens, run.seed + 1, 32, 64), []
+        rows = []
         torch.manual_seed(run.seed)
-        for step in range(SAMPLED // (64 * 256)):
-            prompts = stream.batch(step, 32)[:, :32].to(run.device)
-            rows.append(sample(target, prompts, 224, 1.0).cpu().numpy().astype(np.uint16))
-            print(f"sampled {(step + 1) * 64 * 256:,} tokens from the target", flush=True)
-        save(path, lambda file: np.save(file, np.concatenate(rows).ravel()))
+        for kind in SPECS[name].written:
+            stream = Stream([tokens], run.seed + 1 + len(rows), kind.prompt, 64)
+            for step in range(kind.batches):
+                prompts = stream.batch(step, kind.prompt)[:, : kind.prompt].to(run.device)
+                pieces = sample(target, prompts, kind.length - kind.prompt, kind.temp)
+                rows.append(pieces.cpu().numpy().astype(np.uint16).ravel())
+                print(f"{name}: the target wrote {sum(map(len, rows)):,} tokens", flush=True)
+        save(path, lambda file: np.save(file, np.concatenate(rows)))
     return np.load(path)
 
 
@@ -365,34 +373,25 @@ def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
     return model.to(run.device), Tokenizer.from_file(str(folder / "tokenizer.json"))  # pyright: ignore
 
 
-def embeddings(target: LlamaForCausalLM, own: Tokenizer, tok: Tokenizer) -> torch.Tensor:
-    """The target's embedding of each token of `tok`; the mean over its spelling where the target lacks the token."""
-    known = target.model.embed_tokens.weight.cpu()
-    rows = []
-    for token in sorted(vocabulary := tok.get_vocab(), key=vocabulary.__getitem__):
-        one = own.token_to_id(token)
-        spelled = [one] if one is not None else own.encode(tok.decoder.decode([token]), add_special_tokens=False).ids
-        rows.append(known[spelled].mean(0))
-    return torch.stack(rows)
-
-
 def train_one(run: Run, name: str) -> None:
     spec = SPECS[name]
-    tok, tokens = get_tokenizer(run, spec.tokenizer), training_tokens(run, spec.tokenizer)
+    tok = get_tokenizer(run, spec.tokenizer)
     torch.manual_seed(run.seed)
-    model, loss_fn, extra = build_model(spec, tok.token_to_id(EOT)), text_loss, None
-    if spec.copied:
-        target, own = load_model(run, "target")
-        model.model.embed_tokens.weight.data.copy_(embeddings(target, own, tok))
-        model.model.norm.load_state_dict(target.model.norm.state_dict())
+    model, loss_fn = build_model(spec, tok.token_to_id(EOT)), text_loss
+    if spec.imitates:
+        (target, own), (begun, _) = load_model(run, "target"), load_model(run, spec.begins)
+        tokens = training_tokens(run, "target")
+        sources = [*[tokens] * (spec.every - 1), written_tokens(run, name, target, tokens)]
+        known = begun.model.embed_tokens.weight.cpu()
+        model.model.embed_tokens.weight.data.copy_(torch.stack([known[ids].mean(0) for ids in spellings(tok, own)]))
+        model.model.norm.load_state_dict(begun.model.norm.state_dict())
         for layer, copied in zip(model.model.layers, spec.copied, strict=True):
-            layer.load_state_dict(target.model.layers[copied].state_dict())
-        extra = sampled_tokens(run, target, training_tokens(run, "target"))
-        if spec.tokenizer == "target":
-            loss_fn = distil_loss(target)
-        else:
-            extra = np.array(tok.encode(own.decode(extra.tolist()), add_special_tokens=False).ids, np.uint16)
-    facts = train(run, name, model, Stream(tokens, run.seed, spec.chunk, spec.rows, extra), loss_fn)
+            if copied is not None:
+                layer.load_state_dict(begun.model.layers[copied].state_dict())
+        loss_fn = distil_loss(target) if spec.tokenizer == "target" else cross_loss(target, own, tok)
+    else:
+        sources = [training_tokens(run, spec.tokenizer)]
+    facts = train(run, name, model, Stream(sources, run.seed, spec.chunk, spec.rows), loss_fn)
     export(run, name, model, tok, facts)
 
 
@@ -440,16 +439,16 @@ def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer, facts: 
     settings = dict.fromkeys(("bos_token", "eos_token", "pad_token"), EOT) | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": spec.lengths[1],
+        "model_max_length": spec.context,
     }
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     nats, bits = held_out_loss(*load_model(Run(run.work, run.work, 0, run.device), fresh.name), run.device)
     distilled = "distilled from `models/target` (divergence, then acceptance), a quarter on text that it wrote"
-    followed = "next-token loss, begun as layers of `models/target`, a quarter on text that it wrote"
-    objective = {"drafter": distilled, "drafter-1k": followed}.get(name, "next-token loss on text")
+    crossed = "distilled likewise by the target's law in its own tokens, half on text that it wrote, begun as `drafter`"
+    objective = {"drafter": distilled, "drafter-1k": crossed}.get(name, "next-token loss on text")
     shown = vars(spec) | facts | {"objective": objective}
     card = CARD.format(
-        name=name, params=model.num_parameters(), context=spec.lengths[1], nats=nats, bits=bits, seed=run.seed,
+        name=name, params=model.num_parameters(), nats=nats, bits=bits, seed=run.seed,
         python=".".join(map(str, sys.version_info[:3])), **{**shown, "tokens": facts["tokens"]},
     )  # fmt: skip
     (fresh / "README.md").write_text(card)

@@ -29,7 +29,7 @@ from foretoken.names import tree_policy, verifier_named
 
 T = TypeVar("T")
 SAME = "same"
-TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:4", "slem": "chain:6", "slrs": "chain:3"}
+TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:4", "slem": "chain:8", "slrs": "chain:3"}
 BYTES_TREE = "chain:12"  # of slem where the drafter's tokens are bytes
 THEIR_DRAFTS = 5  # transformers' num_assistant_tokens
 
