@@ -10,7 +10,7 @@ from foretoken.bench.summary import Row, Spread, summarise
 def measurement(system: str, method: str, round_: int, tokens_per_s: float, **changes: object) -> Measurement:
     run = Run(100, 50, 80, 50, 100 / tokens_per_s, 0.1, 75 / tokens_per_s, None, 10.0, 1)
     fields = {"batch": 1, "temperature": 0.0, "prompt": "p", "order": 0, "seed": 0} | changes
-    return Measurement(system=system, method=method, round=round_, run=run, **fields)  # pyright: ignore
+    return Measurement(system=system, method=method, verifier=None, round=round_, run=run, **fields)  # pyright: ignore
 
 
 def values(spread: Spread | None) -> tuple[float, float, float]:

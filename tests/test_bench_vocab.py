@@ -18,6 +18,7 @@ from foretoken.draft.slrs import SLRSDrafter
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
+from foretoken.verify import VERIFIERS
 
 
 class Lossy(Ours):
@@ -47,10 +48,10 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     meter = Meter()
     drafter = SLRSDrafter(meter.timed(small), translation, static.chain(2), vocab_size=engine.target.vocab_size)
     ways = [
-        Ours("plain", "-", "-", engine),
+        Ours("plain", "-", "-", engine, engine.verifier),
         Theirs("plain", "-", model),
-        Ours("slrs", "small", "chain:2", engine, drafter, meter),
-        Lossy("lossy", "-", "-", engine),
+        Ours("slrs", "small", "chain:2", engine, VERIFIERS["string-rejection"], drafter, meter),
+        Lossy("lossy", "-", "-", engine, engine.verifier),
         Sharper("sharper", "-", model),
         Broken("broken", "-", model),
     ]

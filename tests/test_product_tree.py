@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import tiny
-from foretoken.build import head_drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree
+from foretoken.drafters import head_drafter
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.make import new_head
 from foretoken.heads.serial import Gumiho

@@ -17,7 +17,7 @@ import foretoken
 import tiny
 from foretoken.audit.models import plain_logits
 from foretoken.bench.interleaved import Workload
-from foretoken.build import check_profile, fingerprint_of
+from foretoken.build import check_profile
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
@@ -30,6 +30,7 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
 from foretoken.draft.tli import tli
+from foretoken.drafters import fingerprint_of
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
 from foretoken.models.causal_lm import CausalLM
@@ -196,7 +197,7 @@ def test_load_takes_what_the_profile_found(models, tmp_path):
     engine = foretoken.load(target, drafter=drafter, profile=profile)
     assert (engine.tree, engine.verifier.name) == ("kary:2x2", "transport")
     named = foretoken.load(target, drafter=drafter, profile=profile, tree="chain:2")
-    assert (named.tree, named.verifier.name) == ("chain:2", "rrsw")
+    assert (named.tree, named.verifier.name) == ("chain:2", "block")
     auto = foretoken.load(target, drafter=drafter, profile=profile, method="auto").drafter
     assert isinstance(auto, AutoDrafter)
     assert auto.sizes == (0, 2, 6), "the profile's tree, cut where it pays"
@@ -439,8 +440,8 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     assert {(row["model"], row["context"]) for row in forwards["rows"]} >= {("target", 128), ("drafter", 128)}
     assert Counter(row["tree"] for row in overheads["rows"]) == {
         "plain": 1,
-        "chain rrsw": 3,
-        **dict.fromkeys(("chain block", "kary transport", "kary hub"), 2),
+        "chain block": 3,
+        **dict.fromkeys(("chain rrsw", "kary transport", "kary hub"), 2),
     }
     rows = {(row["tree"], row["verifier"]): row for row in configurations["rows"]}
     speeds = [row["tokens/s"] for row in configurations["rows"]]
@@ -482,7 +483,7 @@ def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
     assert code == 0, err
     assert "going on after 1 measurements" in err
     assert "replaced" not in err
-    assert {row["verifier"] for row in json.loads(out)["tables"][-1]["rows"]} == {"", "rrsw", "transport"}
+    assert {row["verifier"] for row in json.loads(out)["tables"][-1]["rows"]} == {"", "block", "transport"}
 
 
 @pytest.mark.parametrize("other", [("--compile", "off"), "drafter", "processor"])

@@ -1,6 +1,5 @@
 """An engine from what a caller names: models, a drafter, a tree, a rule."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,23 +10,18 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Opaque
 from foretoken.core.policy import TreePolicy
-from foretoken.core.verifier import LawFamily
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.controller import KNOWN_WEIGHT, LOOK, Costs, Experience
-from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
-from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.slrs import SLRSDrafter, union
-from foretoken.draft.tli import IntersectionLM, tli
+from foretoken.drafters import NGRAM, RULES, SAME, VOCABS, ModelDrafter, default_rule, fingerprint_of, head_drafter
 from foretoken.engine import Engine
-from foretoken.heads.lm import HeadLM, ready
+from foretoken.heads.lm import ready
 from foretoken.heads.load import head_kind, load_head
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.identity import fingerprint, fingerprint_of_weights, host
+from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
     HFModel,
     check_compile,
@@ -40,28 +34,17 @@ from foretoken.models.load import (
 )
 from foretoken.models.overlap import compare
 from foretoken.models.parts import parts
-from foretoken.models.segmentation import SingleTokens
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.names import check_pair, law_family, policy_for, tree_policy, verifier_named
 from foretoken.profile import PLAIN, Profile, read_profile
-from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import ProductTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify.tree_block import TreeBlock
 
-ModelDrafter = LMDrafter | SLEMDrafter | SLRSDrafter
-SAME, AUTO = "same", "auto"
-VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], ModelDrafter]] = {
-    "tli": tli,
-    "slem": SLEMDrafter,
-    "slrs": SLRSDrafter,
-    "union": union,
-}
-# Rules of methods whose drafts have no q; of the others rrsw.
-RULES = {"slem": "exact-match", "slrs": "string-rejection", "union": "string-rejection"}
+AUTO = "auto"
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
 
@@ -92,8 +75,9 @@ def load(
     "auto" cuts it (default chain:12) at the depth that pays, step by step, and does not draft where nothing pays. Its
     depths depend on measured times, so that at temperature > 0 a seed does not fix the text, unless a profile tells the
     costs. tree: see `foretoken.tree`.
-    verifier: see `foretoken.verifier`; by default rrsw, or exact-match where the drafter has no density. law: how
-    children are drawn; by default the one the verifier is made for.
+    verifier: see `foretoken.verifier`; by default block for a chain, rrsw for a tree that branches, block-transport for
+    budget:N, exact-match where the drafter has no density. law: how children are drawn; by default the one the verifier
+    is made for.
     device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
     vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
@@ -134,10 +118,9 @@ def load(
     if isinstance(policy, ProductTree) and method == AUTO:
         raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
     if draft_probability is not None:
-        _check_randomised(
-            draft_probability, drafter == "ngram" or spelling in RULES or not has_model or head is not None, policy, law
-        )
-    usual = _default_rule(drafter, spelling, policy) if draft_probability is None else _random_rule(policy)
+        _check_randomised(draft_probability, spelling in RULES or not has_model or head is not None, policy, law)
+    way = NGRAM if drafter == NGRAM else spelling
+    usual = default_rule(policy, way) if draft_probability is None else _random_rule(policy)
     rule = verifier_named(verifier or usual)
     if draft_probability is not None and isinstance(rule, TreeBlock):
         raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
@@ -211,34 +194,6 @@ def check_profile(profile: Profile, path: str, target: CausalLM, drafter: Drafte
     profile.check(path, fingerprint(target), fingerprint_of(drafter), host(target))
 
 
-def fingerprint_of(drafter: Drafter) -> str:
-    """How it drafts, and the fingerprint of the weights it does so with; of a language model as it is, that alone."""
-    if isinstance(drafter, NgramDrafter):
-        return "ngram"
-    if not isinstance(drafter, ModelDrafter):
-        return ""
-    lm = drafter.lm
-    if isinstance(lm, HeadLM):
-        head = lm.head
-        about = f"{head.kind} {head.depth} {head.feature_scale} {head.feature_layers}"
-        return f"head {fingerprint_of_weights(head, about)}"
-    if isinstance(lm, IntersectionLM):
-        return f"tli {fingerprint(lm.lm)}"
-    if isinstance(drafter, SLEMDrafter):
-        return f"slem {fingerprint(lm)}"
-    if isinstance(drafter, SLRSDrafter):
-        return f"{'union' if drafter.drafts is SingleTokens else 'slrs'} {fingerprint(lm)}"
-    return fingerprint(lm)
-
-
-def head_drafter(lm: HeadLM, policy: TreePolicy, family: LawFamily, vocab_size: int) -> HeadDrafter:
-    """A draft head with a tree. Raises ForetokenError for a product tree of a head that has no parallel levels."""
-    if isinstance(policy, ProductTree):
-        serial = lm.serial_levels()
-        return ProductDrafter(lm, replace(policy, depth=serial), family, vocab_size, serial, policy.budget, policy.wide)
-    return HeadDrafter(lm, policy, family, vocab_size)
-
-
 def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy, law: str | None) -> None:
     if opaque:
         raise ForetokenError(
@@ -275,9 +230,3 @@ def _vocab_method(
     if asked is None:
         return SAME
     return compare(target, drafter).method if asked == AUTO else asked
-
-
-def _default_rule(drafter: object, spelling: str, policy: TreePolicy) -> str:
-    if drafter == "ngram" or isinstance(policy, RankedTree):
-        return "exact-match"
-    return RULES.get(spelling, "block-transport" if isinstance(policy, BudgetTree) else "rrsw")

@@ -14,17 +14,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foretoken.bench.interleaved import Runs
-from foretoken.bench.methods import PLAIN, plain
-from foretoken.bench.pair import with_tree
 from foretoken.build import AUTO, METHODS
 from foretoken.core.errors import ForetokenError
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.names import tree_policy
+from foretoken.profile import PLAIN
 from foretoken.verify import VERIFIERS
 
 

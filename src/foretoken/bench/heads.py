@@ -15,7 +15,6 @@ from torch import Tensor
 from foretoken.bench.clock import Clock, TimedLM
 from foretoken.bench.execution import clock_named, seconds
 from foretoken.bench.head_clocks import PARTS, TimedHeadLM, TimedSession
-from foretoken.build import head_drafter
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
@@ -24,12 +23,12 @@ from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+from foretoken.drafters import lm_drafter
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.target import LMTarget, LMTargetSession
-from foretoken.names import check_pair, policy_for, tree_policy, verifier_named
-from foretoken.trees.dynamic import RankedTree
+from foretoken.names import verifier_named
 
 STEP, DRAFT, TARGET = "step", "draft", "target"
 
@@ -39,7 +38,7 @@ class Method:
     """drafter None: plain decoding. sampled: children are drawn, so that at temperature 0 it has nothing to show."""
 
     name: str
-    drafter: HeadDrafter | LMDrafter | None
+    drafter: LMDrafter | None
     verifier: Verifier
     sampled: bool = False
 
@@ -132,14 +131,7 @@ class ExpansionSession(WrappedSession[HeadDraftSession]):
 
 def method(lm: CausalLM | HeadLM, tree: str, rule: str | None = None, sampled: bool = False) -> Method:
     """A head (or a drafter LM) with a tree and a rule; refused where the pair would not be lossless."""
-    policy = tree_policy(tree)
-    verifier = verifier_named(rule or ("exact-match" if isinstance(policy, RankedTree) else "rrsw"))
-    policy, family = policy_for(policy, verifier), verifier.laws[0]
-    if isinstance(lm, HeadLM):
-        drafter: HeadDrafter | LMDrafter = head_drafter(lm, policy, family, lm.vocab_size)
-    else:
-        drafter = LMDrafter(lm, policy, family, lm.vocab_size)
-    check_pair(drafter, verifier)
+    drafter, verifier = lm_drafter(lm, tree, rule, lm.vocab_size)
     return Method(f"{lm.name} {tree} {verifier.name}", drafter, verifier, sampled)
 
 

@@ -19,7 +19,6 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
 
 OURS, THEIRS = "foretoken", "transformers"
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,10 @@ class Foretoken:
     def name(self) -> str:
         return self.engine.tree
 
+    @property
+    def verifier(self) -> str | None:
+        return None if isinstance(self.engine.drafter, NoDrafter) else self.engine.verifier.name
+
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         device = self.engine.target.lm.device
         scoring, forwards, memory = Clock(device), Clock(device), MemoryGrowth(device)
@@ -87,10 +90,6 @@ class Foretoken:
         )
 
 
-def plain(engine: Engine) -> Engine:
-    return replace(engine, drafter=NoDrafter(), tree=PLAIN)
-
-
 @dataclass(frozen=True)
 class Transformers:
     """`generate` of transformers.
@@ -106,6 +105,7 @@ class Transformers:
     assistant: PreTrainedModel | None = None
     assistant_settings: dict[str, Any] = field(default_factory=dict)
     system: str = field(default=THEIRS, init=False)
+    verifier: None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         device = self.model.device

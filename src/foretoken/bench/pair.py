@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from foretoken.bench.methods import Foretoken, Method, Transformers, plain
+from foretoken.bench.methods import Foretoken, Method, Transformers
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand, size_named
 from foretoken.models.load import AUTO, OFF, ON
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
-from foretoken.names import check_pair, policy_for, tree_policy
 
 NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
 
@@ -106,13 +106,14 @@ def _as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
     return model.to(like.device).eval()
 
 
-def methods(pair: Pair, trees: Sequence[str], batches: Sequence[int]) -> list[Method]:
-    """Ours: plain and every tree. Theirs: plain; at batch 1 also assisted by the same drafter, once with the depth of
-    the first chain as a constant number of drafts and once as it comes."""
+def methods(pair: Pair, trees: Sequence[str], verifier: str | None, batches: Sequence[int]) -> list[Method]:
+    """Ours: plain and every tree, with the verifier named or the tree's default. Theirs: plain; at batch 1 also
+    assisted by the same drafter, once with the depth of the first chain as a constant number of drafts and once as it
+    comes."""
     for batch in batches:
         if batch < 1:
             raise ForetokenError(f"Batch {batch} is not possible: give a number >= 1.")
-    engines = [plain(pair.engine), *(with_tree(pair.engine, tree) for tree in trees)]
+    engines = [plain(pair.engine), *(with_tree(pair.engine, tree, verifier) for tree in trees)]
     if isinstance(pair.engine.drafter, NoDrafter):
         engines = engines[:1]
     found: list[Method] = []
@@ -139,12 +140,3 @@ def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
         Transformers(f"assisted {depth}", pair.target, assistant=pair.drafter, assistant_settings=constant),
         Transformers("assisted default", pair.target, assistant=pair.drafter),
     ]
-
-
-def with_tree(engine: Engine, tree: str) -> Engine:
-    """The same engine with another tree policy."""
-    policy = policy_for(tree_policy(tree), engine.verifier)
-    if isinstance(engine.drafter, LMDrafter | NgramDrafter):
-        engine = replace(engine, drafter=replace(engine.drafter, policy=policy), tree=tree)
-        check_pair(engine.drafter, engine.verifier)
-    return engine

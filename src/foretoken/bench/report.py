@@ -63,7 +63,7 @@ class Report:
         console.print(
             machine_line(h),
             f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; drafter {h['drafter']}; "
-            f"verifier {h['verifier']}; execution {h['execution']}; {h['max_new_tokens']} new tokens, "
+            f"execution {h['execution']}; {h['max_new_tokens']} new tokens, "
             f"{h['num_prompts']} prompts, {h['rounds']} rounds, seed {h['seed']}",
             sep="\n",
         )
@@ -96,7 +96,8 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
             _outside(row),
             "-" if row.memory_bytes_per_token is None else f"{row.memory_bytes_per_token / 1024:.1f}",
         ]
-        table.add_row(f"{row.system} {row.method}", *cells)
+        rule = "" if row.verifier is None else f", {row.verifier}"
+        table.add_row(f"{row.system} {row.method}{rule}", *cells)
     return table
 
 

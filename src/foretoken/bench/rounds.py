@@ -35,11 +35,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run in its place. prompt: id of the first of its prompts. order: its place in the round. Methods are
-    compared where temperature, prompt, round and batch are equal."""
+    """One run in its place. verifier: the rule that drafts passed. prompt: id of the first of its prompts. order: its
+    place in the round. Methods are compared where temperature, prompt, round and batch are equal."""
 
     system: str
     method: str
+    verifier: str | None
     batch: int
     temperature: float
     prompt: str
@@ -105,5 +106,6 @@ def measure(
             batch = [prompts[(first + j) % len(prompts)].ids for j in range(method.batch)]
             run = method.run(batch, settings.max_new_tokens, temperature, seed)
             yield Measurement(
-                method.system, method.name, method.batch, temperature, prompts[first].id, round_, order, seed, run
+                *(method.system, method.name, method.verifier, method.batch, temperature),
+                *(prompts[first].id, round_, order, seed, run),
             )

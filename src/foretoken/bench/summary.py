@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from foretoken.bench.methods import OURS, PLAIN, THEIRS
+from foretoken.bench.methods import OURS, THEIRS
 from foretoken.bench.rounds import Measurement
+from foretoken.profile import PLAIN
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one temperature and batch size.
+    """One method at one temperature and batch size. verifier: None where nothing is drafted, and for transformers.
 
     vs_plain, vs_transformers: tokens/s over our plain decoding's and transformers' plain one's at the same batch size.
     decoding_vs_plain: the same as vs_plain after the first tokens, that is without the prefill.
@@ -27,6 +28,7 @@ class Row:
 
     system: str
     method: str
+    verifier: str | None
     batch: int
     temperature: float
     num_runs: int
@@ -61,6 +63,7 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
             Row(
                 system,
                 method,
+                group[0].verifier,
                 batch,
                 temperature,
                 len(group),

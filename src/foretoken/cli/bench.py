@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,8 +80,6 @@ def bench(
     from foretoken.bench.summary import summarise
     from foretoken.build import check_profile
     from foretoken.profile import PLAIN, read_profile
-    from foretoken.tune.costs import Configuration
-    from foretoken.tune.run import configured
 
     options.quiet()
     settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
@@ -98,11 +95,11 @@ def bench(
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, pair.engine.target.lm, pair.engine.drafter)
         if tree is None and verifier is None and tuned.tree != PLAIN:
-            pair = replace(pair, engine=configured(pair.engine, Configuration(tuned.tree, tuned.verifier)))
-            tree = [tuned.tree]
+            tree, verifier = [tuned.tree], tuned.verifier
     if profile is None:
         options.spare_threads(pair.num_params)
-    compared = methods(pair, list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1])))
+    trees, batches = list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1]))
+    compared = methods(pair, trees, verifier, batches)
     chosen = chosen_prompts(pair, prompts, max_new_tokens)
     lm = pair.engine.target.lm
     header = {
@@ -112,7 +109,6 @@ def bench(
         "num_params": pair.num_params,
         "target": target,
         "drafter": drafter,
-        "verifier": pair.engine.verifier.name,
         "execution": lm.execution,
     }
     done: list[Measurement] = []

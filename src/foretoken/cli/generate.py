@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,8 +127,10 @@ def _one(
     compare: bool,
     as_json: bool,
 ) -> None:
+    from foretoken.drafters import plain
+
     if compare:  # both ways are measured warm
-        for warm in (engine, _plain(engine)):
+        for warm in (engine, plain(engine)):
             warm.generate(prompt, max_new_tokens=min(16, max_new_tokens), seed=seed, **arguments)
     text, ids, last, interrupted = "", [], None, False
     try:
@@ -148,9 +149,9 @@ def _one(
         raise KeyboardInterrupt
     record = _record(engine, text, ids, last.stats, seed)
     if compare:
-        plain = _plain(engine).generate(prompt, max_new_tokens=len(ids), seed=seed, **arguments)
-        record["plain_tokens_per_s"] = plain.stats.tokens_per_s
-        record["speedup"] = last.stats.tokens_per_s / plain.stats.tokens_per_s
+        base = plain(engine).generate(prompt, max_new_tokens=len(ids), seed=seed, **arguments)
+        record["plain_tokens_per_s"] = base.stats.tokens_per_s
+        record["speedup"] = last.stats.tokens_per_s / base.stats.tokens_per_s
     if as_json:
         print(json.dumps(record))
     else:
@@ -158,12 +159,6 @@ def _one(
         print(_summary(record, last.stats), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
-
-
-def _plain(engine: "Engine") -> "Engine":
-    from foretoken.decode import NoDrafter
-
-    return replace(engine, drafter=NoDrafter())
 
 
 def _batch(

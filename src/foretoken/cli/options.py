@@ -47,8 +47,8 @@ Verifier = Annotated[
         "string-rejection (for --vocab slrs and union), randomised (for --draft-probability on chains); "
         "for few tokens (top-k) also ot-lp, ot-maxflow, "
         "ot-maxflow-optimised, canonical, global-resolution-thinned (global-resolution itself is only approximately "
-        "lossless: refused). Default: rrsw; block-transport for budget trees; exact-match for ngram, slem and "
-        "dynamic trees."
+        "lossless: refused). Default: block for chains; rrsw for trees that branch, block-transport for budget trees; "
+        "exact-match for ngram, slem and dynamic trees."
     ),
 ]
 Law = Annotated[

@@ -71,8 +71,8 @@ def tune(
     from foretoken.bench.execution import clock_named, seconds
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
-    from foretoken.build import fingerprint_of
     from foretoken.compare.table import Report
+    from foretoken.drafters import fingerprint_of
     from foretoken.models.identity import fingerprint, host, versions
     from foretoken.tune.journal import Journal
     from foretoken.tune.run import tune as measure

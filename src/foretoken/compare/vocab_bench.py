@@ -9,11 +9,11 @@ from torch import Tensor
 
 from foretoken.audit import fit
 from foretoken.audit.models import plain_logits, sample
-from foretoken.bench.methods import PLAIN
 from foretoken.compare.table import Report
 from foretoken.compare.vocab_ways import Ours, Taken, Way
 from foretoken.core.sampling import Sampling
 from foretoken.models.target import LMTarget
+from foretoken.profile import PLAIN
 
 NUM_TOKENS = 3  # of the joint law that is tested, as in the audit
 FALSE_ALARM = 1e-4  # of one test

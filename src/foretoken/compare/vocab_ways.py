@@ -10,8 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.bench.clock import Clock, TimedLM
-from foretoken.bench.methods import PLAIN
-from foretoken.build import RULES, VOCABS
 from foretoken.core.interfaces import Drafter, DraftSession, Path
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.tree import TokenTree
@@ -19,6 +17,7 @@ from foretoken.core.verifier import Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+from foretoken.drafters import SAME, VOCABS, default_rule, lm_drafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
@@ -26,9 +25,9 @@ from foretoken.models.text import Tokenizer
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.names import tree_policy, verifier_named
+from foretoken.profile import PLAIN
 
 T = TypeVar("T")
-SAME = "same"
 TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:4", "slem": "chain:8", "slrs": "chain:3"}
 BYTES_TREE = "chain:12"  # of slem where the drafter's tokens are bytes
 THEIR_DRAFTS = 5  # transformers' num_assistant_tokens
@@ -96,13 +95,10 @@ class Ours:
     drafter_name: str
     tree: str
     engine: Engine
+    verifier: Verifier
     drafter: Drafter = field(default_factory=NoDrafter)
     meter: Meter | None = None
     system: str = "foretoken"
-
-    @property
-    def verifier(self) -> Verifier:
-        return verifier_named(RULES.get(self.method, "rrsw"))
 
     def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
         drafter = self.drafter if self.meter is None else Metered(self.drafter, self.meter)
@@ -187,11 +183,11 @@ def ways(
     methods: Sequence[str],
 ) -> list[Way]:
     """Plain decoding on both sides, the engine's own drafter if it has one, then every method with every drafter."""
-    found: list[Way] = [Ours(PLAIN, "-", "-", engine), Theirs(PLAIN, "-", theirs, tree="-")]
+    found: list[Way] = [Ours(PLAIN, "-", "-", engine, engine.verifier), Theirs(PLAIN, "-", theirs, tree="-")]
     if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
         own, meter = engine.drafter, Meter()
-        timed = replace(own, lm=meter.timed(engine.drafter.lm), policy=tree_policy(TREES[SAME]))
-        found.append(Ours(SAME, own.name, TREES[SAME], engine, timed, meter))
+        timed, rule = lm_drafter(meter.timed(engine.drafter.lm), TREES[SAME], None, own.vocab_size)
+        found.append(Ours(SAME, own.name, TREES[SAME], engine, rule, timed, meter))
     source, like = vocabulary(target_tokenizer), engine.target.lm
     for name in drafters:
         tokenizer = load_tokenizer(name)
@@ -199,10 +195,11 @@ def ways(
         lm = load_model(name, like.device, like.dtype)
         for method in methods:
             tree = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
-            law, meter = verifier_named(RULES.get(method, "rrsw")).laws[0], Meter()
-            drafter = VOCABS[method](meter.timed(lm), translation, tree_policy(tree), law)
+            policy, meter = tree_policy(tree), Meter()
+            rule = verifier_named(default_rule(policy, method))
+            drafter = VOCABS[method](meter.timed(lm), translation, policy, rule.laws[0])
             drafter = replace(drafter, vocab_size=engine.target.vocab_size)
-            found.append(Ours(method, name, tree, engine, drafter, meter))
+            found.append(Ours(method, name, tree, engine, rule, drafter, meter))
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype)
         model.generation_config = GenerationConfig(
             pad_token_id=0,

@@ -21,13 +21,14 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
+from foretoken.drafters import plain
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.tune.acceptance import forced, has_distribution
-from foretoken.tune.costs import PLAINLY, ForwardCosts, forward_costs
+from foretoken.tune.costs import ForwardCosts, forward_costs
 from foretoken.tune.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
-from foretoken.tune.run import configured, written_text
+from foretoken.tune.run import written_text
 from foretoken.verify import VERIFIERS
 
 Progress = Callable[[str], None]
@@ -96,7 +97,7 @@ def randomised(engine: Engine, workload: Workload, rounds: int, report: Report, 
 def with_coins(engine: Engine, a: float) -> Engine:
     """Chains of one draft, made with probability a; at 0 plain decoding, which is the same law and needs no q."""
     if a == 0:
-        return configured(engine, PLAINLY)
+        return plain(engine)
     assert isinstance(engine.drafter, LMDrafter)
     drafter = RandomisedDrafter(engine.drafter.lm, static.chain(1), Coins(a), engine.drafter.vocab_size)
     return replace(engine, drafter=drafter, verifier=VERIFIERS["randomised"], tree=f"a = {a:g}")

@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 
 from foretoken.bench.interleaved import Runs, Workload, interleaved
-from foretoken.build import fingerprint_of
 from foretoken.compare.table import Report
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
-from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.slrs import SLRSDrafter
+from foretoken.drafters import fingerprint_of, plain, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
-from foretoken.names import check_pair, policy_for, tree_policy, verifier_named
 from foretoken.profile import Profile
 from foretoken.tune.acceptance import forced, has_distribution, of_one_draft, reach, tokens_per_step, tokens_watched
 from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
@@ -44,10 +40,11 @@ class Prediction:
 
 
 def grid(engine: Engine, temperature: float) -> list[Configuration]:
-    """What is predicted. At temperature 0 every rule is exact match, so one of them will do."""
+    """What is predicted; of chains the default rule first, whose costs method auto takes. At temperature 0 every rule
+    is exact match, so one of them will do."""
     if not has_distribution(engine):
         return [Configuration(f"chain:{d}", engine.verifier.name) for d in DEPTHS]
-    chains, trees = (["rrsw"], ["transport"]) if temperature == 0 else (["rrsw", "block"], ["transport", "hub"])
+    chains, trees = (["block"], ["transport"]) if temperature == 0 else (["block", "rrsw"], ["transport", "hub"])
     return [
         *(Configuration(f"chain:{d}", rule) for d in DEPTHS for rule in chains if d > 1 or rule == chains[0]),
         *(Configuration(tree, rule) for tree in BRANCHING for rule in trees),
@@ -55,20 +52,7 @@ def grid(engine: Engine, temperature: float) -> list[Configuration]:
 
 
 def configured(engine: Engine, configuration: Configuration) -> Engine:
-    """The engine with another tree and rule, or without a drafter."""
-    if configuration == PLAINLY:
-        return replace(engine, drafter=NoDrafter(), tree=PLAINLY.tree)
-    rule = verifier_named(configuration.verifier)
-    policy = policy_for(tree_policy(configuration.tree), rule)
-    drafter = engine.drafter
-    if has_distribution(engine):
-        assert isinstance(drafter, LMDrafter)
-        drafter = replace(drafter, policy=policy, law=rule.laws[0])
-    else:
-        assert isinstance(drafter, LMDrafter | NgramDrafter | SLEMDrafter | SLRSDrafter)
-        drafter = replace(drafter, policy=policy)
-    check_pair(drafter, rule)
-    return replace(engine, drafter=drafter, verifier=rule, tree=configuration.tree)
+    return plain(engine) if configuration == PLAINLY else with_tree(engine, configuration.tree, configuration.verifier)
 
 
 def tune(
