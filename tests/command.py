@@ -1,10 +1,17 @@
-"""The command `foretoken`, run inside the test's own process."""
+"""The command `foretoken`, run inside the test's own process, and the tiny models that stand for the demo ones."""
 
+import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import tiny
 from foretoken.cli import main as cli
+from foretoken.cli import options
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 def run(
@@ -20,3 +27,28 @@ def run(
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return code, out, err
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like that of the demo models: target, drafter, three held-out texts."""
+    root = tmp_path_factory.mktemp("demo")
+    target = tiny.llama(0)
+    tiny.save(target, root / "target")
+    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
+    texts = [
+        {"id": f"p{i}", "file": "f.py", "prompt": "def f(x):" + "\n" * i, "reference": "    return x\n" * 4}
+        for i in range(3)
+    ]
+    (root / "heldout.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    return root
+
+
+@pytest.fixture(name="run")
+def run_with_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], demo: Path, tmp_path: Path
+) -> Command:
+    """Run a command in an empty folder, with those models; (exit code, stdout, stderr)."""
+    monkeypatch.setattr(options, "demo_folder", lambda: demo)
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: run(monkeypatch, capsys, *arguments)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import config, install_import_hook
 
 install_import_hook("foretoken", "beartype.beartype")
+pytest_plugins = ["command"]  # after the hook: it imports foretoken
 torch.set_num_threads(1)  # the models of the tests are tiny: waking a second thread costs more than their work
 
 

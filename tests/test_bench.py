@@ -1,13 +1,11 @@
 """The benchmark from the command line, on tiny random models."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import command
-import tiny
+from command import Command
 from foretoken.bench.rounds import Measurement
 from foretoken.cli import options
 from foretoken.models import expand
@@ -23,30 +21,11 @@ LINE = {
 QUICK = ["--rounds", 1, "--prompts", 2, "--max-new-tokens", 6]
 OURS = [("foretoken", "plain"), ("foretoken", "chain:2"), ("foretoken", "kary:2x2")]
 THEIRS = [("transformers", "plain"), ("transformers", "assisted 2"), ("transformers", "assisted default")]
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("demo")
-    target = tiny.llama(0)
-    tiny.save(target, root / "target")
-    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
-    prompts = [{"id": f"p{i}", "file": "f.py", "prompt": "def f(x):" + "\n" * i, "reference": ""} for i in range(3)]
-    (root / "heldout.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
-    return root
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], demo: Path, tmp_path: Path) -> Command:
-    """Run `foretoken bench` in an empty folder; (exit code, stdout, stderr)."""
-    monkeypatch.setattr(options, "demo_folder", lambda: demo)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        return command.run(monkeypatch, capsys, "bench", *arguments)
-
-    return call
+def bench(run: Command) -> Command:
+    return lambda *arguments: run("bench", *arguments)
 
 
 def test_every_method_runs_once_a_round_in_rotated_order(bench: Command, tmp_path: Path) -> None:

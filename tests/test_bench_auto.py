@@ -1,17 +1,14 @@
 """`foretoken bench auto` on tiny models."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-import command
 import tiny
 from foretoken.bench.auto import Replay, changing, halves, rows, useless
 from foretoken.bench.interleaved import Continued, Runs
 from foretoken.build import load
-from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 
 
@@ -56,17 +53,9 @@ def test_a_useless_drafter_is_another_one_of_the_same_shape():
         useless(load(target, drafter="ngram", tokenizer=tiny.tokenizer()), 0)
 
 
-def test_the_command_runs_every_case(monkeypatch, capsys, tmp_path: Path, unchecked):
-    target = tiny.llama(0)
-    tiny.save(target, tmp_path / "target")
-    tiny.save(tiny.perturbed(target, 0.15, 1), tmp_path / "drafter")
-    texts = [{"id": str(i), "prompt": "def f(x):\n", "reference": "    return x\n" * 3} for i in range(2)]
-    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    monkeypatch.setattr(options, "demo_folder", lambda: tmp_path)
-    code, out, err = command.run(
-        monkeypatch, capsys, "bench", "auto", "--prompts", 1, "--max-new-tokens", 24, "--rounds", 1, "--temperature", 0,
-        "--tree", "chain:2", "--json",
-    )  # fmt: skip
+def test_the_command_runs_every_case(run, unchecked):
+    few = ("--prompts", 1, "--max-new-tokens", 24, "--rounds", 1, "--temperature", 0, "--tree", "chain:2", "--json")
+    code, out, err = run("bench", "auto", *few)
     assert code == 0, err
     good, random, lookup = json.loads(out)["tables"]
     for table, fixed in ((good, ["chain:2"]), (random, ["chain:2"]), (lookup, ["chain:3", "chain:8"])):

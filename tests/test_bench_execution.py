@@ -1,20 +1,18 @@
 """`foretoken bench execution` on a tiny random model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-import command
 import tiny
+from command import Command
 from foretoken.bench.execution import Timing, clock_named, memory_bandwidth, seconds, summarise
 from foretoken.bench.forwards import Curves, Place, load_forwards, weight_bytes
 from foretoken.models.panels import pack
 
 QUICK = ["--nodes", "1,3", "--context", "8,20", "--batch", "1,2", "--rounds", 3]
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +21,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def execution(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str, tmp_path: Path
-) -> Command:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        return command.run(monkeypatch, capsys, "bench", "execution", "--target", target, *arguments)
-
-    return call
+def execution(run: Command, target: str) -> Command:
+    return lambda *arguments: run("bench", "execution", "--target", target, *arguments)
 
 
 def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: Path) -> None:

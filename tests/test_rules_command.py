@@ -1,52 +1,22 @@
 """`foretoken rules` and `foretoken reproduce`, on tiny models in place of the demo pair."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import command
-import tiny
-from foretoken.cli import options
+from command import Command
 from foretoken.compare import measure, speed
 from foretoken.reproduce import ARTEFACTS
 
-Command = Callable[..., tuple[int, str, str]]
 SMALL = ["--positions", 4, "--draws", "1,2", "--temperature", "1"]
 LOSSLESS = 1e-12
 APPROXIMATE = 1e-3 / 2  # half of an L1 distance
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("demo")
-    target = tiny.llama(0)
-    tiny.save(target, root / "target")
-    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
-    texts = [
-        {"id": str(i), "file": "f.py", "prompt": "def f(x):\n", "reference": "    return x\n" * 4} for i in range(3)
-    ]
-    (root / "heldout.jsonl").write_text("".join(json.dumps(p) + "\n" for p in texts))
-    return root
-
-
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    demo: Path,
-    tmp_path: Path,
-    unchecked: None,
-) -> Command:
-    """Run a command in an empty folder; (exit code, stdout, stderr)."""
-    monkeypatch.setattr(options, "demo_folder", lambda: demo)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        return command.run(monkeypatch, capsys, *arguments)
-
-    return call
+def run(run: Command, unchecked: None) -> Command:
+    return run
 
 
 def test_rules_on_a_pair_of_models(run: Command) -> None:

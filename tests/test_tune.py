@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-import command
 import foretoken
 import tiny
+from command import Command
 from foretoken.audit.models import plain_logits
 from foretoken.bench.interleaved import Workload
 from foretoken.build import check_profile
@@ -381,7 +381,11 @@ def test_a_fingerprint_sees_shapes():
 def test_a_journal_goes_on_where_it_stopped(tmp_path):
     path = str(tmp_path / "j")
     calls = []
-    measure = lambda: calls.append(1) or [0.5]  # noqa: E731
+
+    def measure() -> list[float]:
+        calls.append(1)
+        return [0.5]
+
     assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
     assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
     assert len(calls) == 1
@@ -407,28 +411,14 @@ def test_a_workload_that_measures_nothing_is_refused():
 
 # The command.
 
-Command = Callable[..., tuple[int, str, str]]
 SMALL = ["--prompts", 1, "--max-new-tokens", 20, "--json"]
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory, models) -> Path:
-    root = tmp_path_factory.mktemp("demo")
-    for model, name in zip(models, ("target", "drafter"), strict=True):
-        tiny.save(model, root / name)
-    prompts = [{"id": f"p{i}", "file": "f.py", "prompt": "def f(x):" + "\n" * i, "reference": ""} for i in range(3)]
-    (root / "heldout.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
-    return root
-
-
 @pytest.fixture
-def run(monkeypatch, capsys, demo: Path, tmp_path: Path, unchecked) -> Command:
-    """Run a command in an empty folder; (exit code, stdout, stderr)."""
-    monkeypatch.setattr(options, "demo_folder", lambda: demo)
+def run(run: Command, monkeypatch, unchecked) -> Command:
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
     monkeypatch.setattr("foretoken.tune.costs.NODES", (1, 3, 15))
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: command.run(monkeypatch, capsys, *arguments)
+    return run
 
 
 def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):

@@ -1,16 +1,12 @@
 """`foretoken tune randomised` on tiny models."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-import command
-import tiny
 from foretoken.bench.pair import with_cost_ratio
 from foretoken.build import load
-from foretoken.cli import options
 from foretoken.compare.table import Report
 from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
@@ -19,16 +15,6 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.tune.objective import OBJECTIVES, accepted
 from foretoken.tune.randomised import GRID, Ratios, _optima, with_coins
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("demo")
-    target = tiny.llama(0)
-    tiny.save(target, root / "target")
-    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
-    (root / "heldout.jsonl").write_text(json.dumps({"id": "p", "prompt": "def f(x):\n", "reference": ""}) + "\n")
-    return root
 
 
 def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
@@ -65,20 +51,11 @@ def test_coins_and_costs(demo):
         with_cost_ratio(engine, str(demo / "drafter"), -1.0)
 
 
-def test_the_command_prints_predicted_and_measured_and_draws_both_figures(
-    monkeypatch, capsys, demo, tmp_path, unchecked
-):
+def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, monkeypatch, tmp_path, unchecked):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(options, "demo_folder", lambda: demo)
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        return command.run(
-            monkeypatch, capsys, "tune", "randomised", "--prompts", 1, "--max-new-tokens", 16, *arguments
-        )
-
-    code, out, err = run("--json", "--plot", "f.png")
+    measured = ("tune", "randomised", "--prompts", 1, "--max-new-tokens", 16)
+    code, out, err = run(*measured, "--json", "--plot", "f.png")
     assert code == 0, err
     optima, by_a = json.loads(out)["tables"]
     assert [row["objective"] for row in optima["rows"]] == ["paper", "throughput", "throughput"]
@@ -93,5 +70,5 @@ def test_the_command_prints_predicted_and_measured_and_draws_both_figures(
         (("--drafter", "ngram"), "no language model"),
         (("--rounds", 0), "rounds is 0"),
     ):
-        code, _, err = run(*arguments)
+        code, _, err = run(*measured, *arguments)
         assert (code, says in err) == (2, True), err

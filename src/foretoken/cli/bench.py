@@ -2,10 +2,9 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from foretoken.cli import bench_auto, bench_heads, bench_trees, bench_vocab, execution, options
 from foretoken.core.errors import ForetokenError
@@ -15,27 +14,12 @@ if TYPE_CHECKING:
     from foretoken.bench.rounds import Measurement, Prompt
 
 
-class Benchmarks(TyperGroup):
-    """`foretoken bench` with no benchmark's name runs the one below; its --help is that one's too."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args if named else [DEFAULT, *args])
-
-
-app = typer.Typer(cls=Benchmarks, help="Measure speed.")
-DEFAULT = "decoding"
-app.command("execution")(execution.execution)
-app.command("vocab")(bench_vocab.bench_vocab)
-app.command("heads")(bench_heads.heads)
-app.command("trees")(bench_trees.trees)
-app.command("acceptance")(bench_trees.acceptance)
-app.command("auto")(bench_auto.auto)
+app = typer.Typer(cls=options.DefaultCommand, help="Measure speed.")
 DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 
 
-@app.command(DEFAULT)
+@app.command("decoding")
 def bench(
     target: options.Target = None,
     drafter: options.Drafter = None,
@@ -73,7 +57,6 @@ def bench(
     """
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair, methods
-    from foretoken.bench.plot import check_plot
     from foretoken.bench.plot import plot as draw
     from foretoken.bench.report import Lines, Report
     from foretoken.bench.rounds import Settings, measure
@@ -126,6 +109,14 @@ def bench(
         draw(report.rows, f"{target}, {pair.label}", plot)
     if interrupted:
         raise typer.Exit(130)
+
+
+app.command("execution")(execution.execution)
+app.command("vocab")(bench_vocab.bench_vocab)
+app.command("heads")(bench_heads.heads)
+app.command("trees")(bench_trees.trees)
+app.command("acceptance")(bench_trees.acceptance)
+app.command("auto")(bench_auto.auto)
 
 
 def chosen_prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":

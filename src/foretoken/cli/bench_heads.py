@@ -11,6 +11,7 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.bench.heads import Method, Result
+    from foretoken.compare.table import Report
     from foretoken.heads.lm import HeadLM
 
 # Sampled trees, measured above temperature 0.
@@ -102,7 +103,7 @@ def heads(
     if json_:
         print(json.dumps({**header, "results": [result.record() for result in found]}))
     else:
-        _print(header, found)
+        _tables(header, found).print()
 
 
 def _methods(lm: "HeadLM", nodes: int, sampled: bool = True) -> "list[Method]":
@@ -119,29 +120,23 @@ def _methods(lm: "HeadLM", nodes: int, sampled: bool = True) -> "list[Method]":
     return methods
 
 
-def _print(header: dict[str, object], found: "list[Result]") -> None:
+def _tables(header: dict[str, object], found: "list[Result]") -> "Report":
     from foretoken.bench.head_clocks import PARTS
+    from foretoken.compare.table import Report
 
-    print(f"{header['target']}, {header['num_params']:,} parameters; tokens a step with the bonus")
-    print(
-        "ms/token and x plain: processor time of whole runs on one CPU thread; other ms: wall clock, medians over steps"
-    )
-    columns = (
-        "T", "method", "x plain", "ms/token", "tokens/step", "nodes", "draft ms", "target ms", "other ms", *PARTS
-    )  # fmt: skip
-    rows: list[tuple[str, ...]] = [columns]
-    for result in found:
-        r = result.record()
-        parts = (f"{r['components_ms_per_step'][name]:.2f}" for name in PARTS)
-        rows.append((
-            f"{result.temperature:g}", result.method, f"{result.speedup:.2f}", f"{r['ms_per_token']:.2f}",
-            f"{r['tokens_per_step']:.2f}", f"{r['nodes_per_step']:.1f}", f"{r['draft_ms_per_step']:.2f}",
-            f"{r['target_ms_per_step']:.2f}", f"{r['other_ms_per_step']:.2f}", *parts,
-        ))  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    for row in rows:
-        print(
-            "  ".join(
-                cell.ljust(w) if i == 1 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-        )
+    report = Report("foretoken bench heads", header)
+    fields = {"ms/token": "ms_per_token", "tokens/step": "tokens_per_step", "nodes": "nodes_per_step",
+              "draft ms": "draft_ms_per_step", "target ms": "target_ms_per_step",
+              "other ms": "other_ms_per_step"}  # fmt: skip
+    for t in dict.fromkeys(result.temperature for result in found):
+        table = report.table(f"temperature {t:g}", ["method", "x plain", *fields, *PARTS], digits=2)
+        for result in found:
+            if result.temperature == t:
+                record = result.record()
+                parts = record["components_ms_per_step"].values()
+                table.add(result.method, result.speedup, *(record[name] for name in fields.values()), *parts)
+    report.tables[-1].notes += [
+        "tokens/step: with the bonus. ms/token and x plain: processor time of whole runs where one thread does all the "
+        "work; other ms: wall clock, medians over steps.",
+    ]
+    return report

@@ -3,9 +3,10 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from foretoken.core.errors import ForetokenError
 
@@ -84,6 +85,14 @@ Compile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
 SMALL = 20_000_000  # parameters; measured on the demo target (6 M): docs/results/main-job.md
+
+
+class DefaultCommand(TyperGroup):
+    """A group whose first command runs where none is named; the group's --help is that one's too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [next(iter(self.commands)), *args])
 
 
 def demo_folder() -> Path:

@@ -3,10 +3,9 @@
 import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from foretoken.cli import options
 from foretoken.cli.generate import read_prompts
@@ -17,16 +16,7 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine
 
 
-class Tunings(TyperGroup):
-    """`foretoken tune` with no name runs the one below; its --help is that one's too."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args if named else [DEFAULT, *args])
-
-
-app = typer.Typer(cls=Tunings, help="Measure what pays here.")
-DEFAULT = "configurations"
+app = typer.Typer(cls=options.DefaultCommand, help="Measure what pays here.")
 DEFAULT_OUT = "foretoken-profile.json"
 
 WorkloadFile = Annotated[
@@ -42,7 +32,7 @@ Expand = Annotated[
 ]
 
 
-@app.command(DEFAULT)
+@app.command("configurations")
 def tune(
     target: options.Target = None,
     drafter: options.Drafter = None,
