@@ -7,7 +7,7 @@ import pytest
 
 from foretoken.compare import child_acceptance
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import write
+from foretoken.core.files import check_file, check_folder, write
 from foretoken.profile import write_json
 
 
@@ -56,3 +56,19 @@ def test_every_writer_cleans_up(save, tmp_path):
     assert json.loads((tmp_path / "fine").read_text())
     with pytest.raises(ForetokenError, match="Cannot write"):
         save(tmp_path / "fine" / "below")  # a file is no folder
+
+
+def test_what_cannot_be_written_is_refused_before_it_is_made(tmp_path):
+    check_file(tmp_path / "f")
+    check_folder(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "f").touch()
+    for check, path, why in (
+        (check_file, tmp_path, "it is a folder"),
+        (check_file, tmp_path / "no" / "f", "No such file or directory"),
+        (check_file, tmp_path / "f" / "g", "Not a directory"),
+        (check_folder, tmp_path / "f", "Not a directory"),
+        (check_folder, tmp_path / "f" / "g", "Not a directory"),
+    ):
+        with pytest.raises(ForetokenError, match=rf"Cannot (write|use) .*{path.name}: {why}\.$"):
+            check(path)

@@ -1,17 +1,19 @@
 """The table as bars."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from foretoken.bench.methods import OURS
 from foretoken.bench.summary import Row
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
 
 
 def check_plot(path: str) -> None:
-    """Before minutes of measuring: is matplotlib there, and does it know the file's format?"""
+    """Before minutes of measuring: is matplotlib there, does it know the file's format, and can it be written?"""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
@@ -19,6 +21,7 @@ def check_plot(path: str) -> None:
     known = FigureCanvasBase.get_supported_filetypes()
     if path.rpartition(".")[2] not in known:
         raise ForetokenError(f"Cannot plot to {path}: end its name in one of {', '.join(sorted(known))}.")
+    check_file(Path(path))
 
 
 def plot(rows: Sequence[Row], label: str, path: str) -> None:

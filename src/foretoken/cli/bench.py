@@ -66,8 +66,7 @@ def bench(
 
     options.quiet()
     settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
-    if plot is not None:
-        check_plot(plot)
+    options.check_outputs(out, plot)
     tuned = None if profile is None else read_profile(profile)
     if profile is not None:
         options.spare_threads_as(profile)

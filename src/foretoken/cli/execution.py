@@ -45,13 +45,11 @@ def execution(
     from foretoken.bench.execution_report import plot as draw
     from foretoken.bench.forwards import Curves, load_forwards
     from foretoken.bench.machine import machine
-    from foretoken.bench.plot import check_plot
     from foretoken.bench.report import Lines
 
     options.quiet()
     curves = Curves(numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch"))
-    if plot is not None:
-        check_plot(plot)
+    options.check_outputs(out, plot)
     target, _ = options.resolve_models(target, None)
     forwards = load_forwards(target, device, dtype, expand, seed, torch_compile)
     options.spare_threads(forwards.num_params)

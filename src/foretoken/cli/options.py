@@ -111,6 +111,16 @@ def heldout_prompts() -> list[dict[str, str]]:
     return [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
 
 
+def check_outputs(out: str, plot: str | None = None) -> None:
+    """Refuse, before models are loaded, files that cannot be written."""
+    from foretoken.bench.plot import check_plot
+    from foretoken.core.files import check_file
+
+    check_file(Path(out))
+    if plot is not None:
+        check_plot(plot)
+
+
 def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     """Defaults: the demo pair; for another target prompt lookup, which fits every model."""
     if target is None:

@@ -48,6 +48,7 @@ def train(
         raise typer.BadParameter("--lr must lie between 0 and 1.")
     from foretoken.bench.machine import machine
     from foretoken.core.errors import ForetokenError
+    from foretoken.core.files import check_folder
     from foretoken.heads.make import HEADS
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
     from foretoken.train.run import Options, Progress
@@ -55,6 +56,9 @@ def train(
 
     if head not in HEADS:
         raise ForetokenError(f"Unknown head {head}: choose one of {', '.join(HEADS)}.")
+    for folder in (out, cache):
+        if folder is not None:
+            check_folder(folder)
     options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)

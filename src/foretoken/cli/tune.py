@@ -67,6 +67,7 @@ def tune(
     from foretoken.tune.journal import Journal
     from foretoken.tune.run import tune as measure
 
+    options.check_outputs(out)
     for name, value in (("rounds", rounds), ("best", best)):
         if value < 1:
             raise ForetokenError(f"{name} is {value}: it must be at least 1.")

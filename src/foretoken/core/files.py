@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from safetensors import SafetensorError
 
@@ -20,3 +21,22 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def check_file(path: Path) -> None:
+    """Before long work: refuse a file that cannot be written at its end."""
+    if path.is_dir():
+        raise ForetokenError(f"Cannot write {path}: it is a folder.")
+    _try_in(path.parent, f"Cannot write {path}")
+
+
+def check_folder(path: Path) -> None:
+    """The same of a folder, which need not be there yet."""
+    _try_in(next(folder for folder in (path, *path.absolute().parents) if folder.exists()), f"Cannot use {path}")
+
+
+def _try_in(folder: Path, otherwise: str) -> None:
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ForetokenError(f"{otherwise}: {error.strerror}.") from error
