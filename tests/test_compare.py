@@ -135,3 +135,18 @@ def test_a_table_shows_itself_in_three_ways() -> None:
     assert "| rrsw | 3e-16 | 7 |" in report.markdown()
     with pytest.raises(ValueError, match="2 cells for 3 columns"):
         Table("t", ["a", "b", "c"]).add(1, 2)
+
+
+def test_tables_are_printed_once_and_as_soon_as_they_are_whole(capsys) -> None:
+    report = Report("title", {"seed": 0})
+    report.table("one", ["a"]).add(1)
+    report.print_finished()
+    assert "one" not in capsys.readouterr().out, "it may still grow"
+    report.table("two", ["a"])
+    report.print_finished()
+    first = capsys.readouterr().out
+    assert ("one" in first, "two" in first, "title" in first) == (True, False, False)
+    report.interrupted = True
+    report.print()
+    rest = capsys.readouterr().out
+    assert ("one" in rest, "two" in rest, "title" in rest, "Interrupted" in rest) == (False, True, False, True)

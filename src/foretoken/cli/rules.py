@@ -70,11 +70,18 @@ def rules(
     if scored is not None:
         header |= {**names(target, drafter), "text": text or "held-out", "positions": positions}
     report = Report("Verification rules compared", header)
+
+    def tell(line: str) -> None:
+        if not (json_ or markdown):
+            options.progress("")
+            report.print_finished()
+        options.progress(line)
+
     try:
         if speed:
             measure_speed(report, settings.temperatures, seed, CELL_SECONDS, options.progress)
         elif scored is None:
-            measure_toy(report, settings, options.progress)
+            measure_toy(report, settings, tell)
         else:
             measure_pair(report, scored, settings, options.progress)
     except KeyboardInterrupt:

@@ -56,6 +56,7 @@ class Report:
     header: Mapping[str, Any]
     tables: list[Table] = field(default_factory=list)
     interrupted: bool = False
+    _printed: int | None = field(default=None, init=False, repr=False)  # tables; None: not the header either
 
     def table(self, title: str, columns: Sequence[str], digits: int = 3) -> Table:
         self.tables.append(Table(title, columns, digits))
@@ -71,11 +72,22 @@ class Report:
         return "\n\n".join([*parts, *([INTERRUPTED] if self.interrupted else [])])
 
     def print(self) -> None:
-        """To stdout, as wide as the terminal, or 150 columns where there is none."""
+        """To stdout, as wide as the terminal, or 150 columns where there is none; what is printed is not repeated."""
+        console = self._print(len(self.tables))
+        if self.interrupted:
+            console.print(INTERRUPTED)
+
+    def print_finished(self) -> None:
+        """The tables that are whole: all but the last, which grows."""
+        self._print(len(self.tables) - 1)
+
+    def _print(self, most: int) -> Console:
         console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False, emoji=False)
-        console.print(self.title)
-        console.print("; ".join(f"{key} {value}" for key, value in self.header.items()))
-        for table in self.tables:
+        if self._printed is None:
+            console.print(self.title)
+            console.print("; ".join(f"{key} {value}" for key, value in self.header.items()))
+            self._printed = 0
+        for table in self.tables[self._printed : most]:
             console.print(f"\n{table.title}")
             shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
             for i, column in enumerate(table.columns):
@@ -85,8 +97,8 @@ class Report:
             console.print(shown)
             for note in table.notes:
                 console.print(f"  {note}")
-        if self.interrupted:
-            console.print(INTERRUPTED)
+        self._printed = max(self._printed, most)
+        return console
 
 
 INTERRUPTED = "Interrupted: the figures are of what was done."
