@@ -1,7 +1,9 @@
 """Draft heads: cached tree drafting equals whole-text forwards, and layouts are the published ones."""
 
+import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from foretoken.heads.layer import Unrolled, causal
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.load import head_kind, load_head
 from foretoken.heads.make import HEADS, Head, layer_shape, new_head
+from foretoken.heads.origin import UnknownTargetWarning
 from foretoken.heads.rows import HeadRows
 from foretoken.heads.save import save_head
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
@@ -217,7 +220,8 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
     torch.save(weights, tmp_path / FILES.get(kind, "pytorch_model.bin"))
     (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 99, "architectures": ["LlamaForCausalLM"]}))
     assert head_kind(tmp_path) == kind
-    head = load_head(tmp_path, target)
+    with pytest.warns(UnknownTargetWarning, match="does not tell which target"):
+        head = load_head(tmp_path, target)
     assert head.kind == kind
 
     again = tmp_path / "again"
@@ -244,7 +248,8 @@ def test_speculators_layout(target: TargetParts, tmp_path: Path) -> None:
         save_file(named, tmp_path / folder / "model.safetensors")
         (tmp_path / folder / "config.json").write_text(json.dumps(config))
     features, ids = torch.randn(4, 3 * target.hidden), [4, 8, 15, 16, 23]
-    ours, theirs = (load_head(tmp_path / folder, target) for folder in ("ours", "theirs"))
+    with pytest.warns(UnknownTargetWarning):
+        ours, theirs = (load_head(tmp_path / folder, target) for folder in ("ours", "theirs"))
     assert torch.equal(plain(ours, features, ids, []), plain(theirs, features, ids, []))
     assert isinstance(ours, Eagle3)
     assert ours.midlayer.norm_before_residual
@@ -254,7 +259,8 @@ def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
     """d2t is an offset: draft token i is target token i + d2t[i]; all others cannot be drafted."""
     weights = checkpoint("eagle3", target)
     save_file(weights, tmp_path / "model.safetensors")
-    head = load_head(tmp_path, target)
+    with pytest.warns(UnknownTargetWarning):
+        head = load_head(tmp_path, target)
     assert isinstance(head, Eagle3)
     states = torch.randn(2, target.hidden)
     own, whole = head.draft_logits(states), head.logits(states)
@@ -306,3 +312,21 @@ def test_what_is_no_head_is_refused(target: TargetParts, tmp_path: Path) -> None
         with pytest.raises(ForetokenError, match=message):
             new_head(arguments[0], target, *arguments[1:])
     assert layer_shape(target).width == target.hidden
+
+
+def test_a_head_of_another_target_is_refused(target: TargetParts, tmp_path: Path) -> None:
+    save_head(new_head("eagle", target), tmp_path)
+    rounded = replace(target, embedding=copy.deepcopy(target.embedding).to(torch.bfloat16))
+    load_head(tmp_path, rounded)  # the same one, as another dtype has it
+    weight = torch.randn(target.vocab_size, target.hidden)
+    for other in (
+        replace(target, embedding=torch.nn.Embedding.from_pretrained(weight)),
+        replace(target, layers=target.layers + 1),
+    ):
+        with pytest.raises(ForetokenError, match=r"trained for another target \(.*\) than .*: name that one"):
+            load_head(tmp_path, other)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for damaged in (7, {}, {**config["target"], "embedding": "x"}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "target": damaged}))
+        with pytest.raises(ForetokenError, match="is damaged, its target cannot be"):
+            load_head(tmp_path, target)

@@ -12,6 +12,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.layout import FILES, READERS, Weights, kind_of, published
 from foretoken.heads.make import Head
+from foretoken.heads.origin import check_origin
 from foretoken.heads.serial import Eagle3
 from foretoken.models.parts import TargetParts
 
@@ -32,7 +33,8 @@ def head_kind(folder: str | Path) -> str | None:
 def load_head(folder: str | Path, parts: TargetParts) -> Head:
     """The head in `folder` for a target, frozen, in the target's dtype.
 
-    Raises ForetokenError naming missing and unexpected keys, or the size that does not fit the target.
+    Raises ForetokenError naming missing and unexpected keys, the size that does not fit the target, or the other target
+    that it was trained for.
     """
     path = _file(Path(folder))
     if path is None:
@@ -47,6 +49,7 @@ def load_head(folder: str | Path, parts: TargetParts) -> Head:
     head, renamed = READERS[kind](weights, config, parts, path)
     head.feature_scale = float(config.get("feature_scale", 1.0))
     _fill(head, renamed, path)
+    check_origin(config, parts, folder)
     return head.to(device=parts.device, dtype=parts.dtype).requires_grad_(False).eval()
 
 

@@ -11,11 +11,12 @@ from foretoken.core.files import write
 from foretoken.heads.flat import Medusa
 from foretoken.heads.layout import FILES, published
 from foretoken.heads.make import Head
+from foretoken.heads.origin import origin
 from foretoken.heads.serial import Eagle3
 
 
 def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a head in its published layout, as safetensors, beside a config.json that tells its scale and shape."""
+    """Write a head in its published layout, as safetensors, beside a config.json: its scale, its shape, its target."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -28,6 +29,7 @@ def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat1
         "feature_scale": head.feature_scale,
         "vocab_size": head.target.vocab_size,
         "hidden_size": head.target.hidden,
+        "target": origin(head.target),
     }
     if not isinstance(head, Medusa):
         shape = head.shape
