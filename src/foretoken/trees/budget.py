@@ -16,7 +16,7 @@ DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ev
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -202,12 +202,12 @@ def _on_hubs(q: Float[Tensor, " v"], k: int, certainty: float) -> float:
     return bound if bound < 0.99 * HUB_SHARE else float(q.topk(k).values.sum() / q.sum())
 
 
-@cache
+@lru_cache(maxsize=64)
 def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
     return replace(policy, temperature=temperature)
 
 
-@cache
+@lru_cache(maxsize=64)  # 0.2 MB each
 def _forecast(gain: Gain, depth: int) -> Forecast:
     typical = [
         float(np.interp(gain.temperature, list(TYPICAL), column)) for column in zip(*TYPICAL.values(), strict=True)

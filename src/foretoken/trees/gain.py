@@ -98,36 +98,35 @@ class Forecast:
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         shape = (self.levels + 1, len(HARDNESS), len(PRICE))
-        worth, size = np.zeros(shape), np.zeros(shape)
+        tables = np.zeros((2, *shape))  # worth, size
         kinds = []
         for certainty in self.certainties:
             shares = self.gain.shares(np.full(len(HARDNESS), certainty), HARDNESS)
             kinds.append([
-                (np.ones_like(CHOICES), shares.first, *_places(shares.first, shares.hardness[0])),
-                (CHOICES - 1, shares.other, *_places(shares.other, shares.hardness[1])),
+                (np.ones((len(CHOICES), 1)), shares.first[..., None], *_places(shares.first, shares.hardness[0])),
+                (CHOICES[:, None] - 1, shares.other[..., None], *_places(shares.other, shares.hardness[1])),
             ])  # fmt: skip
         cost = np.exp(PRICE) * CHOICES[:, None]
         for d in range(1, self.levels + 1):
+            below = tables[:, d - 1].reshape(2, -1)
             for kind in kinds:
-                value, nodes = -cost, CHOICES[:, None] + np.zeros(shape[1:])[:, None]
-                for number, share, *places in kind:
-                    value = value + (number * share)[..., None] * (1 + _read(worth[d - 1], *places))
-                    nodes = nodes + number[:, None] * _read(size[d - 1], *places)
+                value, nodes = -cost, CHOICES[:, None]
+                for number, share, cells, weights in kind:
+                    worth, size = ((row.take(cells) * weights).sum(0) for row in below)
+                    value = value + number * share * (1 + worth)
+                    nodes = nodes + number * size
                 best = value.argmax(1)[:, None]
                 value = np.take_along_axis(value, best, 1)[:, 0]
-                worth[d] += np.maximum(value, 0.0) / len(kinds)
-                size[d] += np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0) / len(kinds)
-        return worth, size
+                tables[0, d] += np.maximum(value, 0.0) / len(kinds)
+                tables[1, d] += np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0) / len(kinds)
+        return tables[0], tables[1]
 
 
-def _places(share: np.ndarray, hardness: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where a child of a node at price PRICE is in the tables: cells and parts by hardness and by price."""
+def _places(share: np.ndarray, hardness: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where a child of a node at price PRICE is in a table: the four cells around it, and their weights."""
     row = np.clip((hardness - LOWEST_HARDNESS) / HARDNESS_STEP, 0, len(HARDNESS) - 1.001)[:, None, None]
     column = np.clip((PRICE - np.log(share + 1e-12)[..., None] - LOWEST) / STEP, 0, len(PRICE) - 1.001)
-    return row.astype(np.int64), row % 1, column.astype(np.int64), column % 1
-
-
-def _read(table: np.ndarray, row: np.ndarray, down: np.ndarray, column: np.ndarray, right: np.ndarray) -> np.ndarray:
-    upper = table[row, column] * (1 - right) + table[row, column + 1] * right
-    lower = table[row + 1, column] * (1 - right) + table[row + 1, column + 1] * right
-    return upper * (1 - down) + lower * down
+    down, right = row % 1, column % 1
+    cell = row.astype(np.int64) * len(PRICE) + column.astype(np.int64)
+    cells = np.stack([cell, cell + 1, cell + len(PRICE), cell + len(PRICE) + 1])
+    return cells, np.stack([(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right])
