@@ -1,6 +1,7 @@
 """The command line: results on stdout, all else on stderr, one sentence and exit code 2 for bad input."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,15 +9,23 @@ import sys
 import pytest
 
 import command
+import foretoken
 import tiny
+from foretoken.cli import generate
+from foretoken.decode import NoDrafter
+from foretoken.draft.auto import AutoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.engine import Engine
 
 KEYS = {
     "text",
     "token_ids",
+    "finish_reason",
     "tokens_per_s",
     "block_efficiency",
     "acceptance_rate",
     "num_target_forwards",
+    "num_plain",
     "num_drafted",
     "num_accepted",
     "ttft_s",
@@ -53,9 +62,10 @@ def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run):
     code, out, err = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--compare")
     assert code == 0
     assert out.startswith("def f(")
-    for word in ("tokens/s", "speed-up", "block efficiency", "acceptance rate"):
+    for word in ("tokens/s", "speed-up", "block efficiency", "acceptance rate", "finish reason      length"):
         assert word in err
         assert word not in out
+    assert "decoded plainly" not in err
 
 
 def test_json_is_one_object_with_the_promised_fields(run):
@@ -65,10 +75,39 @@ def test_json_is_one_object_with_the_promised_fields(run):
     assert set(record) == KEYS
     assert (record["seed"], record["tree"], record["verifier"]) == (1, "kary:2x2", "rrsw")
     assert 0 < len(record["token_ids"]) <= 20
+    assert record["finish_reason"] == ("length" if len(record["token_ids"]) == 20 else "stop")
     code, out, _ = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--json", "--compare")
     compared = json.loads(out)
     assert set(compared) == KEYS | {"plain_tokens_per_s", "speedup"}
     assert compared["speedup"] == pytest.approx(compared["tokens_per_s"] / compared["plain_tokens_per_s"])
+
+
+def test_method_auto_tells_where_it_decoded_plainly(run):
+    code, _, err = run("generate", "def f(", "--max-new-tokens", 20, "--method", "auto")
+    assert code == 0, err
+    found = re.search(r"decoded plainly    at (\d+) of (\d+) steps?: a draft is accepted at 0\.\d\d, a step", err)
+    assert found is not None, err
+    assert 1 <= int(found[1]) <= int(found[2])  # the first is always plain, to see what that costs
+
+
+@pytest.mark.parametrize("method", ["fixed", "auto"])
+def test_both_ways_are_warm_before_they_are_compared(pair, monkeypatch, method):
+    """Also what a controller does not try at first, and what an early end would leave out."""
+    engine = foretoken.load(pair[0][1], drafter=pair[1], method=method)
+    seen = []
+    monkeypatch.setattr(Engine, "generate", lambda self, prompt, **settings: seen.append((self, settings)))
+    generate._warm(engine, "x", 99, 3, {"stop": ("a",), "temperature": 0.5})
+    drafters = [type(used.drafter) for used, _ in seen]
+    assert drafters == [LMDrafter, *([AutoDrafter] if method == "auto" else []), NoDrafter]
+    for used, settings in seen:
+        assert used.eos_ids == frozenset()
+        assert settings == {"stop": (), "temperature": 0.5, "max_new_tokens": generate.WARM_TOKENS, "seed": 3}
+
+
+def test_counts_agree_with_their_nouns():
+    assert [generate._num(n, "drafted token") for n in (0, 1, 2)] == [
+        "0 drafted tokens", "1 drafted token", "2 drafted tokens"
+    ]  # fmt: skip
 
 
 def test_the_prompt_can_come_from_stdin(run, monkeypatch):
@@ -106,6 +145,8 @@ BAD = [
     (["generate"], "prompt"),
     (["generate", "x", "--dtype", "int3"], "int3"),
     (["generate", "x", "--device", "abacus"], "abacus"),
+    (["generate", "x", "--device", "cuda:99"], "Device cuda:99 cannot be used: torch finds"),
+    (["generate", "x", "--stop", ""], "stop string is empty"),
     (["audit", "--temperature", "0"], "temperature"),
 ]
 

@@ -119,6 +119,24 @@ def test_end_of_text_ends_the_sequence_and_others_go_on(folders):
     assert len(results[0].token_ids) <= 11
 
 
+def test_a_text_tells_why_it_ended(folders):
+    engine = replace(load(folders, tree="chain:4"), eos_ids=frozenset())
+    settings = {"max_new_tokens": 30, "temperature": 0.9, "seed": 3}
+    full = engine.generate("def", **settings)
+    assert full.finish_reason == "length"
+    assert engine.generate("def", **settings, stop=full.text[10:12]).finish_reason == "stop"
+    ending = replace(engine, eos_ids=frozenset({full.token_ids[7]}))
+    assert ending.generate("def", **settings).finish_reason == "stop"
+    last = replace(engine, eos_ids=frozenset({full.token_ids[-1]}))  # the end of the text, where the length ends too
+    assert full.token_ids.index(full.token_ids[-1]) == 29
+    assert last.generate("def", **settings).finish_reason == "stop"
+    chunks = list(ending.stream("def", **settings))
+    assert [c.finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert [c.finished for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    long = list(range(1, 251))
+    assert engine.generate(long, max_new_tokens=500, seed=0).finish_reason == "length"  # of the context
+
+
 def test_max_new_tokens_is_exact_and_clipped_to_the_context(folders):
     engine = load(folders, tree="kary:2x3")
     for n in (1, 2, 3, 7):
@@ -237,6 +255,31 @@ def test_bad_settings_are_named(folders, options, name):
         load(folders).generate("x", **options)
 
 
+def test_unknown_options_and_empty_stops_are_named(folders):
+    engine = load(folders)
+    for call in (engine.generate, engine.stream):
+        with pytest.raises(foretoken.ForetokenError, match=r"^Unknown option foo: choose among .*temperature.*\.$"):
+            call("x", foo=1)
+        for stop in ("", ["a", ""]):
+            with pytest.raises(foretoken.ForetokenError, match="stop string is empty"):
+                call("x", stop=stop)
+
+
+def test_what_is_no_prompt_is_refused_in_a_sentence(folders, unchecked):
+    engine = load(folders)
+    for prompt, says in (
+        (5, "A int is no prompt"),
+        (None, "A NoneType is no prompt"),
+        ({"input_ids": [1]}, "A dict is no prompt"),
+        ([1.5], "The prompt is neither"),
+        ([5, "a"], "The prompt is neither"),
+        (["a", 5], "Prompt 2 is neither"),
+        ([[1], [2.0]], "Prompt 2 is neither"),
+    ):
+        with pytest.raises(foretoken.ForetokenError, match=says):
+            engine.generate(prompt)
+
+
 def test_bad_prompts_are_explained(folders):
     engine = load(folders)
     for prompt, words in [("", "empty"), ([[1], []], "Prompt 2 is empty"), ([1] * 256, "context"), ([1, 999], "999")]:
@@ -273,9 +316,15 @@ def test_any_parent_list_is_a_tree(folders, tmp_path):
     engine = load(folders, tree=f"list:{tmp_path}/shape.json")
     plain = replace(engine, drafter=NoDrafter()).generate("abc", max_new_tokens=30, temperature=0.0)
     assert engine.generate("abc", max_new_tokens=30, temperature=0.0).token_ids == plain.token_ids
-    for text in ("[0, 0]", "[-1, 2, 0]", "{}", "[-1, 0.5]", "nonsense"):
+    for text, says in (
+        ("[0, 0]", "must start with -1"),
+        ("[-1, 2, 0]", "node 1 has parent 2"),
+        ("{}", "a list of integers"),
+        ("[-1, 0.5]", "a list of integers"),
+        ("nonsense", "is not JSON"),
+    ):
         (tmp_path / "shape.json").write_text(text)
-        with pytest.raises(foretoken.ForetokenError):
+        with pytest.raises(foretoken.ForetokenError, match=says):
             load(folders, tree=f"list:{tmp_path}/shape.json")
 
 
@@ -385,8 +434,11 @@ def test_custom_generate_obeys_the_calls_own_settings(folders):
 
 def test_custom_generate_refuses_what_it_cannot_give(folders):
     target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
-    for option in ({"output_scores": True, "return_dict_in_generate": True}, {"num_return_sequences": 2}):
-        with pytest.raises(foretoken.ForetokenError):
+    for option, says in (
+        ({"output_scores": True, "return_dict_in_generate": True}, "leave output_scores off"),
+        ({"num_return_sequences": 2}, "one sequence a prompt"),
+    ):
+        with pytest.raises(foretoken.ForetokenError, match=says):
             target.generate(
                 torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=True, custom_generate=foretoken.custom_generate,
                 draft_model="ngram", **option,

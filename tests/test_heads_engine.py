@@ -69,7 +69,7 @@ def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree
 
 
 def test_refused(folders, tmp_path):
-    with pytest.raises(ForetokenError, match="drop --vocab"):
+    with pytest.raises(ForetokenError, match="leave vocab"):
         load(folders, "eagle", vocab="tli")
     other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
     with pytest.raises(ForetokenError, match=r"hidden size 32, and .* has 48"):

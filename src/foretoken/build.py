@@ -145,7 +145,7 @@ def load(
     model = None
     if head is not None:
         if vocab is not None:
-            raise ForetokenError(f"Draft head {head} has its target's vocabulary: drop --vocab.")
+            raise ForetokenError(f"Draft head {head} has its target's vocabulary: leave vocab (--vocab) out.")
         model = causal_lm(target)
         proposing = head_drafter(ready(load_head(head, parts(model)), head), policy, family, model.vocab_size)
     elif drafter is None or drafter == "none":
@@ -224,8 +224,8 @@ def _vocab_method(
         )
     if asked is None and not same_vocabulary(target, drafter):
         raise ForetokenError(
-            f"Drafter {drafter_name} has another vocabulary than target {target_name}: add --vocab {AUTO}, choose a "
-            "drafter with the same tokenizer, or --drafter ngram, which needs none."
+            f"Drafter {drafter_name} has another vocabulary than target {target_name}: add vocab={AUTO!r} "
+            f"(--vocab {AUTO}), choose a drafter with the same tokenizer, or drafter 'ngram', which needs none."
         )
     if asked is None:
         return SAME

@@ -4,7 +4,8 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack, overload
+from operator import index
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from foretoken.names import check_pair
 from foretoken.stats import Stats
 
 Prompt = str | Sequence[int] | Tensor
+FinishReason = Literal["stop", "length"]  # the end of the text or a stop string; max_new_tokens or the context
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -47,23 +49,34 @@ class GenerateOptions(SamplingOptions, total=False):
 
 @dataclass(frozen=True)
 class Result:
-    """text: the continuation, without the prompt and without the stop string that ended it. token_ids: its ids."""
+    """text: the continuation, without the prompt and without the stop string that ended it. token_ids: its ids.
+
+    finish_reason: "stop" at the end of the text or a stop string, "length" at max_new_tokens or the end of the context.
+    """
 
     text: str
     token_ids: list[int]
     stats: Stats
     seed: int
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step added to one sequence: `text` as soon as it is certain, `token_ids` at once."""
+    """What one step added to one sequence: `text` as soon as it is certain, `token_ids` at once.
+
+    finish_reason: as in Result; None before the last chunk.
+    """
 
     index: int
     text: str
     token_ids: list[int]
-    finished: bool
+    finish_reason: FinishReason | None
     stats: Stats
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass
@@ -124,14 +137,17 @@ class Engine:
         requests = self._requests(prompts, seed, stop, streaming=False)
         tokens: list[list[int]] = [[] for _ in requests]
         texts = [""] * len(requests)
-        for chunk in self._run(requests, max_new_tokens, Sampling(**sampling)):
+        reasons: dict[int, FinishReason] = {}
+        for chunk in self._run(requests, max_new_tokens, _sampling(sampling)):
             tokens[chunk.index] += chunk.token_ids
             texts[chunk.index] += chunk.text
+            if chunk.finish_reason is not None:
+                reasons[chunk.index] = chunk.finish_reason
         results = []
         for request, ids, text in zip(requests, tokens, texts, strict=True):
             if request.stream is None and self.tokenizer is not None:
                 text = _decode_all(self.tokenizer, request.ids, ids)
-            results.append(Result(text, ids, request.stats, request.seed))
+            results.append(Result(text, ids, request.stats, request.seed, reasons[request.index]))
         return results[0] if single else results
 
     def stream(
@@ -145,7 +161,7 @@ class Engine:
     ) -> Iterator[Chunk]:
         """As `generate`, but yields what each step adds; `chunk.index` tells the prompt of a list."""
         requests = self._requests(_as_list(prompt)[0], seed, stop, streaming=True)
-        return self._run(requests, max_new_tokens, Sampling(**sampling))
+        return self._run(requests, max_new_tokens, _sampling(sampling))
 
     def _requests(
         self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str], streaming: bool
@@ -154,6 +170,8 @@ class Engine:
         if not 0 <= seed <= 2**32 - max(len(prompts), 1):  # torch's CPU generator takes 32 bits
             raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise ForetokenError("A stop string is empty: give one character or more, or leave stop out.")
         if stops and self.tokenizer is None:
             raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")
         requests = []
@@ -171,7 +189,10 @@ class Engine:
                 )
             ids = encode(self.tokenizer, prompt)
         else:
-            ids = [int(token) for token in prompt]
+            try:
+                ids = [index(token) for token in prompt]
+            except TypeError:
+                raise ForetokenError(f"{which} is neither a text nor a list of token ids: give one of them.") from None
             bad = [x for x in ids if not 0 <= x < self.target.vocab_size]
             if bad:
                 raise ForetokenError(f"{which} has token id {bad[0]}: ids go from 0 to {self.target.vocab_size - 1}.")
@@ -214,15 +235,23 @@ class Engine:
                 request.stats.record(step, len(tokens))
                 if stopped and not sequence.finished:
                     decoder.leave(sequence)
-                if finished := stopped or sequence.finished:
+                reason = _finish_reason(sequence, stopped)
+                if reason is not None:
                     del active[sequence]
-                yield Chunk(request.index, text, tokens, finished, request.stats)
+                yield Chunk(request.index, text, tokens, reason, request.stats)
 
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """(prompts, whether it was a single one): a text or a list of ids is one prompt."""
-    prompts = prompt if isinstance(prompt, str) else [_plain(x) for x in _plain(prompt)]
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    prompt = _plain(prompt)
+    if isinstance(prompt, str):
+        return [prompt], True
+    if not isinstance(prompt, Sequence):
+        raise ForetokenError(
+            f"A {type(prompt).__name__} is no prompt: give a text, a list of token ids, or a list of such prompts."
+        )
+    prompts = [_plain(x) for x in prompt]
+    if prompts and isinstance(prompts[0], int):
         return [prompts], True
     return prompts, False
 
@@ -230,6 +259,20 @@ def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
 def _plain(ids: Any) -> Any:
     """Tensors and arrays of ids as lists and ints."""
     return ids.tolist() if hasattr(ids, "tolist") else ids
+
+
+def _sampling(options: SamplingOptions) -> Sampling:
+    unknown = options.keys() - SamplingOptions.__annotations__.keys()
+    if unknown:
+        known = [*GenerateOptions.__annotations__]
+        raise ForetokenError(f"Unknown option {min(unknown)}: choose among {', '.join(known)}.")
+    return Sampling(**options)
+
+
+def _finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None:
+    if stopped or (sequence.finished and sequence.ids[-1] in sequence.eos_ids):
+        return "stop"
+    return "length" if sequence.finished else None
 
 
 def _read(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:

@@ -8,11 +8,12 @@ from foretoken.core.sequence import Step
 
 @dataclass
 class Stats:
-    """num_tokens: emitted, bonus included. num_drafted: tree nodes besides roots. Times in seconds of wall clock,
-    from the moment the sequence joined the batch."""
+    """num_tokens: emitted, bonus included. num_plain: target forwards for which nothing was drafted. num_drafted: tree
+    nodes besides roots. Times in seconds of wall clock, from the moment the sequence joined the batch."""
 
     num_tokens: int = 0
     num_target_forwards: int = 0
+    num_plain: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     ttft_s: float = 0.0
@@ -23,6 +24,7 @@ class Stats:
         """One step, of whose tokens `num_tokens` were wanted (a stop string can end inside it)."""
         self.num_tokens += num_tokens
         self.num_target_forwards += 1
+        self.num_plain += step.num_drafted == 0
         self.num_drafted += step.num_drafted
         self.num_accepted += min(step.num_accepted, num_tokens)
         self.wall_s = time.perf_counter() - self._start

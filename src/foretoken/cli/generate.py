@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,9 @@ from foretoken.core.errors import ForetokenError
 if TYPE_CHECKING:
     from foretoken.engine import Chunk, Engine
     from foretoken.stats import Stats
+
+
+WARM_TOKENS = 16
 
 
 def generate(
@@ -129,9 +133,8 @@ def _one(
 ) -> None:
     from foretoken.drafters import plain
 
-    if compare:  # both ways are measured warm
-        for warm in (engine, plain(engine)):
-            warm.generate(prompt, max_new_tokens=min(16, max_new_tokens), seed=seed, **arguments)
+    if compare:
+        _warm(engine, prompt, max_new_tokens, seed, arguments)
     text, ids, last, interrupted = "", [], None, False
     try:
         for chunk in engine.stream(prompt, max_new_tokens=max_new_tokens, seed=seed, **arguments):
@@ -147,7 +150,7 @@ def _one(
         compare, interrupted = False, True
     if last is None:
         raise KeyboardInterrupt
-    record = _record(engine, text, ids, last.stats, seed)
+    record = _record(engine, text, ids, last, seed)
     if compare:
         base = plain(engine).generate(prompt, max_new_tokens=len(ids), seed=seed, **arguments)
         record["plain_tokens_per_s"] = base.stats.tokens_per_s
@@ -156,9 +159,23 @@ def _one(
         print(json.dumps(record))
     else:
         _write("\n")
-        print(_summary(record, last.stats), file=sys.stderr)
+        print(_summary(engine, record, last.stats), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
+
+
+def _warm(engine: "Engine", prompt: str, max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
+    """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
+    controller that decodes plainly at first, would leave loops for them to compile."""
+    from foretoken.draft.auto import AutoDrafter
+    from foretoken.drafters import plain
+
+    engine = replace(engine, eos_ids=frozenset())
+    settings = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, max_new_tokens), "seed": seed}
+    if isinstance(engine.drafter, AutoDrafter):
+        replace(engine, drafter=engine.drafter.inner).generate(prompt, **settings)
+    for warm in (engine, plain(engine)):
+        warm.generate(prompt, **settings)
 
 
 def _batch(
@@ -186,21 +203,25 @@ def _print_finished(
     engine: "Engine", chunk: "Chunk", prompt: str, text: str, ids: list[int], seed: int, as_json: bool
 ) -> None:
     if as_json:
-        record = _record(engine, text, ids, chunk.stats, seed)
+        record = _record(engine, text, ids, chunk, seed)
         print(json.dumps({"index": chunk.index, "prompt": prompt, **record}), flush=True)
     else:
-        print(f"--- {chunk.index + 1}", file=sys.stderr)
+        print(f"--- {chunk.index + 1}: {_num(chunk.stats.num_tokens, 'token')}, {chunk.finish_reason}", file=sys.stderr)
         _write(prompt + text + "\n")
 
 
-def _record(engine: "Engine", text: str, ids: list[int], stats: "Stats", seed: int) -> dict[str, Any]:
+def _record(engine: "Engine", text: str, ids: list[int], last: "Chunk", seed: int) -> dict[str, Any]:
+    """finish_reason: None for a text that was interrupted."""
+    stats = last.stats
     return {
         "text": text,
         "token_ids": ids,
+        "finish_reason": last.finish_reason,
         "tokens_per_s": stats.tokens_per_s,
         "block_efficiency": stats.block_efficiency,
         "acceptance_rate": stats.acceptance_rate,
         "num_target_forwards": stats.num_target_forwards,
+        "num_plain": stats.num_plain,
         "num_drafted": stats.num_drafted,
         "num_accepted": stats.num_accepted,
         "ttft_s": stats.ttft_s,
@@ -212,12 +233,13 @@ def _record(engine: "Engine", text: str, ids: list[int], stats: "Stats", seed: i
     }
 
 
-def _summary(record: dict[str, Any], stats: "Stats") -> str:
+def _summary(engine: "Engine", record: dict[str, Any], stats: "Stats") -> str:
     lines = [
-        f"\n{stats.num_tokens} tokens in {stats.wall_s:.2f} s: {record['tokens_per_s']:.1f} tokens/s",
+        f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {record['tokens_per_s']:.1f} tokens/s",
         f"block efficiency   {record['block_efficiency']:.2f} tokens per target forward, bonus included",
-        f"acceptance rate    {record['acceptance_rate']:.2f} of {record['num_drafted']} drafted tokens",
+        f"acceptance rate    {record['acceptance_rate']:.2f} of {_num(record['num_drafted'], 'drafted token')}",
         f"first token after  {record['ttft_s'] * 1000:.0f} ms",
+        f"finish reason      {record['finish_reason'] or 'interrupted'}",
         f"seed {record['seed']}, {record['tree']}, {record['verifier']}, drafter {record['drafter']}",
     ]
     if "speedup" in record:
@@ -226,7 +248,25 @@ def _summary(record: dict[str, Any], stats: "Stats") -> str:
             f"plain decoding     {record['plain_tokens_per_s']:.1f} tokens/s in the same run: "
             f"speed-up {record['speedup']:.2f} x, same output distribution",
         )
+    lines[-1:-1] = _plain_steps(engine, stats)
     return "\n".join(lines)
+
+
+def _plain_steps(engine: "Engine", stats: "Stats") -> list[str]:
+    """Of method auto: at how many steps it did not draft, and what that was decided by."""
+    from foretoken.draft.auto import AutoDrafter
+
+    if not isinstance(engine.drafter, AutoDrafter):
+        return []
+    acceptance, cost = engine.drafter.outlook
+    return [
+        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: a draft is accepted at "
+        f"{acceptance:.2f}, a step with one takes {cost:.2f} plain steps"
+    ]
+
+
+def _num(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _write(text: str) -> None:

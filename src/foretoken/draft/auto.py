@@ -47,6 +47,11 @@ class AutoDrafter(WrappedDrafter[Drafter]):
         """One clock for a whole session, whatever becomes of the number of threads: what two tell has no difference."""
         return time.thread_time if self.alone and torch.get_num_threads() == 1 else self.clock
 
+    @property
+    def outlook(self) -> tuple[float, float]:
+        """(acceptance of a draft, a step with one draft in plain steps), by what is known: it pays if 1 + a is more."""
+        return self.experience.acceptance, self.experience.costs_of(1).steps(1, float(self.sizes[1]))
+
     def controller(self) -> Controller:
         return Controller(self.sizes, self.experience if self.clock else deepcopy(self.experience))
 

@@ -27,7 +27,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise ForetokenError(f"Device {device} cannot be used here: choose cpu, cuda or cuda:N.") from error
+        able = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ForetokenError(
+            f"Device {device} cannot be used: torch finds {', '.join(able) or 'no CUDA device'} here; choose "
+            f"{' or '.join(['cpu', *able])}."
+        ) from error
     return chosen
 
 
