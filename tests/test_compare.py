@@ -139,14 +139,14 @@ def test_a_table_shows_itself_in_three_ways() -> None:
 
 def test_tables_are_printed_once_and_as_soon_as_they_are_whole(capsys) -> None:
     report = Report("title", {"seed": 0})
-    report.table("one", ["a"]).add(1)
+    report.table("early", ["a"]).add(1)
     report.print_finished()
-    assert "one" not in capsys.readouterr().out, "it may still grow"
-    report.table("two", ["a"])
+    assert "early" not in capsys.readouterr().out, "it may still grow"
+    report.table("late", ["a"])
     report.print_finished()
     first = capsys.readouterr().out
-    assert ("one" in first, "two" in first, "title" in first) == (True, False, False)
+    assert ("early" in first, "late" in first, "title" in first) == (True, False, False)
     report.interrupted = True
     report.print()
     rest = capsys.readouterr().out
-    assert ("one" in rest, "two" in rest, "title" in rest, "Interrupted" in rest) == (False, True, False, True)
+    assert ("early" in rest, "late" in rest, "title" in rest, "Interrupted" in rest) == (False, True, False, True)

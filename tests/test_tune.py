@@ -508,6 +508,13 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
     assert read_profile("foretoken-profile.json").drafter == "ngram"
 
 
+@pytest.mark.parametrize("name", ["nowhere/p.json", "."])
+def test_a_profile_that_cannot_be_written_is_refused_before_anything_is_loaded(run, monkeypatch, name):
+    monkeypatch.setattr("foretoken.cli.tune.load_engine", None)
+    code, out, err = run("tune", *SMALL, "--out", name)
+    assert (code, out, err.startswith(f"foretoken: Cannot write {name}: ")) == (2, "", True), err
+
+
 def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path):
     (tmp_path / "w.jsonl").write_text('{"prompt": "ab"}\n')
     code, _, err = run("tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
