@@ -92,9 +92,9 @@ class TimedRows(Rows):
         return self._scoring.time(super().score, tokens, parents)
 
     def draft_chain(
-        self, row: int, token: int, u: Float[Tensor, "n 1"], temperature: float
-    ) -> tuple[list[int], Float[Tensor, "n v"]]:
-        return self._scoring.time(self._forwards.time, super().draft_chain, row, token, u, temperature)
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        return self._scoring.time(self._forwards.time, super().draft_chain, row, tokens, u, temperature)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._scoring.time(super().keep, paths)
