@@ -8,6 +8,7 @@ from foretoken.cli.options import demo_folder
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
+from foretoken.decode import DraftFailedWarning
 from foretoken.models.rows import Rows
 
 PROMPT = "def read(self, path):\n    with open("
@@ -86,6 +87,29 @@ def test_other_samplings_go_level_by_level(engine, calls, options):
 
 
 def test_a_batch_and_a_wider_tree_go_level_by_level(engine, calls):
-    engine.generate([PROMPT, PROMPT], max_new_tokens=8, seed=0)
+    session = engine.drafter.open(2, 40)
+    sequences = [Sequence([40, 41], Sampling(), torch.Generator().manual_seed(i), 20) for i in range(2)]
+    for _ in sequences:
+        session.join()
+    assert [len(tree) for tree in session.propose(sequences)] == [7, 7]
     load(tree="kary:2x3").generate(PROMPT, max_new_tokens=8, seed=0)
+    assert not calls
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_without_finite_logits_is_given_up(engine, monkeypatch, temperature):
+    monkeypatch.setattr(Rows, "draft_chain", lambda *_: ([], torch.empty(0, engine.target.vocab_size)))
+    with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
+        result = engine.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
+    assert result.stats.num_drafted == 0
+
+
+def test_a_sequence_with_logits_of_its_own_goes_level_by_level(engine, calls):
+    class Shaped(Sequence):
+        shapes_logits = True
+
+    session = engine.drafter.open(1, 40)
+    session.join()
+    (tree,) = session.propose([Shaped([40, 41], Sampling(), torch.Generator().manual_seed(1), 20)])
+    assert len(tree) == 7
     assert not calls

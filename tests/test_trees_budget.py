@@ -9,6 +9,7 @@ import torch
 from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
+from foretoken.core import draw_each as draw_each_module
 from foretoken.core.compiled import compiled
 from foretoken.core.draw_each import draw_each
 from foretoken.core.errors import ForetokenError
@@ -156,6 +157,15 @@ def test_draws_of_laws_side_by_side_are_those_of_each_alone() -> None:
         own = law.draw(q[i : i + 1], u[i : i + 1, : law.num_uniforms])[0].tolist()
         assert found[i] == tuple(own[: len(found[i])])
     assert [len(draws) for draws in (found[0], found[2], found[3], found[4])] == [2, 3, 4, 2]
+
+
+def test_the_fast_number_of_draws_is_the_plain_one() -> None:
+    """The plain one goes through `draw_iid`, so that the enumeration takes every way of it."""
+    rng = torch.Generator().manual_seed(2)
+    for counts in ((1.0,), (0.0, 1.0), (0.5, 0.5), (0.2, 0.0, 0.5, 0.3), (0.0, 0.7, 0.3, 0.0)):
+        law = IID(len(counts) - 1, counts)
+        for u in [0.0, 0.5, 0.7, 1.0, *torch.rand(50, generator=rng, dtype=torch.float64).tolist()]:
+            assert draw_each_module._number(law, u) == draw_each_module._plain_number(law, u)
 
 
 def test_the_number_of_draws_has_its_law() -> None:

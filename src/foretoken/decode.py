@@ -109,7 +109,9 @@ class Decoder:
         self, sequences: Seq[Sequence], trees: Seq[TokenTree], scores: Seq[Float[Tensor, "_ v"]]
     ) -> list[tuple[Path, int]]:
         """Each sequence's path and the token after it."""
-        together = len(sequences) > 1 and all(len(tree) == 1 for tree in trees) and _one_sampling(sequences)
+        # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
+        plain = all(tree.siblings[0] is None for tree in trees)
+        together = len(sequences) > 1 and plain and _one_sampling(sequences)
         if not together:
             return [self._walk(*each) for each in zip(sequences, trees, scores, strict=True)]
         rows = torch.cat(list(scores))

@@ -64,6 +64,11 @@ class Sequence:
         """float64 uniforms in [0, 1) from this sequence's own generator."""
         return torch.rand(rows, columns, generator=self.rng, dtype=torch.float64)
 
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether p is more than `sampling` makes of the logits."""
+        return False
+
     def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
         """p after the committed ids and each of m suffixes."""
         return self.sampling(logits, self._prefixes(suffixes), self.num_prompt)

@@ -68,4 +68,4 @@ def fast_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tens
 
 def inverse(temperature: float) -> np.float32:
     """What the compiled softmax multiplies scores by."""
-    return np.float32(1 / max(temperature, SMALLEST))
+    return np.float32(max(1 / max(temperature, SMALLEST), SMALLEST))

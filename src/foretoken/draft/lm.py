@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draw_each import draw_each
+from foretoken.core.errors import NotFiniteError
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import ChainPolicy, TreePolicy
@@ -161,7 +162,7 @@ class LMDraftSession:
         (g,) = self.growths
         levels = min(self._chain_depth, seq.depth_left)
         same_vocabulary = self.drafter.lm.vocab_size == self.drafter.vocab_size
-        if levels < 1 or not same_vocabulary or seq.sampling.moves_scores:
+        if levels < 1 or not same_vocabulary or seq.sampling.moves_scores or seq.shapes_logits:
             return False
         if g.law is not Opaque and not (g.law in (IID, WithoutReplacement) and seq.sampling.tempers_only):
             return False
@@ -169,6 +170,8 @@ class LMDraftSession:
             return False
         temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
         tokens, q = self.rows.draft_chain(0, pending, seq.uniforms(levels, 1), temperature)
+        if len(tokens) < levels:
+            raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
         for node, token in enumerate(tokens):
             g.scored[node] = g.num_pending - 1 + node
             g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))

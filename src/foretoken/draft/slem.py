@@ -62,6 +62,10 @@ class Inner(Sequence):
 
     healing: Healing | None = None
 
+    @property
+    def shapes_logits(self) -> bool:
+        return self.healing is not None and bool(self.healing.edge.taken)
+
     def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
         suffixes = list(suffixes)
         return super().probabilities(self._healed(logits, suffixes), suffixes)
