@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ALLOWANCE = 0.015  # plain steps that a plain step earns, to find out whether drafting pays again
-CREDIT, DEBT = 8.0, 4.0  # plain steps: the most that gains, or losses, add up to
+CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
 READING = 12.0  # and losses where the drafter had a text to read first
 FORGET, FORGET_LONG = 0.97, 0.99  # a step, for acceptance: the last 30 steps count, the last 100 in the long run
 FORGET_COST = 0.98
