@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +20,8 @@ def as_line(value: Any, settings: Mapping[str, Any]) -> str:
 def parsed(kind: type[T], line: str) -> tuple[T, Mapping[str, Any]]:
     """(value, all that stands there); ValueError, KeyError or TypeError where it is no `kind`. Lists become tuples."""
     record = json.loads(line)
-    fields = {name: record[name] for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}), record
+    values = {name: record[name] for name in signature(kind).parameters}
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}), record
 
 
 def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any], option: str) -> None:

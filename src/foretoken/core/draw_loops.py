@@ -1,16 +1,14 @@
 """The compiled loops of core.draws_fast. Imports numba, so it is itself imported where it is first needed."""
 
-from inspect import unwrap
-
 import numpy as np
-from numba import njit
 
+from foretoken.core.compiled import compiled
 from foretoken.core.draws_fast import NONE
 
 BLOCK = 64  # weights whose sum is taken at once
 
 
-def _pick(row, u):  # type: ignore[no-untyped-def]
+def _pick(row: np.ndarray, u: float) -> int:
     """The token in whose share of the row u falls, 0 <= u < 1: laws.inverse_cdf, whose running sum this one equals up
     to float64 rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one."""
     v = row.shape[0]
@@ -38,8 +36,7 @@ def _pick(row, u):  # type: ignore[no-untyped-def]
     return v - 1
 
 
-# `unwrap`: see core.compiled.
-pick = njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"}, error_model="numpy")(unwrap(_pick))
+pick = compiled(_pick, reorder_sums=True)
 
 
 def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:

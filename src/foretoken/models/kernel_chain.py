@@ -4,13 +4,12 @@
 
 import numpy as np
 
-from foretoken.core.draw_loops import draw_loop
+from foretoken.core.draw_loops import pick
 from foretoken.core.softmax_loop import softmax_loop
 from foretoken.models.kernel import forward, head
 from foretoken.models.tile import machine_code
 
 softmax = machine_code(softmax_loop)
-draw = machine_code(draw_loop)
 
 
 def _draft_chain(
@@ -23,11 +22,11 @@ def _draft_chain(
     read: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
     masks: of the first forward; none: of the others.
     weights: norms .. biases as `forward` takes them; last: final norm, address and halved of the head, its bias.
-    Ends early where logits are not finite, or a draw met a token of no weight.
+    Ends early where logits are not finite.
     """
     norms, head_norms, addresses, halves, biases = weights
     norm, head_address, head_halved, head_bias = last
-    logits, draws = np.empty((1, q.shape[1]), np.float32), np.empty((1, 1), np.int64)
+    logits = np.empty((1, q.shape[1]), np.float32)
     used = start
     for level in range(len(tokens)):
         x = np.empty((len(read), embedding.shape[1]), np.float32)
@@ -43,10 +42,7 @@ def _draft_chain(
         if factor > 0:
             if not softmax(logits, factor, q[level : level + 1]):
                 return level
-            draw(q[level : level + 1], u[level : level + 1], True, draws)
-            token = draws[0, 0]
-            if q[level, token] <= 0:
-                return level
+            token = pick(q[level], u[level, 0])
         else:
             token = np.argmax(logits)  # of NaN, if there is one
             if not np.isfinite(logits[0, token]):
