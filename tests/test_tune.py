@@ -298,10 +298,10 @@ def test_a_profile_of_other_threads_is_refused(models, tmp_path):
 def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, tmp_path, monkeypatch):
     profile = written(models, tmp_path / "p.json", "chain:2")
     torch.set_num_threads(2)
-    options.spare_threads_as(profile)
+    options.spare_threads_as(read_profile(profile))
     assert torch.get_num_threads() == 2, "asked for by OMP_NUM_THREADS"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    options.spare_threads_as(profile)
+    options.spare_threads_as(read_profile(profile))
     assert torch.get_num_threads() == 1
 
 

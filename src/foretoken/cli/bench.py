@@ -68,8 +68,8 @@ def bench(
     settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
     options.check_outputs(out, plot)
     tuned = None if profile is None else read_profile(profile)
-    if profile is not None:
-        options.spare_threads_as(profile)
+    if tuned is not None:
+        options.spare_threads_as(tuned)
     target, drafter = options.resolve_models(target, drafter)
     pair = load_pair(
         target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed, compile=compile

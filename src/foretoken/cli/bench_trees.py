@@ -202,8 +202,8 @@ def _loaded(
     expand: str | None = None,
 ) -> Loaded:
     from foretoken.bench.pair import load_pair
-    from foretoken.build import fingerprint_of
     from foretoken.cli.bench import chosen_prompts
+    from foretoken.drafters import fingerprint_of
     from foretoken.models.identity import device_name, fingerprint
 
     if max_new_tokens < 1:

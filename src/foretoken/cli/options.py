@@ -12,6 +12,7 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
+    from foretoken.profile import Profile as TunedProfile
 
 _told = False
 Target = Annotated[str | None, typer.Option(help="Model folder (Hugging Face) or hub id. Default: the demo target.")]
@@ -150,11 +151,12 @@ def load_engine(
     profile: str | None = None,
 ) -> "Engine":
     from foretoken.build import load
+    from foretoken.profile import read_profile
 
     quiet()
     target, drafter = resolve_models(target, drafter)
     if profile is not None:
-        spare_threads_as(profile)
+        spare_threads_as(read_profile(profile))
     engine = load(
         target,
         drafter=drafter,
@@ -203,13 +205,11 @@ def spare_threads(num_parameters: int) -> None:
         torch.set_num_threads(1)
 
 
-def spare_threads_as(profile: str) -> None:
+def spare_threads_as(profile: "TunedProfile") -> None:
     """No more threads than the profile was made with, unless their number was asked for: its costs are of those."""
     import torch
 
-    from foretoken.profile import read_profile
-
-    threads = read_profile(profile).host.get("threads", "")
+    threads = profile.host.get("threads", "")
     if "OMP_NUM_THREADS" not in os.environ and threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ class RunBook:
             for found in self._parsed(whole.splitlines(), settings):
                 self.runs[found.key] = found
             if whole != text:
-                start = f'{{"{next(iter(TreeRun.__dataclass_fields__))}": '
+                start = f'{{"{fields(TreeRun)[0].name}": '
                 if not (text[len(whole) :].startswith(start) or start.startswith(text[len(whole) :])):
                     raise self._not_ours()
                 files.write(self.path, lambda path: path.write_text(whole))

@@ -76,9 +76,7 @@ class Healing:
     def _closed(self) -> Tensor:
         closed = self._masks.get(self.edge)
         if closed is None:
-            closed = torch.ones(self.width, dtype=torch.bool)
-            closed[[i for i in self.edge.firsts if i < self.width]] = False
-            self._masks[self.edge] = closed
+            closed = self._masks[self.edge] = torch.from_numpy(self.edge.closed(self.width))
         return closed
 
 

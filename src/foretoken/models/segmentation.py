@@ -100,9 +100,7 @@ class Segmentation:
             codes[list(self._special)] = list(self._special.values())
         self._mark(codes, state, taken, low, high)
         if taken:
-            closed = np.ones(self.width, dtype=bool)
-            closed[[i for i in edge.firsts if i < self.width]] = False
-            codes[closed] = CLOSED
+            codes[edge.closed(self.width)] = CLOSED
         return codes
 
     def _mark(self, codes: np.ndarray, state: bytes, prefix: bytes, low: int, high: int) -> None:

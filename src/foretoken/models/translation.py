@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from foretoken.models.vocabulary import Vocabulary
 
 GAP = b"\n"  # stands for a special token that the other vocabulary lacks, such as a turn's marker
@@ -19,6 +21,12 @@ class Edge:
 
     taken: bytes = b""
     firsts: frozenset[int] = frozenset()
+
+    def closed(self, width: int) -> np.ndarray:
+        """[width] bool: the drafter tokens that may not come there."""
+        closed = np.ones(width, dtype=bool)
+        closed[[i for i in self.firsts if i < width]] = False
+        return closed
 
 
 FIRM = Edge()
