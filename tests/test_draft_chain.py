@@ -9,6 +9,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
+from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.rows import Rows
 
 PROMPT = "def read(self, path):\n    with open("
@@ -29,9 +30,9 @@ def calls(monkeypatch) -> list[int]:
     """The levels of each compiled call."""
     levels, draft = [], Rows.draft_chain
 
-    def counted(self, row, tokens, u, temperature):
+    def counted(self, row, tokens, u, temperature, floor=0.0):
         levels.append(len(u))
-        return draft(self, row, tokens, u, temperature)
+        return draft(self, row, tokens, u, temperature, floor)
 
     monkeypatch.setattr(Rows, "draft_chain", counted)
     return levels
@@ -52,13 +53,15 @@ def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[
     return found
 
 
+@pytest.mark.parametrize("tree", ["chain:6", "chain:6@0.3"])
 @pytest.mark.parametrize("law", ["iid", "without_replacement"])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
-def test_the_trees_are_the_same(law, temperature, calls, monkeypatch):
-    engine, sampling = load(tree="chain:6", law=law, verifier="rrs" if law == "iid" else "rrsw"), Sampling(temperature)
+def test_the_trees_are_the_same(law, temperature, tree, calls, monkeypatch):
+    engine, sampling = load(tree=tree, law=law, verifier="rrs" if law == "iid" else "rrsw"), Sampling(temperature)
     compiled = trees(engine, sampling)
     assert calls == [6, 6, 6, 6]
     monkeypatch.setattr(Rows, "drafts_chains", lambda *_: False)
+    assert "@" not in tree or any(1 < len(drawn) < 7 for drawn in compiled)
     for tree, plain in zip(compiled, trees(engine, sampling), strict=True):
         assert (tree.tokens, tree.parents) == (plain.tokens, plain.parents)
         for a, b in zip(tree.siblings, plain.siblings, strict=True):
@@ -98,7 +101,7 @@ def test_a_batch_and_a_wider_tree_go_level_by_level(engine, calls):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_without_finite_logits_is_given_up(engine, monkeypatch, temperature):
-    monkeypatch.setattr(Rows, "draft_chain", lambda *_: ([], torch.empty(0, engine.target.vocab_size)))
+    monkeypatch.setattr(KernelRows, "draft_chain", lambda *_: ([], torch.empty(0, engine.target.vocab_size)))
     with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
         result = engine.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
     assert result.stats.num_drafted == 0

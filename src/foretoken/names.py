@@ -12,6 +12,7 @@ from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
+from foretoken.trees.confident import ConfidentChain
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree
 from foretoken.trees.sequoia import read_acceptance, sequoia
 from foretoken.verify import VERIFIERS
@@ -22,7 +23,10 @@ LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutRep
 
 
 def _chain(spec: str) -> TreePolicy:
-    return static.chain(_positive(spec, "chain:D"))
+    depth, at, floor = spec.partition("@")
+    if not at:
+        return static.chain(_positive(spec, "chain:D"))
+    return ConfidentChain(_positive(depth, "chain:D@C"), _number(floor, "chain:D@C"))
 
 
 def _kary(spec: str) -> TreePolicy:
@@ -56,7 +60,7 @@ def _product(spec: str) -> TreePolicy:
 
 
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
-    "chain": ("chain:D, a path of D drafts", _chain),
+    "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less than C sure of it", _chain),
     "kary": ("kary:KxD, K children at every node down to depth D", _kary),
     "budget": ("budget:N, sampled children where they pay most, N nodes expected", _budget),
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
@@ -80,6 +84,13 @@ def _positive(text: str, form: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ForetokenError(f"In tree {form} the numbers must be positive integers, not {text!r}.")
     return int(text)
+
+
+def _number(text: str, form: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ForetokenError(f"In tree {form} what stands behind the @ must be a number, not {text!r}.") from None
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:

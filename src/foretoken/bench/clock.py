@@ -92,9 +92,9 @@ class TimedRows(Rows):
         return self._scoring.time(super().score, tokens, parents)
 
     def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:
-        return self._scoring.time(self._forwards.time, super().draft_chain, row, tokens, u, temperature)
+        return self._scoring.time(self._forwards.time, super().draft_chain, row, tokens, u, temperature, floor)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._scoring.time(super().keep, paths)

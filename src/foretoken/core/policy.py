@@ -80,9 +80,14 @@ class TreePolicy(Protocol):
 
 @runtime_checkable
 class ChainPolicy(Protocol):
-    """A policy that may be one path, whatever q is."""
+    """A policy that may be one path."""
 
     @property
     def chain_depth(self) -> int:
-        """Levels of one draw each; 0 where the tree is not one path."""
+        """Levels of one draw each, at most; 0 where the tree is not one path."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """A draft gets none below it where the product of q down to it is less than this; 0: every draft gets one."""
         ...

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draw_each import draw_each
-from foretoken.core.errors import NotFiniteError
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import ChainPolicy, TreePolicy
@@ -65,6 +64,7 @@ class Growth:
     scored: dict[int, int]
     num_pending: int  # scored nodes before the root's children: committed ids the cache had not seen, root last
     frontier: list[int] = field(default_factory=list)
+    uniforms: Tensor | None = None  # of a chain: one for each level, whether or not it is reached
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""
@@ -119,7 +119,8 @@ class LMDraftSession:
         self.rows = rows
         self.growths: list[Growth] = []
         # Asked once: looking for a protocol's methods takes 40 microseconds.
-        self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ChainPolicy) else 0
+        chain = drafter.policy if isinstance(drafter.policy, ChainPolicy) else None
+        self._chain_depth, self._floor = (chain.chain_depth, chain.floor) if chain is not None else (0, 0.0)
 
     def join(self) -> None:
         self.rows.join()
@@ -138,7 +139,9 @@ class LMDraftSession:
             policy = self.drafter.policy.at(law, seq.sampling.temperature)
             frontier = policy.select([policy.root], 0) if seq.depth_left > 0 else []
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
-            self.growths.append(Growth(policy, law, builder, [policy.root], scored, len(pending), frontier))
+            levels = min(self._chain_depth, seq.depth_left)
+            uniforms = seq.uniforms(levels, 1) if levels > 0 else None
+            self.growths.append(Growth(policy, law, builder, [policy.root], scored, len(pending), frontier, uniforms))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
         if len(sequences) == 1 and self._draft_chain(sequences[0], tokens[0]):
@@ -160,18 +163,17 @@ class LMDraftSession:
         if not isinstance(self.rows, Rows):
             return False
         (g,) = self.growths
-        levels = min(self._chain_depth, seq.depth_left)
         same_vocabulary = self.drafter.lm.vocab_size == self.drafter.vocab_size
-        if levels < 1 or not same_vocabulary or seq.sampling.moves_scores or seq.shapes_logits:
+        if g.uniforms is None or not same_vocabulary or seq.sampling.moves_scores or seq.shapes_logits:
             return False
         if g.law is not Opaque and not (g.law in (IID, WithoutReplacement) and seq.sampling.tempers_only):
             return False
-        if not self.rows.drafts_chains(0, len(pending) + levels - 1):
+        if g.law is Opaque and self._floor > 0 and seq.sampling.temperature > 0:
+            return False  # the likeliest tokens, and their tempered probabilities too
+        if not self.rows.drafts_chains(0, len(pending) + len(g.uniforms) - 1):
             return False
         temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
-        tokens, q = self.rows.draft_chain(0, pending, seq.uniforms(levels, 1), temperature)
-        if len(tokens) < levels:
-            raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
+        tokens, q = self.rows.draft_chain(0, pending, g.uniforms, temperature, self._floor)
         for node, token in enumerate(tokens):
             g.scored[node] = g.num_pending - 1 + node
             g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))
@@ -203,7 +205,10 @@ class LMDraftSession:
             if not drawn:
                 continue
             laws = [plan.law for _, plan in drawn]
-            u = seq.uniforms(len(drawn), max(law.num_uniforms for law in laws))
+            if g.uniforms is None:
+                u = seq.uniforms(len(drawn), max(law.num_uniforms for law in laws))
+            else:
+                u = g.uniforms[depth - 1 : depth]
             draws = draw_each(laws, q if len(drawn) == len(nodes) else q[[i for i, _ in drawn]], u)
             first, q_rows = len(g.states), q.unbind()
             for (i, plan), kept in zip(drawn, draws, strict=True):

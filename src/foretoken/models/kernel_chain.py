@@ -14,20 +14,21 @@ softmax = machine_code(softmax_loop)
 
 def _draft_chain(
     read, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-    embedding, last, u, factor, threads, q, tokens
+    embedding, last, u, factor, floor, threads, q, tokens
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Draw tokens[l] from q[l] = softmax(factor logits) of the path so far, with its uniform u[l]; the levels done.
-    With factor 0 take the likeliest; q then has no rows.
+    With factor 0 take the likeliest; q then has no rows. Ends where the product of q (of softmax(logits) with factor 0)
+    is below `floor`; 0 levels where logits are not finite.
 
     read: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
     masks: of the first forward; none: of the others.
     weights: norms .. biases as `forward` takes them; last: final norm, address and halved of the head, its bias.
-    Ends early where logits are not finite.
     """
     norms, head_norms, addresses, halves, biases = weights
     norm, head_address, head_halved, head_bias = last
     logits = np.empty((1, q.shape[1]), np.float32)
-    used = start
+    untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
+    used, confidence = start, 1.0
     for level in range(len(tokens)):
         x = np.empty((len(read), embedding.shape[1]), np.float32)
         positions = np.arange(used, used + len(read))
@@ -41,13 +42,19 @@ def _draft_chain(
         head(x[len(x) - 1 :], norm, eps, head_address, head_halved, head_bias, logits, threads)
         if factor > 0:
             if not softmax(logits, factor, q[level : level + 1]):
-                return level
+                return 0
             token = pick(q[level], u[level, 0])
         else:
             token = np.argmax(logits)  # of NaN, if there is one
             if not np.isfinite(logits[0, token]):
-                return level
+                return 0
         tokens[level] = token
+        if floor > 0:
+            if factor == 0:
+                softmax(logits, np.float32(1), untempered)
+            confidence *= q[level, token] if factor > 0 else untempered[0, token]
+            if confidence < floor:
+                return level + 1
         read, masks = tokens[level : level + 1], none
     return len(tokens)
 

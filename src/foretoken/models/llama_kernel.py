@@ -129,12 +129,13 @@ class KernelRows:
         return torch.from_numpy(y.reshape(b, n, -1))
 
     def draft_chain(
-        self, row: int, read: Sequence[int], start: int, u: Float[Tensor, "n 1"], temperature: float
+        self, row: int, read: Sequence[int], start: int, u: Float[Tensor, "n 1"], temperature: float, floor: float
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too),
         and the q of each; at temperature 0 the likeliest ones, without q.
 
-        What `forward`, softmax and draw would give level by level, bit for bit; fewer than n where q is not finite.
+        What `forward`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
+        falls below `floor`, none where logits are not finite.
         """
         from foretoken.models.kernel_chain import draft_chain
 
@@ -147,7 +148,7 @@ class KernelRows:
         last = (k.norm, k.head_address, k.head.halved, k.head_bias)
         done = draft_chain(
             np.array(read), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
-            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), factor, use_threads(), q, tokens,
+            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), factor, floor, use_threads(), q, tokens,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore, from_hidden_states
@@ -227,23 +227,26 @@ class Rows:
         return all(window is None or used <= window for window in self._windows.values())
 
     def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature) by u[0]; read
         that, and so on: (tokens drawn, q of each). What was read are scored nodes of the row, whose tree was empty.
-        At temperature 0 the likeliest are taken, and q has no rows.
+        At temperature 0 the likeliest are taken, and q has no rows. No draft is read where the product of q down to it
+        (at temperature 0 of the untempered q) is below `floor`.
 
-        One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. It ends early where q is not
-        finite.
+        One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. NotFiniteError where logits
+        have NaN or +inf, or nothing finite.
         """
         assert isinstance(self._kernel, KernelRows)
         assert not len(self._trees[row])
         nodes, start = len(tokens) + len(u) - 1, self.lengths[row]
         self._check_room(row, nodes)
         self._lm.check_position(start + nodes - 1)
-        drafted = self._kernel.draft_chain(row, tokens, start, u, temperature)
-        self._trees[row].grow(range(-1, nodes - 1))
-        return drafted
+        drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
+        if not drafted:
+            raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits.")
+        self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
+        return drafted, q
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

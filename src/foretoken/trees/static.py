@@ -23,6 +23,7 @@ class StaticTree:
 
     parents: tuple[int, ...]
     weighs: bool = field(default=False, init=False)
+    floor: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
