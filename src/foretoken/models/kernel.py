@@ -1,7 +1,8 @@
 """The forward of a Llama-like model as one compiled function over panels: no operator is dispatched in between.
 
-Reads and writes its own cache layout: keys [layers, batch, heads, dim, slots], so that a product with a query runs
-along slots, and values [layers, batch, heads, slots, dim]. Slots are a multiple of 16 and start as zeros.
+Reads and writes its own cache layout: keys [layers, batch, heads, slots / 64, dim, 64], panels like those of a matrix,
+so that a product with a query runs along slots and along memory, and values [layers, batch, heads, slots, dim]. Slots
+are a multiple of 64 and start as zeros.
 """
 
 # pyright: reportCallIssue=false
@@ -94,7 +95,6 @@ softmax = machine_code(_softmax)
 
 def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, out):  # type: ignore[no-untyped-def]
     """Attention of the n nodes of row b with key head `group`: out[:, query heads of the group]."""
-    slots = keys.shape[3]
     wide = (used + LANES - 1) // LANES * LANES
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
@@ -112,8 +112,9 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
                     queries[i * rep + r, j] = qkv[b * n + first + i, (group * rep + r) * dim + j] * scale
         for at in range(0, wide, PANEL):
             columns = min(PANEL, wide - at)
-            here = key_at + 4 * at
-            strip(columns, flat_queries, 0, dim, 1, rows, here, slots, dim, False, flat_scores, at, wide, True, 0)
+            here = key_at + 4 * at * dim
+            after = here + 4 * PANEL * dim if rows > 2 else 0  # one or two rows wait for memory anyway
+            strip(columns, flat_queries, 0, dim, 1, rows, here, PANEL, dim, False, flat_scores, at, wide, True, after)
         if mask.shape[3] > 0:
             for i in range(count):
                 for r in range(rep):
@@ -179,10 +180,11 @@ def _forward(
         for b in range(batch):
             for i in range(n):
                 slot = slots[b, i]
+                panel, column = slot // PANEL, slot % PANEL
                 for h in range(key_heads):
                     at = of_q + h * dim
                     for j in range(dim):
-                        of_keys[b, h, j, slot] = qkv[b * n + i, at + j]
+                        of_keys[b, h, panel, j, column] = qkv[b * n + i, at + j]
                         of_values[b, h, slot, j] = qkv[b * n + i, at + of_k + j]
         mask = masks[layer_mask[layer]]
         if threads is None:

@@ -14,7 +14,7 @@ from foretoken.core.softmax import inverse
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.growing_tree import causal_mask
 from foretoken.models.llama import is_plain_llama
-from foretoken.models.panels import PanelLinear, use_threads
+from foretoken.models.panels import COLUMNS, PanelLinear, use_threads
 
 LANES = 16  # tile.LANES
 
@@ -72,14 +72,14 @@ class LlamaKernel:
 class KernelRows:
     """The slot cache of a batch in the kernel's layout; the same calls as SlotCache, and the forward itself.
 
-    keys [layers, batch, heads, dim, slots], values [layers, batch, heads, slots, dim].
+    keys [layers, batch, heads, slots / 64, dim, 64], values [layers, batch, heads, slots, dim].
     """
 
     def __init__(self, kernel: LlamaKernel, batch: int, slots: int) -> None:
         self.kernel = kernel
-        layers, room = len(kernel.addresses), -(-(slots + 1) // LANES) * LANES  # one slot takes the writes of padding
-        self.keys = np.zeros((layers, batch, kernel.key_heads, kernel.dim, room), np.float32)
-        self.values = np.zeros((layers, batch, kernel.key_heads, room, kernel.dim), np.float32)
+        layers, panels = len(kernel.addresses), slots // COLUMNS + 1  # one slot takes the writes of padding
+        self.keys = np.zeros((layers, batch, kernel.key_heads, panels, kernel.dim, COLUMNS), np.float32)
+        self.values = np.zeros((layers, batch, kernel.key_heads, panels * COLUMNS, kernel.dim), np.float32)
         cos, sin = kernel.rotary(torch.empty(0), torch.arange(slots)[None])
         self.cos, self.sin = cos[0].numpy(), sin[0].numpy()
         self._of: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
@@ -170,13 +170,15 @@ class KernelRows:
 
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
-        source = np.array(nodes) + start
-        self.keys[:, row, :, :, start : start + len(nodes)] = self.keys[:, row][..., source]
-        self.values[:, row, :, start : start + len(nodes)] = self.values[:, row][:, :, source]
+        source, place = np.array(nodes) + start, np.arange(start, start + len(nodes))
+        keys, values = self.keys[:, row], self.values[:, row]
+        keys[:, :, place // COLUMNS, :, place % COLUMNS] = keys[:, :, source // COLUMNS, :, source % COLUMNS]
+        values[:, :, place] = values[:, :, source]
 
     def copy_row(self, source: int, target: int, used: int) -> None:
         """Copy the first `used` slots of row `source` to row `target`."""
-        self.keys[:, target, :, :, :used] = self.keys[:, source, :, :, :used]
+        panels = -(-used // COLUMNS)
+        self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
         self.values[:, target, :, :used] = self.values[:, source, :, :used]
 
 
