@@ -111,12 +111,14 @@ class Decoder:
         """Each sequence's path and the token after it."""
         # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
         plain = all(tree.siblings[0] is None for tree in trees)
-        together = len(sequences) > 1 and plain and _one_sampling(sequences)
-        if not together:
+        if not (plain and _one_sampling(sequences)):
             return [self._walk(*each) for each in zip(sequences, trees, scores, strict=True)]
-        rows = torch.cat(list(scores))
+        rows = scores[0] if len(scores) == 1 else torch.cat(list(scores))
+        sampling = sequences[0].sampling
         try:
-            p = sequences[0].sampling(rows)
+            if sampling.temperature == 0:
+                return [((0,), token) for token in likeliest(sampling.scores(rows)).tolist()]
+            p = sampling(rows)
         except NotFiniteError as error:
             raise self._explained(rows) from error
         u = torch.cat([seq.uniforms(1, 1) for seq in sequences])  # as `draw` takes them, one sequence at a time
