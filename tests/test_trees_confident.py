@@ -1,13 +1,16 @@
 """Chains that end where the drafter is unsure: exact as they stand, lossy if the unsure draft itself is dropped."""
 
 import pytest
+import torch
 
 from foretoken.audit.decoding import TOLERANCE, Shape, measure
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.names import tree_policy
-from foretoken.trees.confident import ConfidentChain, Sure
+from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from tables import tiny_engine
 
@@ -18,7 +21,7 @@ from tables import tiny_engine
     [("block", IID), ("block-transport", IID), ("rrs", IID), ("rrsw", WithoutReplacement), ("exact-match", Opaque)],
 )
 def test_whole_decodings_have_the_targets_law(rule, family, seed):
-    found = measure(VERIFIERS[rule], family, Shape("chain:3@0.5", ConfidentChain(3, 0.5), 2), seed, num_tokens=4)
+    found = measure(VERIFIERS[rule], family, Shape("chain:3@0.5", static.chain(3, 0.5), 2), seed, num_tokens=4)
     assert found.worst <= TOLERANCE
     assert found.accepted > 0.3
 
@@ -31,19 +34,32 @@ def test_dropping_the_unsure_draft_is_caught(monkeypatch):
         kept = tuple(x for x in record.draws if record.q is None or record.q[x] >= 0.5)
         return add(self, parent, Siblings(kept, record.q, IID(len(kept))))
 
-    shape = Shape("wrong", ConfidentChain(2, 0.5), 3)
+    shape = Shape("wrong", static.chain(2, 0.5), 3)
     assert measure(VERIFIERS["rrs"], IID, shape, 1).exact
     monkeypatch.setattr(TreeBuilder, "add", forgetful)
     assert measure(VERIFIERS["rrs"], IID, shape, 1).worst > 0.01
 
 
-def test_a_node_below_the_floor_gets_no_child():
-    tree = ConfidentChain(4, 0.25)
-    states = [Sure(0.25, 1), Sure(0.2499, 1), Sure(1.0, 4)]
-    assert [plan is not None for plan in tree.plan(states, None, IID)] == [True, False, False]
-    assert tree.select(states, 0) == [0]
-    assert tree.select(states, 1) == []
-    assert tree.sizes() == (0, 1, 2, 3, 4)
+@pytest.mark.parametrize("rule", ["rrs", "transport", "block-transport", "exact-match"])
+def test_trees_that_branch_may_end_early_too(rule):
+    family = VERIFIERS[rule].laws[0]
+    found = measure(VERIFIERS[rule], family, Shape("kary:2x2@0.5", static.kary(2, 2, 0.5), 2), 5)
+    assert found.worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_no_node_has_a_child_below_the_floor(temperature):
+    engine = tiny_engine(tree="kary:2x4@0.01")
+    session, seq = engine.drafter.open(1, 64), Sequence([3, 1, 4], Sampling(temperature), torch.Generator(), 9)
+    session.join()
+    (tree,) = session.propose([seq])
+    (growth,) = session.growths
+    parents = set(tree.parents[1:])
+    assert len(growth.sure) == len(tree)
+    goes_on = [sure >= 0.01 for sure in growth.sure]
+    for node, on in enumerate(goes_on):
+        assert (node in parents) == (on and len(tree.path_to(node)) < 5)
+    assert {*goes_on} == {True, False}
 
 
 def test_it_drafts_less_than_the_whole_chain_and_gives_the_same_text_in_a_batch():
@@ -58,8 +74,8 @@ def test_it_drafts_less_than_the_whole_chain_and_gives_the_same_text_in_a_batch(
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("chain:4@", "a number, not ''"), ("chain:4@x", "not 'x'"), ("chain:4@0", "above 0"), ("chain:4@1.5", "1.5"),
-     ("chain:0@0.5", "positive integers"), ("chain:4@nan", "nan")],
+    [("chain:4@", "not ''"), ("chain:4@x", "not 'x'"), ("chain:4@0", "above 0"), ("chain:4@1.5", "1.5"),
+     ("chain:0@0.5", "positive integers"), ("chain:4@nan", "nan"), ("kary:2x3@2", "kary:KxD@C")],
 )  # fmt: skip
 def test_bad_words_are_named(spec, says):
     with pytest.raises(ForetokenError, match=says):

@@ -151,7 +151,7 @@ def load(
     elif drafter is None or drafter == "none":
         proposing = NoDrafter()
     elif drafter == "ngram":
-        if not isinstance(policy, StaticTree):
+        if not isinstance(policy, StaticTree) or policy.floor > 0:
             raise ForetokenError(
                 f"Tree {tree} needs the drafter's probabilities, and ngram has none: take chain or kary."
             )
@@ -200,7 +200,7 @@ def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy
             f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
             "no strings."
         )
-    if not isinstance(policy, StaticTree):
+    if not isinstance(policy, StaticTree) or policy.floor > 0:
         raise ForetokenError("draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD or list:FILE.")
     if law not in (None, IID.name):
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")

@@ -1,6 +1,7 @@
 """Names -> trees, laws and rules, and the refusal of pairs that would not be lossless. The only registries are these
 dicts and VERIFIERS."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,6 @@ from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
-from foretoken.trees.confident import ConfidentChain
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree
 from foretoken.trees.sequoia import read_acceptance, sequoia
 from foretoken.verify import VERIFIERS
@@ -23,17 +23,16 @@ LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutRep
 
 
 def _chain(spec: str) -> TreePolicy:
-    depth, at, floor = spec.partition("@")
-    if not at:
-        return static.chain(_positive(spec, "chain:D"))
-    return ConfidentChain(_positive(depth, "chain:D@C"), _number(floor, "chain:D@C"))
+    depth, floor = _floor(spec, "chain:D")
+    return static.chain(_positive(depth, "chain:D"), floor)
 
 
 def _kary(spec: str) -> TreePolicy:
-    k, cross, depth = spec.partition("x")
+    k, cross, rest = spec.partition("x")
     if not cross:
         raise ForetokenError(f"Tree kary:{spec} is incomplete: write kary:KxD, e.g. kary:2x4.")
-    return static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD"))
+    depth, floor = _floor(rest, "kary:KxD")
+    return static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD"), floor)
 
 
 def _budget(spec: str) -> TreePolicy:
@@ -60,8 +59,8 @@ def _product(spec: str) -> TreePolicy:
 
 
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
-    "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less than C sure of it", _chain),
-    "kary": ("kary:KxD, K children at every node down to depth D", _kary),
+    "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less sure of it than C", _chain),
+    "kary": ("kary:KxD or kary:KxD@C, K children at every node down to depth D", _kary),
     "budget": ("budget:N, sampled children where they pay most, N nodes expected", _budget),
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
@@ -86,11 +85,18 @@ def _positive(text: str, form: str) -> int:
     return int(text)
 
 
-def _number(text: str, form: str) -> float:
+def _floor(spec: str, form: str) -> tuple[str, float]:
+    """(what stands before the @, the number behind it), 0 where there is no @."""
+    rest, at, text = spec.partition("@")
+    if not at:
+        return rest, 0.0
     try:
-        return float(text)
+        floor = float(text)
     except ValueError:
-        raise ForetokenError(f"In tree {form} what stands behind the @ must be a number, not {text!r}.") from None
+        floor = math.nan
+    if not 0 < floor <= 1:
+        raise ForetokenError(f"In tree {form}@C the confidence C must be above 0 and at most 1, not {text!r}.")
+    return rest, floor
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:

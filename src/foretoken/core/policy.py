@@ -79,15 +79,15 @@ class TreePolicy(Protocol):
 
 
 @runtime_checkable
-class ChainPolicy(Protocol):
-    """A policy that may be one path."""
+class ShapePolicy(Protocol):
+    """A policy whose shape is known before anything is drawn."""
 
     @property
     def chain_depth(self) -> int:
-        """Levels of one draw each, at most; 0 where the tree is not one path."""
+        """Levels of one draw each; 0 where the tree is not one path."""
         ...
 
     @property
     def floor(self) -> float:
-        """A draft gets none below it where the product of q down to it is less than this; 0: every draft gets one."""
+        """The shape ends below nodes of which the drafter is less sure: see `core.sequence.Sequence.floor`."""
         ...

@@ -11,7 +11,7 @@ from torch import Tensor
 from foretoken.core.draw_each import draw_each
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
-from foretoken.core.policy import ChainPolicy, TreePolicy
+from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
@@ -55,7 +55,10 @@ class LMDrafter:
 
 @dataclass
 class Growth:
-    """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache."""
+    """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache.
+
+    sure: of every node the product of q down to it, if there is a floor.
+    """
 
     policy: TreePolicy
     law: LawFamily
@@ -65,6 +68,8 @@ class Growth:
     num_pending: int  # scored nodes before the root's children: committed ids the cache had not seen, root last
     frontier: list[int] = field(default_factory=list)
     uniforms: Tensor | None = None  # of a chain: one for each level, whether or not it is reached
+    floor: float = 0.0
+    sure: list[float] = field(default_factory=lambda: [1.0])
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""
@@ -119,8 +124,8 @@ class LMDraftSession:
         self.rows = rows
         self.growths: list[Growth] = []
         # Asked once: looking for a protocol's methods takes 40 microseconds.
-        chain = drafter.policy if isinstance(drafter.policy, ChainPolicy) else None
-        self._chain_depth, self._floor = (chain.chain_depth, chain.floor) if chain is not None else (0, 0.0)
+        shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
+        self._chain_depth, self._floor = (shape.chain_depth, shape.floor) if shape is not None else (0, 0.0)
 
     def join(self) -> None:
         self.rows.join()
@@ -141,7 +146,10 @@ class LMDraftSession:
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             levels = min(self._chain_depth, seq.depth_left)
             uniforms = seq.uniforms(levels, 1) if levels > 0 else None
-            self.growths.append(Growth(policy, law, builder, [policy.root], scored, len(pending), frontier, uniforms))
+            floor = max(self._floor, seq.floor)
+            self.growths.append(
+                Growth(policy, law, builder, [policy.root], scored, len(pending), frontier, uniforms, floor)
+            )
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
         if len(sequences) == 1 and self._draft_chain(sequences[0], tokens[0]):
@@ -168,12 +176,13 @@ class LMDraftSession:
             return False
         if g.law is not Opaque and not (g.law in (IID, WithoutReplacement) and seq.sampling.tempers_only):
             return False
-        if g.law is Opaque and self._floor > 0 and seq.sampling.temperature > 0:
+        if g.law is Opaque and g.floor > 0 and seq.sampling.temperature > 0:
             return False  # the likeliest tokens, and their tempered probabilities too
         if not self.rows.drafts_chains(0, len(pending) + len(g.uniforms) - 1):
             return False
         temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
-        tokens, q = self.rows.draft_chain(0, pending, g.uniforms, temperature, self._floor)
+        tokens, q, sure = self.rows.draft_chain(0, pending, g.uniforms, temperature, g.floor)
+        g.sure += sure
         for node, token in enumerate(tokens):
             g.scored[node] = g.num_pending - 1 + node
             g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))
@@ -214,9 +223,14 @@ class LMDraftSession:
             for (i, plan), kept in zip(drawn, draws, strict=True):
                 states = g.policy.grow(plan, q_rows[i], kept)
                 record = Siblings(kept, None if isinstance(plan.law, Opaque) else q_rows[i], plan.law)
-                g.states += [states[j] for j in g.builder.add(nodes[i], record)]
+                added = g.builder.add(nodes[i], record)
+                g.states += [states[j] for j in added]
+                if g.floor > 0:
+                    g.sure += [g.sure[nodes[i]] * float(q_rows[i][kept[j]]) for j in added]
             if depth < seq.depth_left and len(g.states) > first:
                 g.frontier = g.policy.select(g.states, first)
+                if g.floor > 0:
+                    g.frontier = [node for node in g.frontier if g.sure[node] >= g.floor]
 
     def _weights(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
@@ -227,10 +241,11 @@ class LMDraftSession:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         elif missing < 0:
             logits = logits[:, : self.drafter.vocab_size]
-        if g.law is not Opaque or (g.policy.weighs and seq.sampling.temperature > 0):
+        weighs = g.policy.weighs or g.floor > 0
+        if g.law is not Opaque or (weighs and seq.sampling.temperature > 0):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)
-        return scores.softmax(-1) if g.policy.weighs else scores
+        return scores.softmax(-1) if weighs else scores
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep what the cache holds of the accepted path; the rest is pending at the next step."""

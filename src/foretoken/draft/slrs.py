@@ -28,7 +28,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import Law, Opaque, draw_iid
-from foretoken.core.policy import ChainPolicy, TreePolicy
+from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
@@ -58,7 +58,7 @@ class SLRSDrafter:
     drafts: type[Segmentation] = Segmentation
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.policy, ChainPolicy) and self.policy.chain_depth > 0 and self.policy.floor == 0):
+        if not (isinstance(self.policy, ShapePolicy) and self.policy.chain_depth > 0 and self.policy.floor == 0):
             raise ForetokenError("vocab slrs and union draft a fixed number of tokens in a row: choose e.g. chain:4.")
 
     @property

@@ -19,11 +19,14 @@ MAX_NODES = 4096
 
 @dataclass(frozen=True)
 class StaticTree:
-    """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node."""
+    """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node.
+
+    floor: below a node of whose path the drafter is less sure, the shape is left out: `core.sequence.Sequence`.
+    """
 
     parents: tuple[int, ...]
+    floor: float = 0.0
     weighs: bool = field(default=False, init=False)
-    floor: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
@@ -31,6 +34,8 @@ class StaticTree:
         for i, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < i:
                 raise ForetokenError(f"Tree node {i} has parent {parent}: a parent must come before its child.")
+        if not 0 <= self.floor <= 1:
+            raise ForetokenError(f"A tree may end where the drafter is less sure than 0 to 1, not {self.floor}.")
 
     @cached_property
     def _children(self) -> tuple[tuple[int, ...], ...]:
@@ -82,12 +87,12 @@ class StaticTree:
         return None
 
 
-def chain(depth: int) -> StaticTree:
+def chain(depth: int, floor: float = 0.0) -> StaticTree:
     """One path of `depth` drafted tokens."""
-    return StaticTree(tuple(range(-1, depth)))
+    return StaticTree(tuple(range(-1, depth)), floor)
 
 
-def kary(k: int, depth: int) -> StaticTree:
+def kary(k: int, depth: int, floor: float = 0.0) -> StaticTree:
     """k children at every node down to `depth`."""
     parents, level = [-1], [0]
     for _ in range(depth):
@@ -96,7 +101,7 @@ def kary(k: int, depth: int) -> StaticTree:
         if len(parents) > MAX_NODES:
             raise ForetokenError(f"Tree kary:{k}x{depth} has more than {MAX_NODES} nodes: make it smaller.")
         level = list(range(first, len(parents)))
-    return StaticTree(tuple(parents))
+    return StaticTree(tuple(parents), floor)
 
 
 def from_file(path: str) -> StaticTree:
