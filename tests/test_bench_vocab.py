@@ -9,6 +9,7 @@ import tiny
 import tokenizers_zoo as zoo
 from command import run
 from foretoken.build import load
+from foretoken.cli.options import demo_folder
 from foretoken.compare import vocab_bench
 from foretoken.compare.table import Report
 from foretoken.compare.vocab_bench import Settings, bench
@@ -104,9 +105,22 @@ def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monk
         (("--method", "nonsense"), "choose among"),
         (("--target", "models/target"), "--drafter"),
         (("--rounds", 0), "rounds"),
+        (("--tree", "chain:2"), "METHOD=TREE"),
+        (("--method", "tli", "--tree", "slem=chain:2"), "a method of tli"),
+        (("--tree", "tli=chain:x"), "chain:D"),
     ],
 )
 def test_bad_input(monkeypatch, capsys, arguments, what):
     code, _, err = run(monkeypatch, capsys, "bench", "vocab", *arguments)
     assert code == 2
     assert what in err
+
+
+def test_the_trees_asked_for_are_taken(monkeypatch, capsys):
+    trees = ["--tree", "tli=chain:1", "--tree", "tli=kary:2x1"]
+    models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
+    fast = ["--prompts", 1, "--max-new-tokens", 4, "--rounds", 1, "--samples", 0, "--temperature", 0, "--json"]
+    code, out, _ = run(monkeypatch, capsys, "bench", "vocab", *models, *fast, "--method", "tli", *trees)
+    assert code == 0
+    rows = json.loads(out)["tables"][0]["rows"]
+    assert [row["tree"] for row in rows if row["way"].endswith("tli")] == ["chain:1", "kary:2x1"]

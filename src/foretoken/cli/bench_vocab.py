@@ -23,6 +23,10 @@ def bench_vocab(
     method: Annotated[
         list[str] | None, typer.Option(help="union, tli, slem or slrs; may be repeated. Default: all.")
     ] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(help="METHOD=TREE, e.g. tli=chain:2, for another tree than the usual one; may be repeated."),
+    ] = None,
     temperature: Annotated[
         list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
     ] = None,
@@ -55,11 +59,19 @@ def bench_vocab(
     from foretoken.drafters import VOCABS
     from foretoken.models.load import load_model
     from foretoken.models.target import LMTarget
+    from foretoken.names import tree_policy
 
     options.quiet()
     methods = list(dict.fromkeys(method or VOCABS))
     if unknown := [name for name in methods if name not in VOCABS]:
         raise ForetokenError(f"Unknown method {unknown[0]}: choose among {', '.join(VOCABS)}.")
+    trees: dict[str, list[str]] = {}
+    for one in tree or ():
+        name, equals, spec = one.partition("=")
+        if not equals or name not in methods:
+            raise ForetokenError(f"--tree {one} must be METHOD=TREE, with a method of {', '.join(methods)}.")
+        tree_policy(spec)
+        trees.setdefault(name, []).append(spec)
     if samples < 0 or rounds < 1 or max_new_tokens < 2:
         raise ForetokenError("samples must be at least 0, rounds at least 1 and max-new-tokens at least 2.")
     if target is None:
@@ -77,7 +89,7 @@ def bench_vocab(
     chosen = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens)]
     settings = Settings(tuple(temperature or (0.0, 1.0)), chosen, max_new_tokens, rounds, samples, seed)
     small = pair.engine.target if expand is None else LMTarget(load_model(target, lm.device, lm.dtype))
-    found = ways(pair.engine, pair.target, tokenizer, drafters, methods)
+    found = ways(pair.engine, pair.target, tokenizer, drafters, methods, trees)
     header = {
         **machine(lm.device),
         "dtype": str(lm.dtype).removeprefix("torch."),

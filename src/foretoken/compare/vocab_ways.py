@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -181,8 +181,12 @@ def ways(
     target_tokenizer: Tokenizer,
     drafters: Sequence[str],
     methods: Sequence[str],
+    trees: Mapping[str, Sequence[str]],
 ) -> list[Way]:
-    """Plain decoding on both sides, the engine's own drafter if it has one, then every method with every drafter."""
+    """Plain decoding on both sides, the engine's own drafter if it has one, then every method with every drafter.
+
+    trees: of a method, where not the usual one.
+    """
     found: list[Way] = [Ours(PLAIN, "-", "-", engine, engine.verifier), Theirs(PLAIN, "-", theirs, tree="-")]
     if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
         own, meter = engine.drafter, Meter()
@@ -194,12 +198,13 @@ def ways(
         translation = Translation(source, vocabulary(tokenizer))
         lm = load_model(name, like.device, like.dtype)
         for method in methods:
-            tree = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
-            policy, meter = tree_policy(tree), Meter()
-            rule = verifier_named(default_rule(policy, method))
-            drafter = VOCABS[method](meter.timed(lm), translation, policy, rule.laws[0])
-            drafter = replace(drafter, vocab_size=engine.target.vocab_size)
-            found.append(Ours(method, name, tree, engine, rule, drafter, meter))
+            usual = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
+            for tree in trees.get(method, (usual,)):
+                policy, meter = tree_policy(tree), Meter()
+                rule = verifier_named(default_rule(policy, method))
+                drafter = VOCABS[method](meter.timed(lm), translation, policy, rule.laws[0])
+                drafter = replace(drafter, vocab_size=engine.target.vocab_size)
+                found.append(Ours(method, name, tree, engine, rule, drafter, meter))
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype)
         model.generation_config = GenerationConfig(
             pad_token_id=0,
