@@ -21,7 +21,7 @@ from foretoken.build import check_profile
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Opaque
+from foretoken.core.laws import IID, Opaque, outcomes
 from foretoken.core.sampling import Sampling
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
@@ -41,8 +41,17 @@ from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.names import tree_policy
 from foretoken.profile import FORMAT, PLAIN, Profile, read_profile
-from foretoken.tune.acceptance import Forced, forced, of_one_draft, reach, tokens_per_step, tokens_watched
-from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
+from foretoken.tune.acceptance import (
+    Forced,
+    forced,
+    of_one_draft,
+    per_step,
+    reach,
+    tokens_per_step,
+    tokens_watched,
+    widths,
+)
+from foretoken.tune.costs import Configuration, ForwardCosts, StepCosts
 from foretoken.tune.journal import Journal
 
 # Acceptance.
@@ -125,6 +134,27 @@ def test_at_temperature_0_a_draft_is_accepted_where_the_likeliest_tokens_agree()
     assert reach(text, Configuration("kary:2x2", "transport"), 0.0).tolist() == [[1, 1], [1, 0], [0, 0]]
 
 
+def test_repeated_draws_share_a_node():
+    """Two i.i.d. draws at every node of two levels, enumerated for a drafter that writes the same after any text."""
+    q = torch.tensor([0.8, 0.15, 0.05], dtype=torch.float64)
+    children = [(set(draws), prob) for draws, prob in outcomes(IID(2), q)]
+    level = [sum(prob * len(drawn) for drawn, prob in children)]
+    level.append(sum(prob * len(drawn) * level[0] for drawn, prob in children))
+    text = Forced([0, 1, 2], torch.eye(3, dtype=torch.float64), q.expand(3, 3))
+    assert level[1] < 2.1, "not 4"
+    for rule, t, want in (("transport", 1.0, level), ("hub", 1.0, [2, 4]), ("transport", 0.0, [2, 4])):
+        found = widths(text, Configuration("kary:2x2", rule), t)
+        assert found.tolist() == [pytest.approx(want, abs=1e-12)] * 2
+    assert widths(text, Configuration("chain:2", "block"), 1.0).tolist() == [[1, 1]] * 2
+
+
+def test_what_a_step_has_is_a_mean_over_the_steps_of_the_text():
+    """A place of 40 nodes that every other step starts at, another of 10."""
+    reached = torch.tensor([[1.0], [0.0], [0.0], [1.0], [1.0], [0.0]], dtype=torch.float64)
+    nodes = torch.tensor([[40.0], [99.0], [10.0], [40.0], [99.0], [10.0]], dtype=torch.float64)
+    assert per_step([reached], [nodes]).tolist() == [25.0]
+
+
 def test_steps_of_a_deep_chain_cut_shorter():
     assert tokens_watched([(5, 1, 3, 2)], 2) == pytest.approx((3 + 1 + 3) / 3)
 
@@ -161,20 +191,19 @@ def test_forward_costs_are_lines_between_measurements():
 
 def test_overheads_are_found_again():
     target, drafter = (ForwardCosts([1, 15], [10], [[x, 2 * x]]) for x in (10.0, 2.0))
-    true = StepCosts(
-        target, drafter, 10, 0.5, {"chain x": ([1, 4, 12], [0.3, 0.9, -0.2]), "kary x": ([1, 3], [0.7, 1.5])}
-    )
+    true = StepCosts(target, drafter, 10, 0.5, {"chain": ([1, 4, 12], [0.3, 0.9, -0.2]), "kary": ([1, 3], [0.7, 1.5])})
     probes = [
-        PLAINLY,
-        *(Configuration(tree, "x") for tree in ("chain:12", "chain:1", "chain:4", "kary:2x1", "kary:2x3")),
+        (PLAIN, []),
+        *(("chain", [1.0] * depth) for depth in (12, 1, 4)),
+        *(("kary", [1.9, 3.5, 6.2][:depth]) for depth in (1, 3)),
     ]
-    found = StepCosts(target, drafter, 10).calibrated({c: true.step(c) for c in probes})
+    found = StepCosts(target, drafter, 10).calibrated([(*probe, true.step(*probe)) for probe in probes])
     assert found.plain == pytest.approx(0.5)
-    for c in [*probes, Configuration("chain:2", "x"), Configuration("kary:2x2", "x")]:
-        assert found.step(c) == pytest.approx(true.step(c))
-    assert true.step(Configuration("chain:2", "x")) == pytest.approx(target.at(3, 10) + 2 * 2.0 + 0.5 + 0.5)
-    assert true.step(probes[-1]) == pytest.approx(
-        target.at(15, 10) + 2.0 + drafter.at(2, 10) + drafter.at(4, 10) + 0.5 + 1.5
+    for probe in [*probes, ("chain", [1.0, 1.0]), ("kary", [1.8, 3.1])]:
+        assert found.step(*probe) == pytest.approx(true.step(*probe))
+    assert true.step("chain", [1.0, 1.0]) == pytest.approx(target.at(3, 10) + 2 * 2.0 + 0.5 + 0.5)
+    assert true.step(*probes[-1]) == pytest.approx(
+        target.at(12.6, 10) + 2.0 + drafter.at(1.9, 10) + drafter.at(3.5, 10) + 0.5 + 1.5
     )
 
 

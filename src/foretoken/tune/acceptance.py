@@ -13,6 +13,12 @@ whose mean over texts is exact for chains, and for trees but for how acceptance 
 (tests/test_tune.py). Steps follow one another as a renewal process: one that starts at t moves on to t + 1 + (drafts
 accepted). Places where drafts fail see more steps than easy ones, which a plain mean over the text would miss.
 
+What a step costs goes by the nodes of its tree. Draws that repeat one another share a node, so a node at the text's
+token t has E[distinct draws | q_t] children. Its other children, which are off the text, are taken to have as many as
+the text's own token has, so that a tree from t on is expected to have
+
+    D_t,   D_t D_{t+1},   ..   nodes at depth 1, 2, ..
+
 A drafter without a distribution is watched instead: steps of the deepest chain, cut at any depth.
 """
 
@@ -23,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import Opaque
+from foretoken.core.budgeted import expected_distinct
+from foretoken.core.laws import IID, Law, Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
@@ -80,12 +87,10 @@ def of_one_draft(text: Forced, temperature: float) -> Float[Tensor, " t"]:
 
 def reach(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
     """R_t(i) for i = 0 .. depth - 1 at every t that has so many tokens after it."""
-    depth, k = len(configuration.widths), tree_policy(configuration.tree).max_draws
-    if temperature == 0:
-        return acceptance("exact-match", Opaque(k), text.p, text.q).unfold(0, depth, 1).cumprod(1)
-    if k > 1:
-        rule = verifier_named(configuration.verifier)
-        return acceptance(rule, rule.laws[0](k), text.p, text.q).unfold(0, depth, 1).cumprod(1)
+    depth, law = len(configuration.most), _law(configuration, temperature)
+    if law.k > 1 or temperature == 0:
+        rule = "exact-match" if temperature == 0 else verifier_named(configuration.verifier)
+        return acceptance(rule, law, text.p, text.q).unfold(0, depth, 1).cumprod(1)
     places = torch.arange(len(text.ids))
     ratio = (text.q[places, text.ids] / text.p[places, text.ids]).unfold(0, depth, 1)
     if configuration.verifier == "block":
@@ -93,20 +98,44 @@ def reach(text: Forced, configuration: Configuration, temperature: float) -> Flo
     return ratio.clamp(max=1).cumprod(1)
 
 
+def widths(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
+    """Nodes expected at depth 1, 2, .. of a tree at every t of `reach`."""
+    depth, law = len(configuration.most), _law(configuration, temperature)
+    draws = torch.full((len(text.ids),), float(law.k), dtype=torch.float64)
+    distinct = expected_distinct(text.q, draws) if law.k > 1 and isinstance(law, IID) else draws
+    return distinct.unfold(0, depth, 1).cumprod(1)
+
+
+def _law(configuration: Configuration, temperature: float) -> Law:
+    """Of every node's children."""
+    k = tree_policy(configuration.tree).max_draws
+    return Opaque(k) if temperature == 0 else verifier_named(configuration.verifier).laws[0](k)
+
+
+def per_step(reached: Sequence[Float[Tensor, "_ d"]], values: Sequence[Float[Tensor, "_ m"]]) -> np.ndarray:
+    """What a step has of `values`, known at every place where one may start: their mean over the renewal process."""
+    total, steps = np.zeros(values[0].shape[1]), 0.0
+    for survival, value in zip(reached, values, strict=True):
+        started = _visits(survival.double().numpy())
+        total += started @ value.double().numpy()
+        steps += started.sum()
+    return total / steps
+
+
+def _visits(survival: np.ndarray) -> np.ndarray:
+    """The probability that a step starts at each place of a text."""
+    places, depth = survival.shape
+    stops = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # P(a step from t accepts exactly i drafts)
+    visits = np.zeros(places + depth + 1)
+    visits[0] = 1.0
+    for t in range(places):
+        visits[t + 1 : t + depth + 2] += visits[t] * stops[t]
+    return visits[:places]
+
+
 def tokens_per_step(reached: Sequence[Float[Tensor, "_ d"]]) -> float:
-    """Expected tokens over expected steps of the renewal process on every text."""
-    tokens = steps = 0.0
-    for of_text in reached:
-        survival = of_text.double().numpy()
-        places, depth = survival.shape
-        stops = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # P(a step from t accepts exactly i drafts)
-        visits = np.zeros(places + depth + 1)
-        visits[0] = 1.0
-        for t in range(places):
-            visits[t + 1 : t + depth + 2] += visits[t] * stops[t]
-        steps += visits[:places].sum()
-        tokens += visits[:places] @ (1 + survival.sum(1))
-    return float(tokens / steps)
+    """Expected tokens over expected steps."""
+    return float(per_step(reached, [1 + survival.sum(1, keepdim=True) for survival in reached])[0])
 
 
 def tokens_watched(tokens: Sequence[Sequence[int]], depth: int) -> float:

@@ -3,8 +3,9 @@
     step of a tree with w_1, .., w_D nodes a level  =  target(1 + w_1 + .. + w_D) + drafter(1) + drafter(w_1) + ..
         + drafter(w_{D-1}) + plain + rest(D)
 
-plain: what a plain step takes beyond its forward. rest(D): what drafting D levels takes beyond forwards, by kind of
-tree and rule; below 0 where it saves something, as chains do, which are drafted in one compiled call.
+w: expected nodes (acceptance.py). plain: what a plain step takes beyond its forward. rest(D): what drafting D levels
+takes beyond forwards, by kind of tree and rule; below 0 where it saves something, as chains do, which are drafted in
+one compiled call.
 """
 
 from bisect import bisect_left
@@ -42,8 +43,8 @@ class Configuration:
         return f"{self.tree.partition(':')[0]} {self.verifier}".rstrip()
 
     @property
-    def widths(self) -> list[int]:
-        """Nodes at depth 1, 2, .."""
+    def most(self) -> list[int]:
+        """Nodes at depth 1, 2, .., at most."""
         if self.tree == PLAIN:
             return []
         return [below - above for above, below in pairwise(tree_policy(self.tree).sizes())]
@@ -60,7 +61,7 @@ class ForwardCosts:
     contexts: Sequence[int]
     seconds: Sequence[Sequence[float]]
 
-    def at(self, nodes: int, context: int | float) -> float:
+    def at(self, nodes: float, context: float) -> float:
         """Linear between what was measured, and beyond it."""
         return _line(self.contexts, [_line(self.nodes, row, nodes) for row in self.seconds], context)
 
@@ -72,7 +73,7 @@ class ForwardCosts:
         ]
 
 
-def _line(x: Sequence[int], y: Sequence[float], at: int | float) -> float:
+def _line(x: Sequence[float], y: Sequence[float], at: float) -> float:
     if len(x) == 1:
         return y[0]
     i = min(max(bisect_left(x, at), 1), len(x) - 1)
@@ -108,31 +109,29 @@ class StepCosts:
 
     target: ForwardCosts
     drafter: ForwardCosts | None
-    context: int | float
+    context: float
     plain: float = 0.0
-    rest: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
+    rest: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
 
-    def forwards(self, configuration: Configuration) -> float:
-        """Seconds of a step inside forwards."""
-        widths = configuration.widths
+    def forwards(self, widths: Sequence[float]) -> float:
+        """Seconds of a step inside forwards, with so many nodes expected at depth 1, 2, .."""
         drafting = 0.0
         if self.drafter is not None:
-            drafting = sum(self.drafter.at(width, self.context) for width in [1, *widths][: len(widths)])
+            drafting = sum(self.drafter.at(width, self.context) for width in [1.0, *widths][: len(widths)])
         return self.target.at(1 + sum(widths), self.context) + drafting
 
-    def step(self, configuration: Configuration) -> float:
-        """Seconds of a step."""
-        depth = len(configuration.widths)
-        rest = _line(*self.rest[configuration.kind], depth) if depth else 0.0
-        return self.forwards(configuration) + self.plain + rest
+    def step(self, kind: str, widths: Sequence[float]) -> float:
+        """Seconds of a step with a tree of this kind; of a plain one if there are no levels."""
+        rest = _line(*self.rest[kind], len(widths)) if widths else 0.0
+        return self.forwards(widths) + self.plain + rest
 
-    def calibrated(self, measured: Mapping[Configuration, float]) -> "StepCosts":
-        """With what is left of measured steps [s]: plain ones, and some depths of every kind of tree."""
-        plain = measured[PLAINLY] - self.forwards(PLAINLY)
-        rest: dict[str, tuple[list[int], list[float]]] = {}
-        for configuration in sorted(measured, key=lambda c: len(c.widths)):
-            if configuration != PLAINLY:
-                depths, seconds = rest.setdefault(configuration.kind, ([], []))
-                depths.append(len(configuration.widths))
-                seconds.append(measured[configuration] - self.forwards(configuration) - plain)
+    def calibrated(self, measured: Sequence[tuple[str, Sequence[float], float]]) -> "StepCosts":
+        """With what is left of measured steps (kind, widths, seconds): a plain one, and some depths of every kind."""
+        plain = next(seconds for _, widths, seconds in measured if not widths) - self.forwards([])
+        rest: dict[str, tuple[list[float], list[float]]] = {}
+        for kind, widths, took in sorted(measured, key=lambda x: len(x[1])):
+            if widths:
+                depths, seconds = rest.setdefault(kind, ([], []))
+                depths.append(len(widths))
+                seconds.append(took - self.forwards(widths) - plain)
         return replace(self, plain=plain, rest=rest)

@@ -15,8 +15,17 @@ from foretoken.drafters import fingerprint_of, plain, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
-from foretoken.profile import Profile
-from foretoken.tune.acceptance import forced, has_distribution, of_one_draft, reach, tokens_per_step, tokens_watched
+from foretoken.profile import PLAIN, Profile
+from foretoken.tune.acceptance import (
+    forced,
+    has_distribution,
+    of_one_draft,
+    per_step,
+    reach,
+    tokens_per_step,
+    tokens_watched,
+    widths,
+)
 from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
 from foretoken.tune.journal import Journal
 
@@ -26,6 +35,14 @@ BRANCHING = ("kary:2x1", "kary:2x2", "kary:2x3", "kary:3x2")
 PROBES = ("chain:1", "chain:4", "chain:12", "kary:2x1", "kary:2x3")  # whose whole steps are timed before predicting
 PROBE_PROMPTS = 3
 MEASURED = ("tokens a step", "tokens/s", "x plain")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is expected of a step: tokens, and nodes at depth 1, 2, .."""
+
+    tokens: float
+    widths: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -65,21 +82,21 @@ def tune(
         journal.once(f"text {i + 1}", lambda i=i: written_text(engine, workload, i, progress))
         for i in range(len(workload.prompts))
     ]
-    costs = _step_costs(engine, workload, journal, progress)
     configurations = grid(engine, workload.temperature)
     probes = [PLAINLY, *_probes(configurations)]
+    costs = _step_costs(engine, workload, journal, progress)
     few = replace(workload, prompts=workload.prompts[:PROBE_PROMPTS])
     probed = _measure(engine, few, probes, 1, journal, progress)
-    costs = costs.calibrated({c: runs.seconds_per_step for c, runs in probed.items()})
     progress("predicting")
     if has_distribution(engine):
-        tokens, one = _accepted(engine, workload, texts, configurations)
+        expected, one = _forced_steps(engine, workload, texts, configurations)
     else:
         watched = [run.tokens for run in probed[probes[-1]].runs]  # of the deepest chain
-        tokens = {c: tokens_watched(watched, len(c.widths)) for c in configurations}
-        one = tokens[configurations[0]] - 1
-    predictions = [Prediction(PLAINLY, 1.0, costs.step(PLAINLY))]
-    predictions += [Prediction(c, tokens[c], costs.step(c)) for c in configurations]
+        expected = {c: Step(tokens_watched(watched, len(c.most)), [float(w) for w in c.most]) for c in configurations}
+        one = expected[configurations[0]].tokens - 1
+    expected[PLAINLY] = Step(1.0, [])
+    costs = costs.calibrated([(c.kind, expected[c].widths, runs.seconds_per_step) for c, runs in probed.items()])
+    predictions = [Prediction(c, x.tokens, costs.step(c.kind, x.widths)) for c, x in expected.items()]
     predictions.sort(key=lambda x: -x.tokens_per_s)
     chosen = [x.configuration for x in predictions if x.configuration != PLAINLY][:best]
     measured = _measure(engine, workload, [PLAINLY, *chosen], rounds, journal, progress)
@@ -91,7 +108,7 @@ def tune(
         host=host(engine.target.lm),
         tree=winner.tree,
         verifier=winner.verifier,
-        plain_s=costs.step(PLAINLY),
+        plain_s=costs.step(PLAIN, []),
         extra=_extra(costs),
         acceptance=one,
         versions=versions(),
@@ -134,25 +151,30 @@ def _measure(
     return {c: found[c.name] for c in chosen}
 
 
-def _accepted(
+def _forced_steps(
     engine: Engine, workload: Workload, texts: Sequence[list[int]], configurations: Sequence[Configuration]
-) -> tuple[dict[Configuration, float], float]:
-    """(tokens a step, acceptance of one draft); one text's distributions at a time, since they are large."""
-    reached: dict[Configuration, list[Any]] = {c: [] for c in configurations}
+) -> tuple[dict[Configuration, Step], float]:
+    """(steps, acceptance of one draft); one text's distributions at a time, since they are large."""
+    t = workload.temperature
+    places: dict[Configuration, list[tuple[Any, Any]]] = {c: [] for c in configurations}
     one: list[float] = []
     for prompt, ids in zip(workload.prompts, texts, strict=True):
-        text = forced(engine, prompt, ids, workload.temperature)
-        one += of_one_draft(text, workload.temperature).tolist()
+        text = forced(engine, prompt, ids, t)
+        one += of_one_draft(text, t).tolist()
         for c in configurations:
-            reached[c].append(reach(text, c, workload.temperature))
-    return {c: tokens_per_step(rows) for c, rows in reached.items()}, sum(one) / len(one)
+            places[c].append((reach(text, c, t), widths(text, c, t)))
+    found = {}
+    for c, rows in places.items():
+        reached, nodes = zip(*rows, strict=True)
+        found[c] = Step(tokens_per_step(reached), per_step(reached, nodes).tolist())
+    return found, sum(one) / len(one)
 
 
 def _extra(costs: StepCosts) -> tuple[float, float, float]:
     """What a step of a chain takes beyond a plain one, in plain steps: once, a level, a node; the nearest line."""
-    plain = costs.step(PLAINLY)
-    rule = next(kind for kind in costs.rest if kind.startswith("chain")).partition(" ")[2]
-    slope, once = np.polyfit(DEPTHS, [costs.step(Configuration(f"chain:{d}", rule)) / plain - 1 for d in DEPTHS], 1)
+    plain = costs.step(PLAIN, [])
+    kind = next(kind for kind in costs.rest if kind.startswith("chain"))
+    slope, once = np.polyfit(DEPTHS, [costs.step(kind, [1.0] * d) / plain - 1 for d in DEPTHS], 1)
     node = np.polyfit(NODES, [costs.target.at(n, costs.context) / plain for n in NODES], 1)[0]
     node = min(max(node, 0.0), slope)
     return max(0.0, float(once)), float(slope - node), float(node)
