@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from foretoken.bench.interleaved import Workload
 from foretoken.bench.pair import with_cost_ratio
 from foretoken.build import load
 from foretoken.compare.table import Report
@@ -72,3 +73,42 @@ def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, m
     ):
         code, _, err = run(*measured, *arguments)
         assert (code, says in err) == (2, True), err
+
+
+def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, unchecked):
+    monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
+    arguments = ("tune", "randomised", "--prompts", 2, "--max-new-tokens", 16, "--json")
+    path = tmp_path / "foretoken-randomised.part"
+    whole = Workload.run
+
+    def broken_off(workload, engine, i, *others):
+        if i == 1 and engine.tree == "a = 0.4":
+            raise KeyboardInterrupt
+        return whole(workload, engine, i, *others)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("foretoken.tune.randomised.forward_costs", interrupted)
+        code, _, err = run(*arguments)
+    assert (code, "goes on from here" in err) == (130, True)
+    texts = json.loads(path.read_text())["done"]
+    assert set(texts) == {"text 1", "text 2"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Workload, "run", broken_off)
+        code, _, err = run(*arguments)
+    assert (code, "going on after 2 measurements" in err) == (130, True), err
+    done = json.loads(path.read_text())["done"]
+    assert {name: done[name] for name in texts} == texts
+    assert len(done) == 4, "two texts, the forwards, the grid on the first prompt"
+    (first,) = (found for name, found in done.items() if name.endswith("prompt 1"))
+    first["a = 0.4"][1] = 1e6  # seconds
+    path.write_text(json.dumps({**json.loads(path.read_text()), "done": done}))
+    code, out, err = run(*arguments)
+    assert (code, "going on after 4 measurements" in err) == (0, True), err
+    slow = {row["a"]: row["measured x plain"] < 1e-3 for row in json.loads(out)["tables"][1]["rows"]}
+    assert slow == {f"{a:g}": a == 0.4 for a in GRID}, "what was measured is not measured again"
+    assert not path.exists()
+    code, _, err = run(*arguments, "--part", "nowhere/x.part")
+    assert (code, "Cannot write nowhere/x.part" in err) == (2, True)

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +16,12 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
+    from foretoken.tune.journal import Journal
 
 
 app = typer.Typer(cls=options.DefaultCommand, help="Measure what pays here.")
 DEFAULT_OUT = "foretoken-profile.json"
+DEFAULT_PART = "foretoken-randomised.part"
 
 WorkloadFile = Annotated[
     str | None,
@@ -62,9 +66,6 @@ def tune(
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
     from foretoken.compare.table import Report
-    from foretoken.drafters import fingerprint_of
-    from foretoken.models.identity import fingerprint, host, versions
-    from foretoken.tune.journal import Journal
     from foretoken.tune.run import tune as measure
 
     options.check_outputs(out)
@@ -83,7 +84,7 @@ def tune(
         "drafter": drafter or ("ngram" if target else "demo"),
         "vocab": vocab,
         "expand": expand,
-        "workload": hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16],
+        "workload": digest(texts),
         "temperature": temperature,
         "prompts": prompts,
         "max_new_tokens": max_new_tokens,
@@ -94,18 +95,8 @@ def tune(
     }
     header = {**machine(of_device), **settings}
     report = Report("foretoken tune", header)
-    models = [fingerprint(engine.target.lm), fingerprint_of(engine.drafter)]
-    key = {**settings, "models": models, "host": host(engine.target.lm), "versions": versions()}
-    journal = Journal(f"{out}.part", key)
-    if journal.replaces:
-        print(f"{journal.path} is of other settings, models or versions: it is replaced", file=sys.stderr)
-    if len(journal):
-        print(f"going on after {len(journal)} measurements in {journal.path}", file=sys.stderr)
-    try:
+    with open_journal(f"{out}.part", engine, settings) as journal:
         profile = measure(engine, chosen, best, rounds, journal, report, options.progress)
-    except KeyboardInterrupt:
-        print("\nforetoken: interrupted; the same command goes on from here.", file=sys.stderr)
-        raise
     profile.write(out)
     journal.close()
     show(report, json_, False)
@@ -128,6 +119,9 @@ def randomised(
     expand: Expand = None,
     seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
     plot: Annotated[str | None, typer.Option(help="Draw Figures 3 and 4 to this file (needs matplotlib).")] = None,
+    part: Annotated[
+        str, typer.Option(help="File that holds what is measured so far, removed when all is done.")
+    ] = DEFAULT_PART,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -135,33 +129,59 @@ def randomised(
     """The draft probability that pays (paper 002): both optima, exactly, and tokens/s predicted and measured against a.
 
     One draft a step. Where a coin says no, drafter and target run at the same time, for which they need a core each.
+    Interrupted, the same command goes on where it stopped.
     """
     import time
 
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
-    from foretoken.bench.plot import check_plot
     from foretoken.compare.table import Report
     from foretoken.tune.randomised import plot as draw
     from foretoken.tune.randomised import randomised as measure
 
     if rounds < 1:
         raise ForetokenError(f"rounds is {rounds}: it must be at least 1.")
-    if plot is not None:
-        check_plot(plot)
+    options.check_outputs(part, plot)
     texts = chosen_prompts(workload, prompts)
     engine = load_engine(target, drafter, None, expand, seed, device, dtype, "auto", cost_ratio)
     chosen = Workload(encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, time.perf_counter, seed)
-    header = {
-        **machine(engine.target.lm.device), "target": target or "demo", "drafter": drafter or "demo", "expand": expand,
-        "cost_ratio": cost_ratio, "temperature": temperature, "prompts": prompts, "max_new_tokens": max_new_tokens,
-        "rounds": rounds, "seed": seed, "clock": "wall",
+    settings = {
+        "target": target or "demo", "drafter": drafter or "demo", "expand": expand, "cost_ratio": cost_ratio,
+        "temperature": temperature, "prompts": prompts, "max_new_tokens": max_new_tokens, "rounds": rounds,
+        "seed": seed, "clock": "wall", "workload": digest(texts),
     }  # fmt: skip
-    report = Report("foretoken tune randomised", header)
-    points = measure(engine, chosen, rounds, report, options.progress)
+    report = Report("foretoken tune randomised", {**machine(engine.target.lm.device), **settings})
+    with open_journal(part, engine, settings) as journal:
+        points = measure(engine, chosen, rounds, journal, report, options.progress)
+    journal.close()
     show(report, json_, False)
     if plot is not None:
-        draw(points, f"{header['target']}, drafter {header['drafter']}, temperature {temperature:g}", plot)
+        draw(points, f"{settings['target']}, drafter {settings['drafter']}, temperature {temperature:g}", plot)
+
+
+def digest(texts: list[str]) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iterator[Journal]":
+    """Of what was measured with these settings, models, machine and versions; says on stderr what becomes of it."""
+    from foretoken.drafters import fingerprint_of
+    from foretoken.models.identity import fingerprint, host, versions
+    from foretoken.tune.journal import Journal
+
+    models = [fingerprint(engine.target.lm), fingerprint_of(engine.drafter)]
+    key = {**settings, "models": models, "host": host(engine.target.lm), "versions": versions()}
+    journal = Journal(path, key)
+    if journal.replaces:
+        print(f"{journal.path} is of other settings, models or versions: it is replaced", file=sys.stderr)
+    if len(journal):
+        print(f"going on after {len(journal)} measurements in {journal.path}", file=sys.stderr)
+    try:
+        yield journal
+    except KeyboardInterrupt:
+        print("\nforetoken: interrupted; the same command goes on from here.", file=sys.stderr)
+        raise
 
 
 def chosen_prompts(workload: str | None, count: int) -> list[str]:

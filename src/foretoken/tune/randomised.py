@@ -27,8 +27,9 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.tune.acceptance import forced, has_distribution
 from foretoken.tune.costs import ForwardCosts, forward_costs
+from foretoken.tune.journal import Journal
 from foretoken.tune.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
-from foretoken.tune.run import written_text
+from foretoken.tune.run import written_texts
 from foretoken.verify import VERIFIERS
 
 Progress = Callable[[str], None]
@@ -58,7 +59,9 @@ class Ratios:
     node: float
 
 
-def randomised(engine: Engine, workload: Workload, rounds: int, report: Report, progress: Progress) -> list[Point]:
+def randomised(
+    engine: Engine, workload: Workload, rounds: int, journal: Journal, report: Report, progress: Progress
+) -> list[Point]:
     """Fill the report; what the plots draw."""
     if not has_distribution(engine):
         raise ForetokenError(
@@ -66,11 +69,11 @@ def randomised(engine: Engine, workload: Workload, rounds: int, report: Report, 
         )
     if workload.temperature == 0:
         raise ForetokenError("Randomised drafting wins nothing at temperature 0: give a temperature above it.")
-    p, q = _distributions(engine, workload, progress)
-    ratios = _ratios(engine, workload, progress)
+    p, q = _distributions(engine, workload, journal, progress)
+    ratios = _ratios(engine, workload, journal, progress)
     _optima(report, p, q, ratios)
     engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}
-    runs = interleaved(engines, workload, rounds, progress)
+    runs = interleaved(engines, workload, rounds, progress, journal.once)
     plain = runs["a = 0"].tokens_per_s
     grid = torch.tensor(GRID, dtype=torch.float64)
     z, one = accepted(p, q, grid), accepted(p[:1], q[:1], grid)
@@ -103,18 +106,20 @@ def with_coins(engine: Engine, a: float) -> Engine:
     return replace(engine, drafter=drafter, verifier=VERIFIERS["randomised"], tree=f"a = {a:g}")
 
 
-def _distributions(engine: Engine, workload: Workload, progress: Progress) -> tuple[Tensor, Tensor]:
+def _distributions(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> tuple[Tensor, Tensor]:
+    texts = written_texts(engine, workload, journal, progress)
     rows = []
-    for i, prompt in enumerate(workload.prompts):
-        text = forced(engine, prompt, written_text(engine, workload, i, progress), workload.temperature)
+    for prompt, ids in zip(workload.prompts, texts, strict=True):
+        text = forced(engine, prompt, ids, workload.temperature)
         rows.append((text.p, text.q))
     return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
 
 
-def _ratios(engine: Engine, workload: Workload, progress: Progress) -> Ratios:
+def _ratios(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> Ratios:
     assert isinstance(engine.drafter, LMDrafter)
     assert isinstance(engine.drafter.lm, CausalLM)
-    times = forward_costs({"target": engine.target.lm, "drafter": engine.drafter.lm}, workload.now, progress)
+    lms = {"target": engine.target.lm, "drafter": engine.drafter.lm}
+    times = journal.once("forwards", lambda: forward_costs(lms, workload.now, progress))
     target, drafter = ForwardCosts(**times["target"]), ForwardCosts(**times["drafter"])
     context = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2
     plain = target.at(1, context)

@@ -78,10 +78,7 @@ def tune(
     """Fill the report; the profile of what was measured best."""
     if isinstance(engine.drafter, NoDrafter):
         raise ForetokenError("There is no drafter to tune: name one with --drafter.")
-    texts = [
-        journal.once(f"text {i + 1}", lambda i=i: written_text(engine, workload, i, progress))
-        for i in range(len(workload.prompts))
-    ]
+    texts = written_texts(engine, workload, journal, progress)
     configurations = grid(engine, workload.temperature)
     probes = [PLAINLY, *_probes(configurations)]
     costs = _step_costs(engine, workload, journal, progress)
@@ -118,11 +115,14 @@ def tune(
     )
 
 
-def written_text(engine: Engine, workload: Workload, i: int, progress: Progress) -> list[int]:
-    """The target's own continuation of the i-th prompt."""
-    progress(f"the target continues prompt {i + 1}/{len(workload.prompts)}")
-    plain = configured(engine, PLAINLY)
-    return workload.run(plain, i, workload.seed + i)[1]
+def written_texts(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> list[list[int]]:
+    """The target's own continuations of the prompts."""
+
+    def write(i: int) -> list[int]:
+        progress(f"the target continues prompt {i + 1}/{len(workload.prompts)}")
+        return workload.run(plain(engine), i, workload.seed + i)[1]
+
+    return [journal.once(f"text {i + 1}", lambda i=i: write(i)) for i in range(len(workload.prompts))]
 
 
 def _step_costs(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> StepCosts:
