@@ -16,9 +16,10 @@ import foretoken
 import tiny
 from command import Command
 from foretoken.audit.models import plain_logits
-from foretoken.bench.interleaved import Workload
+from foretoken.bench.interleaved import Continued, Runs, Workload
 from foretoken.build import check_profile
 from foretoken.cli import options
+from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Opaque, outcomes
@@ -27,10 +28,11 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter, union
 from foretoken.draft.tli import tli
-from foretoken.drafters import fingerprint_of
+from foretoken.drafters import fingerprint_of, plain
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
 from foretoken.models.causal_lm import CausalLM
@@ -41,6 +43,7 @@ from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.names import tree_policy
 from foretoken.profile import FORMAT, PLAIN, Profile, read_profile
+from foretoken.tune import grid
 from foretoken.tune.acceptance import (
     Forced,
     forced,
@@ -51,8 +54,10 @@ from foretoken.tune.acceptance import (
     tokens_watched,
     widths,
 )
-from foretoken.tune.costs import Configuration, ForwardCosts, StepCosts
+from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
+from foretoken.tune.grid import modelled
 from foretoken.tune.journal import Journal
+from foretoken.tune.watch import Watched, watched
 
 # Acceptance.
 
@@ -126,6 +131,57 @@ def test_reach_averaged_over_texts_is_what_the_rule_accepts(rule, seed):
     assert mean == pytest.approx(want, abs=1e-12)
 
 
+@pytest.mark.parametrize("rule", ["rrsw", "block"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chain_that_ends_early_accepts_what_it_has_drafted(rule, seed):
+    """As above; after drafts of which the drafter thinks less than 0.3 there is none."""
+    p, q = random_tables(seed)
+    ended = 0
+    mean, want = np.zeros(LENGTH), np.zeros(LENGTH)
+    for text in itertools.product(range(V), repeat=LENGTH):
+        prob = np.prod([p(text[:i])[x] for i, x in enumerate(text)])
+        mean += prob * reach(forced_text(p, q, text), Configuration(f"chain:{LENGTH}@0.3", rule), 1.0).numpy()[0]
+        drafted, kept = 1.0, 1.0
+        for i, x in enumerate(text):
+            if drafted < 0.3:
+                ended += 1
+                break
+            ratio = p(text[:i])[x] / q(text[:i])[x]
+            drafted *= q(text[:i])[x]
+            kept = min(1.0, kept * ratio) if rule == "block" else kept * min(1.0, ratio)
+            want[i] += drafted * kept / V ** (LENGTH - 1 - i)
+    assert mean == pytest.approx(want, abs=1e-12)
+    assert 0 < ended < V**LENGTH
+
+
+def test_a_coin_takes_its_share_of_q():
+    p, q = random_tables(0)
+    tossed = Configuration(f"chain:{LENGTH}", "randomised", draft_probability=0.4)
+    mean = np.zeros(LENGTH)
+    for text in itertools.product(range(V), repeat=LENGTH):
+        mean += (
+            np.prod([p(text[:i])[x] for i, x in enumerate(text)])
+            * reach(forced_text(p, q, text), tossed, 1.0).numpy()[0]
+        )
+    after_one = [np.minimum(p((x,)), 0.4 * q((x,))).sum() for x in range(V)]
+    assert mean[0] == pytest.approx(np.minimum(p(()), 0.4 * q(())).sum(), abs=1e-12)
+    assert mean[1] == pytest.approx(np.minimum(p(()), 0.4 * q(())) @ after_one, abs=1e-12)
+    drafts = widths(forced_text(p, q, (0,) * LENGTH), tossed, 1.0)
+    assert drafts.tolist() == [pytest.approx([0.4, 0.16, 0.064, 0.0256])]
+
+
+def test_how_often_a_chain_goes_on():
+    """By its own draws, of a drafter that writes the same after any text: 64,000 of them, 4 standard errors."""
+    row = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    text = Forced([0] * 4002, row.expand(4002, 3), row.expand(4002, 3))
+    found = widths(text, Configuration("chain:3@0.3", "block"), 1.0).mean(0)
+    want = torch.tensor([1.0, 0.9, 0.36], dtype=torch.float64)  # 0.6 0.6 is 0.36; 0.6 0.3 and 0.3 0.6 are below 0.3
+    error = 4 * (want * (1 - want) / 64_000).sqrt()
+    assert ((found - want).abs() <= error).all(), found
+    assert widths(text, Configuration("chain:3@0.3", "block"), 0.0)[0].tolist() == [1, 1, 1], "the likeliest ones"
+    assert widths(text, Configuration("chain:3@0.5", "block"), 0.0)[0].tolist() == [1, 1, 0]
+
+
 def test_at_temperature_0_a_draft_is_accepted_where_the_likeliest_tokens_agree():
     p = torch.eye(4, dtype=torch.float64)
     q = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 4, dtype=torch.float64)
@@ -177,6 +233,31 @@ def test_forced_distributions_are_those_of_plain_forwards(models, temperature):
         assert torch.allclose(rows, want, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        Configuration("chain:6@0.3", "block"),
+        Configuration("chain:3", "randomised", draft_probability=0.6),
+        Configuration("kary:2x2", "transport"),
+    ],
+    ids=lambda c: c.name,
+)
+def test_steps_of_the_engine_have_the_tokens_and_nodes_expected(models, configuration, unchecked):
+    """Within a tenth: some 300 steps say the mean of either to about 4%, the texts forced being others."""
+    engine = foretoken.load(models[0], drafter=models[1], tokenizer=tiny.tokenizer())
+    workload = Workload([[5, 6, 7]] * 4, 200, 0.7, float)
+    reached, nodes = [], []
+    for i, prompt in enumerate(workload.prompts):
+        text = forced(engine, prompt, workload.run(plain(engine), i, i)[1], 0.7)
+        reached.append(reach(text, configuration, 0.7))
+        nodes.append(widths(text, configuration, 0.7))
+    endless = replace(grid.configured(engine, configuration), eos_ids=frozenset())
+    runs = endless.generate(workload.prompts, max_new_tokens=200, temperature=0.7, seed=9)
+    steps = sum(r.stats.num_target_forwards for r in runs)
+    assert tokens_per_step(reached) == pytest.approx(sum(r.stats.num_tokens for r in runs) / steps, rel=0.1)
+    assert per_step(reached, nodes).sum() == pytest.approx(sum(r.stats.num_drafted for r in runs) / steps, rel=0.1)
+
+
 # Costs.
 
 
@@ -201,10 +282,33 @@ def test_overheads_are_found_again():
     assert found.plain == pytest.approx(0.5)
     for probe in [*probes, ("chain", [1.0, 1.0]), ("kary", [1.8, 3.1])]:
         assert found.step(*probe) == pytest.approx(true.step(*probe))
+    maybe = [0.5, 0.25, 0.25]  # one level in all
+    assert true.step("chain", maybe) == pytest.approx(target.at(2, 10) + 1.0 * 2.0 + 0.5 + 0.3)
     assert true.step("chain", [1.0, 1.0]) == pytest.approx(target.at(3, 10) + 2 * 2.0 + 0.5 + 0.5)
     assert true.step(*probes[-1]) == pytest.approx(
         target.at(12.6, 10) + 2.0 + drafter.at(1.9, 10) + drafter.at(3.5, 10) + 0.5 + 1.5
     )
+
+
+# Short runs.
+
+
+def test_a_family_grows_as_long_as_it_gets_faster_and_times_are_on_one_scale():
+    grown, shrunk = ([Configuration(f"{kind}:{n}", "exact-match") for n in (4, 8, 16, 32)] for kind in ("a", "b"))
+    speed = dict(zip(grown + shrunk, [2.0, 3.0, 2.9, 1.0, 3.0, 2.0, 9.0, 9.0], strict=True))
+    asked = []
+
+    def run(chosen):
+        """Plain decoding takes 5 seconds a step, twice as long as when it was measured: all does."""
+        asked.append(chosen[1:])
+        return {
+            c: Runs((Continued((1,), 5.0),)) if c == PLAINLY else Runs((Continued((6, 6), 24 / speed[c]),))
+            for c in chosen
+        }
+
+    found = watched([grown, shrunk], run, 2.5)
+    assert asked == [[grown[0], shrunk[0]], [grown[1], shrunk[1]], [grown[2]], [grown[3]]]
+    assert found == {c: Watched(6.0, 6 / speed[c]) for c in (*grown, *shrunk[:2])}
 
 
 # The profile.
@@ -214,7 +318,8 @@ def written(models, path: Path, tree: str, **changed) -> str:
     one, other = (CausalLM(model) for model in models)
     rule = "" if tree == PLAIN else "transport"
     profile = Profile(
-        fingerprint(one), fingerprint(other), host(one), tree, rule, 0.01, (0.0, 0.2, 0.1), 0.8, versions(), {}, [], []
+        *(fingerprint(one), fingerprint(other), host(one), tree, rule, None, None, 0.01, (0.0, 0.2, 0.1), 0.8),
+        *(versions(), {}, [], []),
     )
     replace(profile, **changed).write(str(path))
     return str(path)
@@ -267,6 +372,38 @@ def test_with_a_profiles_costs_a_seed_fixes_the_text_of_method_auto(models, tmp_
 )
 def test_generate_is_auto_unless_a_seed_or_a_shape_is_asked_for(given, method):
     assert options.method_for(*given) == method
+
+
+def test_a_profile_tells_how_to_spell_and_whether_to_toss_coins(models, tmp_path):
+    target, drafter = models
+    tokenizers = {"tokenizer": tiny.tokenizer(), "drafter_tokenizer": tiny.tokenizer()}
+    slem = foretoken.load(target, drafter=drafter, vocab="slem", **tokenizers)
+    prints = {"verifier": "exact-match", "vocab": "slem", "drafter": fingerprint_of(slem.drafter)}
+    profile = written(models, tmp_path / "p.json", "chain:3", **prints)
+    for vocab in (None, "auto", "slem"):
+        engine = foretoken.load(target, drafter=drafter, profile=profile, vocab=vocab, **tokenizers)
+        assert isinstance(engine.drafter, SLEMDrafter)
+        assert (engine.tree, engine.verifier.name) == ("chain:3", "exact-match")
+    with pytest.raises(ForetokenError, match="made for another drafter"):
+        foretoken.load(target, drafter=drafter, profile=profile, vocab="tli", **tokenizers)
+    coins = written(models, tmp_path / "q.json", "chain:2", verifier="randomised", draft_probability=0.3)
+    engine = foretoken.load(target, drafter=drafter, profile=coins)
+    assert isinstance(engine.drafter, RandomisedDrafter)
+    assert (engine.drafter.law, engine.verifier.name) == (Coins(0.3), "randomised")
+    auto = foretoken.load(target, drafter=drafter, profile=coins, method="auto")
+    assert (auto.tree, auto.verifier.name) == ("auto, at most chain:12", "block"), "whose costs the profile has"
+    assert foretoken.load(target, drafter=drafter, profile=coins, tree="chain:1").verifier.name == "block"
+
+
+def test_a_profile_of_the_last_format_is_read(models, tmp_path):
+    path = Path(written(models, tmp_path / "p.json", "kary:2x2"))
+    now = json.loads(path.read_text())
+    then = {name: value for name, value in now.items() if name not in ("vocab", "draft_probability")}
+    path.write_text(json.dumps({**then, "format": 2}))
+    assert read_profile(str(path)) == Profile(**{**now, "extra": tuple(now["extra"])})
+    path.write_text(json.dumps({**then, "format": 1}))
+    with pytest.raises(ForetokenError, match=r"of another version of foretoken: run foretoken tune again\.$"):
+        read_profile(str(path))
 
 
 def test_a_profile_of_other_models_or_another_machine_is_refused(models, tmp_path):
@@ -343,6 +480,9 @@ def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, 
         ("host", 0),
         ("host", {"threads": 1}),
         ("tree", None),
+        ("vocab", 1),
+        ("draft_probability", 1.5),
+        ("draft_probability", "half"),
         ("plain_s", "fast"),
         ("plain_s", 0),
         ("plain_s", True),
@@ -368,6 +508,8 @@ def test_a_profile_with_a_wrong_type_is_refused_in_a_sentence(models, tmp_path, 
         ('{"a": 1}', "is not a profile"),
         (json.dumps({"format": FORMAT + 1}), "of another version"),
         (json.dumps({"format": FORMAT}), "of another version"),
+        (json.dumps({"format": 1}), "of another version"),
+        (json.dumps({"format": 2}), "of another version"),
         (None, "Cannot read profile"),
     ],
 )
@@ -447,6 +589,9 @@ SMALL = ["--prompts", 1, "--max-new-tokens", 20, "--json"]
 def run(run: Command, monkeypatch, unchecked) -> Command:
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
     monkeypatch.setattr("foretoken.tune.costs.NODES", (1, 3, 15))
+    monkeypatch.setattr("foretoken.tune.grid.NODES_RUN", (4, 8))
+    monkeypatch.setattr("foretoken.tune.grid.DRAFTS_RUN", (1, 4))
+    monkeypatch.setattr("foretoken.tune.grid.num_cores", lambda: 1)
     return run
 
 
@@ -472,6 +617,15 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     best = max((r for r in rows.values() if r["measured tokens/s"]), key=lambda r: r["measured tokens/s"])
     assert (profile.tree, profile.verifier) == (best["tree"], best["verifier"])
     assert 0 < profile.acceptance <= 1
+    by = {(row["tree"].partition(":")[0], row["predicted by"]) for row in rows.values()}
+    assert by == {
+        *((kind, "model") for kind in (PLAIN, "chain", "kary")),
+        ("dynamic", "short run"),
+        ("budget", "short run"),
+    }
+    full, cut = (rows[tree, "block"] for tree in ("chain:12", "chain:12@0.4"))
+    assert cut["tokens a step"] < full["tokens a step"]
+    assert cut["ms a step"] < full["ms a step"]
     profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
     code, out, err = run(*profiled, "--method", "fixed")
     assert code == 0, err
@@ -502,7 +656,9 @@ def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
     assert code == 0, err
     assert "going on after 1 measurements" in err
     assert "replaced" not in err
-    assert {row["verifier"] for row in json.loads(out)["tables"][-1]["rows"]} == {"", "block", "transport"}
+    assert {row["verifier"] for row in json.loads(out)["tables"][-1]["rows"]} == {
+        *("", "block", "transport", "exact-match")
+    }
 
 
 @pytest.mark.parametrize("other", [("--compile", "off"), "drafter", "processor"])
@@ -535,6 +691,70 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
     tokens = [row["tokens a step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
     assert tokens == sorted(tokens), "a deeper chain cannot bring less"
     assert read_profile("foretoken-profile.json").drafter == "ngram"
+
+
+def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkeypatch):
+    monkeypatch.setattr("foretoken.tune.grid.num_cores", lambda: 2)
+    monkeypatch.setattr(
+        "foretoken.tune.run.modelled", lambda *arguments: [c for c in modelled(*arguments) if chosen(c)]
+    )
+
+    def chosen(c: Configuration) -> bool:
+        return c.draft_probability is not None or c.name in ("chain:1 block", "chain:4 block")
+
+    code, out, err = run("tune", *SMALL, "--best", 16)
+    assert code == 0, err
+    rows = [row for row in json.loads(out)["tables"][-1]["rows"] if row["a"] is not None]
+    assert {(row["tree"], row["a"]) for row in rows} == set(grid.TOSSED)
+    assert all(row["measured tokens/s"] > 0 for row in rows)
+
+
+@pytest.fixture
+def strangers(demo: Path) -> Path:
+    """A drafter with another vocabulary, whose best guess is often right."""
+    folder = demo.parent / "stranger"
+    if not folder.exists():
+        tiny.save(tiny.llama(0, vocab=259), folder, extra=("ab", "de"))
+    return folder
+
+
+def test_tune_tries_every_way_to_draft_with_another_vocabulary(run, strangers):
+    foreign = ("--drafter", strangers, "--vocab", "auto")
+    code, out, err = run("tune", *SMALL, "--best", 2, *foreign)
+    assert code == 0, err
+    rows = json.loads(out)["tables"][-1]["rows"]
+    assert {(row["vocab"], row["predicted by"]) for row in rows} == {
+        (None, "model"),
+        *(("tli", by) for by in ("model", "short run")),
+        *((vocab, "short run") for vocab in ("slem", "slrs", "union")),
+    }
+    profile = read_profile("foretoken-profile.json")
+    best = max((r for r in rows if r["measured tokens/s"]), key=lambda r: r["measured tokens/s"])
+    assert (profile.tree, profile.verifier) == (best["tree"], best["verifier"])
+    assert profile.vocab in ("tli", "slem", "slrs", "union")
+    assert profile.drafter.startswith(f"{profile.vocab} ")
+    for command in (
+        ("generate", "ab", "--method", "fixed"),
+        ("generate", "ab"),
+        ("bench", "--rounds", 1, "--prompts", 1),
+    ):
+        arguments = ("--drafter", strangers, "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+        code, out, err = run(*command, *arguments)
+        assert code == 0, err
+    code, out, err = run("tune", *SMALL, "--best", 1, "--drafter", strangers, "--vocab", "slem", "--temperature", 0)
+    assert code == 0, err
+    assert {row["vocab"] for row in json.loads(out)["tables"][-1]["rows"]} == {None, "slem"}
+
+
+def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
+    engine = foretoken.load(
+        models[0], drafter=models[1], vocab="slem", tokenizer=tiny.tokenizer(), drafter_tokenizer=tiny.tokenizer()
+    )
+    assert isinstance(engine.drafter, SLEMDrafter)
+    assert grid.able(engine, ["tli", "slem", "union"]) == ["tli", "slem", "union"]
+    engine.drafter.translation.__dict__["pairs"] = {}
+    assert grid.able(engine, ["tli", "slem", "union"]) == ["slem"]
+    assert grid.able(engine, []) == []
 
 
 @pytest.mark.parametrize("name", ["nowhere/p.json", "."])

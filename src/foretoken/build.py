@@ -16,7 +16,17 @@ from foretoken.draft.controller import KNOWN_WEIGHT, LOOK, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.drafters import NGRAM, RULES, SAME, VOCABS, ModelDrafter, default_rule, fingerprint_of, head_drafter
+from foretoken.drafters import (
+    NGRAM,
+    RULES,
+    SAME,
+    VOCABS,
+    ModelDrafter,
+    default_rule,
+    fingerprint_of,
+    head_drafter,
+    random_rule,
+)
 from foretoken.engine import Engine
 from foretoken.heads.lm import ready
 from foretoken.heads.load import head_kind, load_head
@@ -88,9 +98,9 @@ def load(
     the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums.
     draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
     by default with verifier randomised on chains, transport on trees.
-    profile: a file of `foretoken tune`: its best tree and verifier, or plain decoding if that was best, unless a tree,
-    verifier, law or draft_probability is given. Method auto takes its costs instead of measuring, so that a seed fixes
-    the text, and drafts chains as deep as pays if a chain was best.
+    profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that was
+    best, unless one of them or a law is given; and its vocab, unless one is named. Method auto takes its costs instead
+    of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain was best.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     if max_batch < 1:
@@ -100,9 +110,10 @@ def load(
     tuned = None if profile is None else read_profile(profile)
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if tuned is not None and not named and tuned.tree != PLAIN:
-        tree, verifier = tuned.tree, tuned.verifier
-        if method == AUTO and tree.startswith("chain:"):
-            tree = METHODS[AUTO]
+        tree, verifier, draft_probability = tuned.tree, tuned.verifier, tuned.draft_probability
+        if method == AUTO and tree.startswith("chain:"):  # its costs are of chains without coins
+            tree, draft_probability = METHODS[AUTO], None
+            verifier = None if tuned.draft_probability is not None else verifier
     tree = tree or METHODS[method]
     check_compile(compile)
     policy = tree_policy(tree)
@@ -110,6 +121,8 @@ def load(
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
     head = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
     has_model = drafter not in (None, "none", "ngram") and head is None
+    if tuned is not None and has_model and vocab in (None, AUTO):
+        vocab = tuned.vocab or vocab
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
     spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
@@ -120,7 +133,7 @@ def load(
     if draft_probability is not None:
         _check_randomised(draft_probability, spelling in RULES or not has_model or head is not None, policy, law)
     way = NGRAM if drafter == NGRAM else spelling
-    usual = default_rule(policy, way) if draft_probability is None else _random_rule(policy)
+    usual = default_rule(policy, way) if draft_probability is None else random_rule(policy)
     rule = verifier_named(verifier or usual)
     if draft_probability is not None and isinstance(rule, TreeBlock):
         raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
@@ -204,10 +217,6 @@ def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy
         raise ForetokenError("draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD or list:FILE.")
     if law not in (None, IID.name):
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
-
-
-def _random_rule(policy: TreePolicy) -> str:
-    return "randomised" if policy.max_draws <= 1 else "transport"
 
 
 def _vocab_method(

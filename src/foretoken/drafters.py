@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from foretoken.core.coins import Coins
 from foretoken.core.interfaces import Drafter
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
@@ -102,18 +103,54 @@ def plain(engine: Engine) -> Engine:
     return replace(engine, drafter=NoDrafter(), tree=PLAIN)
 
 
-def with_tree(engine: Engine, tree: str, verifier: str | None = None) -> Engine:
-    """The engine with another tree, and the rule named, else the tree's default; plain decoding stays what it is."""
+def random_rule(policy: TreePolicy) -> str:
+    """The default of randomised drafting."""
+    return "randomised" if policy.max_draws <= 1 else "transport"
+
+
+def with_tree(
+    engine: Engine,
+    tree: str,
+    verifier: str | None = None,
+    vocab: str | None = None,
+    draft_probability: float | None = None,
+) -> Engine:
+    """The engine with another tree, and the rule named, else the tree's default; plain decoding stays what it is.
+
+    vocab: another method of drafting with another vocabulary, for a drafter that has one; by default the same.
+    draft_probability: of a coin before each draft (randomised drafting), of a drafter with a distribution.
+    """
     drafter = engine.drafter
     if isinstance(drafter, NoDrafter):
         return engine
-    if isinstance(drafter, LMDrafter):
-        assert not isinstance(drafter, RandomisedDrafter), "its rule goes with its coins"
+    assert not isinstance(drafter, RandomisedDrafter), "its rule goes with its coins"
+    policy = tree_policy(tree)
+    if vocab is not None and vocab != way_of(drafter):
+        lm, translation = spelling(drafter)
+        rule = verifier_named(verifier or default_rule(policy, vocab))
+        policy = policy_for(policy, rule)
+        made = VOCABS[vocab](lm, translation, policy, rule.laws[0])
+        drafter = replace(made, vocab_size=engine.target.vocab_size)
+        check_pair(drafter, rule)
+    elif isinstance(drafter, LMDrafter):
         drafter, rule = lm_drafter(drafter.lm, tree, verifier, drafter.vocab_size)
     else:
         assert isinstance(drafter, NgramDrafter | SLEMDrafter | SLRSDrafter), "no other drafter has a tree"
-        policy = tree_policy(tree)
         rule = verifier_named(verifier or default_rule(policy, way_of(drafter)))
         drafter = replace(drafter, policy=policy)
         check_pair(drafter, rule)
+    if draft_probability is not None:
+        assert isinstance(drafter, LMDrafter)
+        rule = verifier_named(verifier or random_rule(policy))
+        drafter = RandomisedDrafter(drafter.lm, policy, Coins(draft_probability), drafter.vocab_size)
+        check_pair(drafter, rule)
     return replace(engine, drafter=drafter, verifier=rule, tree=tree)
+
+
+def spelling(drafter: Drafter) -> tuple[CausalLM, Translation]:
+    """Of a drafter with another vocabulary, its model and how the target's tokens are spelled in its own."""
+    if isinstance(drafter, LMDrafter):
+        assert isinstance(drafter.lm, IntersectionLM), "its vocabulary is the target's"
+        return drafter.lm.lm, drafter.lm.translation
+    assert isinstance(drafter, SLEMDrafter | SLRSDrafter), "it has no vocabulary"
+    return drafter.lm, drafter.translation

@@ -10,7 +10,8 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 
-FORMAT = 2
+FORMAT = 3
+SINCE_3: dict[str, Any] = {"vocab": None, "draft_probability": None}  # what earlier files do not have: nobody tried
 PLAIN = "plain"
 
 
@@ -18,7 +19,8 @@ PLAIN = "plain"
 class Profile:
     """target, drafter: fingerprints (build.check_profile). host: the machine (models/identity.py).
 
-    tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. plain_s: seconds of a plain
+    tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. vocab, draft_probability:
+    of the same; None where the drafter has the target's vocabulary, or tosses no coins. plain_s: seconds of a plain
     step. extra: what a drafted step takes beyond it, in plain steps: once, a level, a node. acceptance: of one draft,
     mean over the workload. versions, settings: how it was made. forwards: milliseconds by model, context and nodes.
     configurations: tokens a step, predicted and measured tokens/s.
@@ -29,6 +31,8 @@ class Profile:
     host: dict[str, str]
     tree: str
     verifier: str
+    vocab: str | None
+    draft_probability: float | None
     plain_s: float
     extra: tuple[float, float, float]
     acceptance: float
@@ -74,6 +78,8 @@ def read_profile(path: str) -> Profile:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.") from error
     if not isinstance(record, dict) or "format" not in record:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.")
+    if record["format"] == 2:
+        record = {**record, **SINCE_3, "format": FORMAT}
     if record["format"] != FORMAT or set(record) != {field.name for field in fields(Profile)}:
         raise _of_another_version(path)
     for name, good in GOOD.items():
@@ -104,6 +110,8 @@ def _rows(value: object) -> bool:
 
 GOOD: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("target", "drafter", "tree", "verifier"), _text),
+    "vocab": lambda value: value is None or _text(value),
+    "draft_probability": lambda value: value is None or (_number(value) and 0 <= value <= 1),
     **dict.fromkeys(("host", "versions"), _texts),
     "plain_s": lambda value: _number(value) and value > 0,
     "extra": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_number, value)),

@@ -15,7 +15,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Processor, threads, load, versions and commit, as plain values."""
     return {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "device": device_name(device),
@@ -23,6 +23,11 @@ def machine(device: torch.device) -> dict[str, Any]:
         **versions(),
         "commit": commit(),
     }
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit() -> str | None:

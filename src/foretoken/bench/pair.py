@@ -15,13 +15,14 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
-from foretoken.drafters import plain, with_tree
+from foretoken.drafters import SAME, plain, way_of, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand, size_named
 from foretoken.models.load import AUTO, OFF, ON
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
+from foretoken.names import tree_policy
 
 NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
 
@@ -43,15 +44,17 @@ def load_pair(
     drafter: str | None,
     *,
     verifier: str | None = None,
+    vocab: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
     expansion: str | None = None,
     seed: int = 0,
     compile: str = AUTO,
 ) -> Pair:
-    """The models in two folders; drafter may be "ngram" or None. expansion: "100m", "300m" or "1b"."""
+    """The models in two folders; drafter may be "ngram" or None. vocab: how one with another vocabulary drafts.
+    expansion: "100m", "300m" or "1b"."""
     size = None if expansion is None else size_named(expansion)
-    engine = load(target, drafter=drafter, verifier=verifier, device=device, dtype=dtype, compile=compile)
+    engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
     if isinstance(engine.drafter, HeadDrafter):
         raise ForetokenError(f"Drafter {drafter} is a draft head: measure it with foretoken bench heads.")
@@ -63,7 +66,9 @@ def load_pair(
         label = f"expanded {expansion}: real acceptance, synthetic cost"
         engine = _in_place_of_target(engine, copy.deepcopy(theirs), label, compile)
     assistant = None
-    if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
+    if way_of(engine.drafter) == SAME:  # theirs is not asked to speak two vocabularies: foretoken bench vocab does
+        assert isinstance(engine.drafter, LMDrafter)
+        assert isinstance(engine.drafter.lm, CausalLM)
         assistant = _as_loaded(str(drafter), engine.drafter.lm)
     for model in (theirs, assistant):
         if model is not None:
@@ -106,14 +111,20 @@ def _as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
     return model.to(like.device).eval()
 
 
-def methods(pair: Pair, trees: Sequence[str], verifier: str | None, batches: Sequence[int]) -> list[Method]:
-    """Ours: plain and every tree, with the verifier named or the tree's default. Theirs: plain; at batch 1 also
-    assisted by the same drafter, once with the depth of the first chain as a constant number of drafts and once as it
-    comes."""
+def methods(
+    pair: Pair,
+    trees: Sequence[str],
+    verifier: str | None,
+    batches: Sequence[int],
+    draft_probability: float | None = None,
+) -> list[Method]:
+    """Ours: plain and every tree, with the verifier named or the tree's default, and coins if any. Theirs: plain; at
+    batch 1 also assisted by the same drafter, once with the depth of the first chain as a constant number of drafts and
+    once as it comes."""
     for batch in batches:
         if batch < 1:
             raise ForetokenError(f"Batch {batch} is not possible: give a number >= 1.")
-    engines = [plain(pair.engine), *(with_tree(pair.engine, tree, verifier) for tree in trees)]
+    engines = [plain(pair.engine), *(with_tree(pair.engine, tree, verifier, None, draft_probability) for tree in trees)]
     if isinstance(pair.engine.drafter, NoDrafter):
         engines = engines[:1]
     found: list[Method] = []
@@ -126,7 +137,7 @@ def methods(pair: Pair, trees: Sequence[str], verifier: str | None, batches: Seq
 
 
 def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
-    depth = next((int(tree.partition(":")[2]) for tree in trees if tree.startswith("chain:")), NO_DEPTH)
+    depth = next((tree_policy(tree).max_nodes - 1 for tree in trees if tree.startswith("chain:")), NO_DEPTH)
     if isinstance(pair.engine.drafter, NgramDrafter):
         return [Transformers(f"lookup {depth}", pair.target, arguments={"prompt_lookup_num_tokens": depth})]
     if pair.drafter is None:

@@ -71,17 +71,19 @@ def bench(
     if tuned is not None:
         options.spare_threads_as(tuned)
     target, drafter = options.resolve_models(target, drafter)
+    vocab, coins = None if tuned is None else tuned.vocab, None
     pair = load_pair(
-        target, drafter, verifier=verifier, device=device, dtype=dtype, expansion=expand, seed=seed, compile=compile
-    )
+        target, drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, expansion=expand, seed=seed,
+        compile=compile,
+    )  # fmt: skip
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, pair.engine.target.lm, pair.engine.drafter)
         if tree is None and verifier is None and tuned.tree != PLAIN:
-            tree, verifier = [tuned.tree], tuned.verifier
+            tree, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
     if profile is None:
         options.spare_threads(pair.num_params)
     trees, batches = list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1]))
-    compared = methods(pair, trees, verifier, batches)
+    compared = methods(pair, trees, verifier, batches, coins)
     chosen = chosen_prompts(pair, prompts, max_new_tokens)
     lm = pair.engine.target.lm
     header = {

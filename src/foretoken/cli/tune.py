@@ -59,13 +59,18 @@ def tune(
 ) -> None:
     """Predict tokens/s of many configurations, plain decoding included, run the best, and write a profile.
 
+    Chains, also such as end early; trees; coins before drafts; for a drafter with another vocabulary and --vocab auto
+    every way to draft with it. What no model predicts is ranked by a short run.
+
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
     the same command goes on where it stopped. docs/will-it-be-faster.md has the cost model and how to read the tables.
     """
     from foretoken.bench.execution import clock_named, seconds
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
+    from foretoken.build import AUTO
     from foretoken.compare.table import Report
+    from foretoken.drafters import VOCABS, way_of
     from foretoken.tune.run import tune as measure
 
     options.check_outputs(out)
@@ -95,8 +100,9 @@ def tune(
     }
     header = {**machine(of_device), **settings}
     report = Report("foretoken tune", header)
+    vocabs = [] if way_of(engine.drafter) not in VOCABS else list(VOCABS) if vocab == AUTO else [str(vocab)]
     with open_journal(f"{out}.part", engine, settings) as journal:
-        profile = measure(engine, chosen, best, rounds, journal, report, options.progress)
+        profile = measure(engine, chosen, best, rounds, vocabs, journal, report, options.progress)
     profile.write(out)
     journal.close()
     show(report, json_, False)

@@ -19,11 +19,16 @@ the text's own token has, so that a tree from t on is expected to have
 
     D_t,   D_t D_{t+1},   ..   nodes at depth 1, 2, ..
 
+With coins of probability a every a q stands for q, and a chain has a, a^2, .. nodes. chain:D@C goes on at the text's
+token while the product of q down to it is C or more; how often its own drafts do is counted on tokens drawn from the q
+of the same places.
+
 A drafter without a distribution is watched instead: steps of the deepest chain, cut at any depth.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,6 +36,7 @@ from torch import Tensor
 
 from foretoken.core.budgeted import expected_distinct
 from foretoken.core.laws import IID, Law, Opaque
+from foretoken.core.policy import ShapePolicy
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
@@ -39,6 +45,8 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.names import tree_policy, verifier_named
 from foretoken.tune.costs import Configuration
 from foretoken.verify.acceptance import acceptance
+
+SAMPLES = 16  # a place
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +57,21 @@ class Forced:
     p: Float[Tensor, "t v"]
     q: Float[Tensor, "t v"]
 
+    @cached_property
+    def drawn(self) -> Float[Tensor, "t m"]:
+        """q of tokens drawn from it at every place."""
+        rng = torch.Generator().manual_seed(0)
+        return self.q.gather(1, torch.multinomial(self.q, SAMPLES, replacement=True, generator=rng))
+
+    @property
+    def own(self) -> Float[Tensor, " t"]:
+        """q of the text's own tokens."""
+        return self.q[torch.arange(len(self.ids)), self.ids]
+
 
 def has_distribution(engine: Engine) -> bool:
-    """Whether the drafter is a language model whose q can be asked for at any place."""
-    return type(engine.drafter) is LMDrafter and type(engine.drafter.lm) is CausalLM
+    """Whether the drafter is a language model whose q, over the target's tokens, can be asked for at any place."""
+    return type(engine.drafter) is LMDrafter and isinstance(engine.drafter.lm, CausalLM)
 
 
 def forced(engine: Engine, prompt: list[int], ids: list[int], temperature: float) -> Forced:
@@ -88,22 +107,37 @@ def of_one_draft(text: Forced, temperature: float) -> Float[Tensor, " t"]:
 def reach(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
     """R_t(i) for i = 0 .. depth - 1 at every t that has so many tokens after it."""
     depth, law = len(configuration.most), _law(configuration, temperature)
+    goes_on = _goes_on(text.own[:, None], configuration)[:, 0]
     if law.k > 1 or temperature == 0:
         rule = "exact-match" if temperature == 0 else verifier_named(configuration.verifier)
-        return acceptance(rule, law, text.p, text.q).unfold(0, depth, 1).cumprod(1)
+        return goes_on * acceptance(rule, law, text.p, text.q).unfold(0, depth, 1).cumprod(1)
+    a = 1.0 if configuration.draft_probability is None else configuration.draft_probability
     places = torch.arange(len(text.ids))
-    ratio = (text.q[places, text.ids] / text.p[places, text.ids]).unfold(0, depth, 1)
+    ratio = (a * text.own / text.p[places, text.ids]).unfold(0, depth, 1)
     if configuration.verifier == "block":
-        return ratio.cumprod(1).cummin(1).values.clamp(max=1)
-    return ratio.clamp(max=1).cumprod(1)
+        return goes_on * ratio.cumprod(1).cummin(1).values.clamp(max=1)
+    return goes_on * ratio.clamp(max=1).cumprod(1)
 
 
 def widths(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
     """Nodes expected at depth 1, 2, .. of a tree at every t of `reach`."""
     depth, law = len(configuration.most), _law(configuration, temperature)
+    if law.k == 1:
+        drawn = text.q.max(1, keepdim=True).values if temperature == 0 else text.drawn
+        a = 1.0 if configuration.draft_probability is None else configuration.draft_probability
+        return _goes_on(drawn, configuration).mean(1) * a ** torch.arange(1, depth + 1)
     draws = torch.full((len(text.ids),), float(law.k), dtype=torch.float64)
-    distinct = expected_distinct(text.q, draws) if law.k > 1 and isinstance(law, IID) else draws
+    distinct = expected_distinct(text.q, draws) if isinstance(law, IID) else draws
     return distinct.unfold(0, depth, 1).cumprod(1)
+
+
+def _goes_on(q: Float[Tensor, "t m"], configuration: Configuration) -> Float[Tensor, "s m d"]:
+    """1 where there is a draft at depth 1, 2, .., all before it accepted, 0 where the tree has ended. q: of drafts."""
+    policy, depth = tree_policy(configuration.tree), len(configuration.most)
+    floor = policy.floor if isinstance(policy, ShapePolicy) else 0.0
+    down = q.double().unfold(0, depth, 1).cumprod(2)
+    before = torch.cat([torch.ones_like(down[..., :1]), down[..., :-1]], 2)
+    return (before >= floor).double()
 
 
 def _law(configuration: Configuration, temperature: float) -> Law:

@@ -3,9 +3,10 @@
     step of a tree with w_1, .., w_D nodes a level  =  target(1 + w_1 + .. + w_D) + drafter(1) + drafter(w_1) + ..
         + drafter(w_{D-1}) + plain + rest(D)
 
-w: expected nodes (acceptance.py). plain: what a plain step takes beyond its forward. rest(D): what drafting D levels
-takes beyond forwards, by kind of tree and rule; below 0 where it saves something, as chains do, which are drafted in
-one compiled call.
+w: expected nodes (acceptance.py). Of a chain that may end early w_i is the probability of its i-th draft, which then
+counts as so much of a forward and of a level. plain: what a plain step takes beyond its forward. rest(D): what drafting
+D levels takes beyond forwards, by kind of tree and rule; below 0 where it saves something, as chains do, which are
+drafted in one compiled call. With coins the rest has what of q is computed beside the target's forward.
 """
 
 from bisect import bisect_left
@@ -28,19 +29,25 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Configuration:
-    """tree "plain" with an empty verifier decodes plainly."""
+    """tree "plain" with an empty verifier decodes plainly.
+
+    vocab: how a drafter with another vocabulary drafts. draft_probability: of the coin before each draft, if any.
+    """
 
     tree: str
     verifier: str = ""
+    vocab: str | None = None
+    draft_probability: float | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.tree} {self.verifier}".rstrip()
+        a = "" if self.draft_probability is None else f"a={self.draft_probability:g}"
+        return " ".join(filter(None, (self.vocab, self.tree, self.verifier, a)))
 
     @property
     def kind(self) -> str:
         """What shares its overheads."""
-        return f"{self.tree.partition(':')[0]} {self.verifier}".rstrip()
+        return " ".join(filter(None, (self.vocab, self.tree.partition(":")[0], self.verifier)))
 
     @property
     def most(self) -> list[int]:
@@ -100,6 +107,11 @@ def forward_costs(
     }
 
 
+def levels(widths: Sequence[float]) -> float:
+    """That are drafted, expected."""
+    return sum(min(1.0, width) for width in widths)
+
+
 @dataclass(frozen=True)
 class StepCosts:
     """drafter: None where it is no model: its time is then in `rest`. context: tokens before a step, typically.
@@ -117,21 +129,22 @@ class StepCosts:
         """Seconds of a step inside forwards, with so many nodes expected at depth 1, 2, .."""
         drafting = 0.0
         if self.drafter is not None:
-            drafting = sum(self.drafter.at(width, self.context) for width in [1.0, *widths][: len(widths)])
+            for width, above in zip(widths, [1.0, *widths], strict=False):
+                drafting += min(1.0, width) * self.drafter.at(max(1.0, above), self.context)
         return self.target.at(1 + sum(widths), self.context) + drafting
 
     def step(self, kind: str, widths: Sequence[float]) -> float:
         """Seconds of a step with a tree of this kind; of a plain one if there are no levels."""
-        rest = _line(*self.rest[kind], len(widths)) if widths else 0.0
+        rest = _line(*self.rest[kind], levels(widths)) if widths else 0.0
         return self.forwards(widths) + self.plain + rest
 
     def calibrated(self, measured: Sequence[tuple[str, Sequence[float], float]]) -> "StepCosts":
         """With what is left of measured steps (kind, widths, seconds): a plain one, and some depths of every kind."""
         plain = next(seconds for _, widths, seconds in measured if not widths) - self.forwards([])
         rest: dict[str, tuple[list[float], list[float]]] = {}
-        for kind, widths, took in sorted(measured, key=lambda x: len(x[1])):
+        for kind, widths, took in sorted(measured, key=lambda x: levels(x[1])):
             if widths:
                 depths, seconds = rest.setdefault(kind, ([], []))
-                depths.append(len(widths))
+                depths.append(levels(widths))
                 seconds.append(took - self.forwards(widths) - plain)
         return replace(self, plain=plain, rest=rest)

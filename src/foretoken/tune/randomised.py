@@ -16,21 +16,17 @@ from torch import Tensor
 
 from foretoken.bench.interleaved import Workload, interleaved
 from foretoken.compare.table import Report
-from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.drafters import plain
+from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
-from foretoken.trees import static
 from foretoken.tune.acceptance import forced, has_distribution
 from foretoken.tune.costs import ForwardCosts, forward_costs
 from foretoken.tune.journal import Journal
 from foretoken.tune.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
 from foretoken.tune.run import written_texts
-from foretoken.verify import VERIFIERS
 
 Progress = Callable[[str], None]
 GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -99,11 +95,8 @@ def randomised(
 
 def with_coins(engine: Engine, a: float) -> Engine:
     """Chains of one draft, made with probability a; at 0 plain decoding, which is the same law and needs no q."""
-    if a == 0:
-        return plain(engine)
-    assert isinstance(engine.drafter, LMDrafter)
-    drafter = RandomisedDrafter(engine.drafter.lm, static.chain(1), Coins(a), engine.drafter.vocab_size)
-    return replace(engine, drafter=drafter, verifier=VERIFIERS["randomised"], tree=f"a = {a:g}")
+    coins = plain(engine) if a == 0 else with_tree(engine, "chain:1", draft_probability=a)
+    return replace(coins, tree=f"a = {a:g}")
 
 
 def _distributions(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """The measurements behind a profile, in order: the workload's text, forwards, acceptance, overheads, the few best."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +12,12 @@ from foretoken.compare.table import Report
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.drafters import fingerprint_of, plain, with_tree
+from foretoken.draft.tli import IntersectionLM
+from foretoken.drafters import default_rule, fingerprint_of, plain, way_of, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
+from foretoken.names import tree_policy
 from foretoken.profile import PLAIN, Profile
 from foretoken.tune.acceptance import (
     forced,
@@ -27,14 +30,14 @@ from foretoken.tune.acceptance import (
     widths,
 )
 from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
+from foretoken.tune.grid import DEPTHS, able, configured, families, modelled, probes
 from foretoken.tune.journal import Journal
+from foretoken.tune.watch import watched
 
 Progress = Callable[[str], None]
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
-BRANCHING = ("kary:2x1", "kary:2x2", "kary:2x3", "kary:3x2")
-PROBES = ("chain:1", "chain:4", "chain:12", "kary:2x1", "kary:2x3")  # whose whole steps are timed before predicting
 PROBE_PROMPTS = 3
 MEASURED = ("tokens a step", "tokens/s", "x plain")
+MODEL, RUN = "model", "short run"
 
 
 @dataclass(frozen=True)
@@ -46,73 +49,109 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is expected of steps, and the acceptance of one draft by vocab."""
+
+    steps: dict[Configuration, Step]
+    drafts: dict[str | None, float]
+
+
+@dataclass(frozen=True)
 class Prediction:
+    """tokens, seconds: of a step. by: MODEL or RUN."""
+
     configuration: Configuration
-    tokens: float  # a step
-    seconds: float  # a step
+    tokens: float
+    seconds: float
+    by: str = MODEL
 
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
 
-def grid(engine: Engine, temperature: float) -> list[Configuration]:
-    """What is predicted; of chains the default rule first, whose costs method auto takes. At temperature 0 every rule
-    is exact match, so one of them will do."""
-    if not has_distribution(engine):
-        return [Configuration(f"chain:{d}", engine.verifier.name) for d in DEPTHS]
-    chains, trees = (["block"], ["transport"]) if temperature == 0 else (["block", "rrsw"], ["transport", "hub"])
-    return [
-        *(Configuration(f"chain:{d}", rule) for d in DEPTHS for rule in chains if d > 1 or rule == chains[0]),
-        *(Configuration(tree, rule) for tree in BRANCHING for rule in trees),
-    ]
-
-
-def configured(engine: Engine, configuration: Configuration) -> Engine:
-    return plain(engine) if configuration == PLAINLY else with_tree(engine, configuration.tree, configuration.verifier)
-
-
 def tune(
-    engine: Engine, workload: Workload, best: int, rounds: int, journal: Journal, report: Report, progress: Progress
+    engine: Engine,
+    workload: Workload,
+    best: int,
+    rounds: int,
+    vocabs: list[str],
+    journal: Journal,
+    report: Report,
+    progress: Progress,
 ) -> Profile:
-    """Fill the report; the profile of what was measured best."""
+    """Fill the report; the profile of what was measured best. vocabs: those to try of a drafter that has another
+    vocabulary, none otherwise."""
     if isinstance(engine.drafter, NoDrafter):
         raise ForetokenError("There is no drafter to tune: name one with --drafter.")
+    vocabs = able(engine, vocabs)
+    vocab = "tli" if "tli" in vocabs else None
+    speaking = engine if vocab is None else with_tree(engine, "chain:1", None, vocab)  # the target's tokens
     texts = written_texts(engine, workload, journal, progress)
-    configurations = grid(engine, workload.temperature)
-    probes = [PLAINLY, *_probes(configurations)]
-    costs = _step_costs(engine, workload, journal, progress)
+    configurations = modelled(speaking, vocab, workload.temperature) if vocab or not vocabs else []
+    costs = _step_costs(speaking, workload, journal, progress)
     few = replace(workload, prompts=workload.prompts[:PROBE_PROMPTS])
-    probed = _measure(engine, few, probes, 1, journal, progress)
+
+    def run_few(some: Sequence[Configuration]) -> dict[Configuration, Runs]:
+        return _measure(engine, few, some, 1, journal, progress)
+
+    probed = run_few([PLAINLY, *probes(configurations)])
+    seen = watched(families(engine, vocabs, workload.temperature), run_few, probed[PLAINLY].seconds_per_step)
     progress("predicting")
-    if has_distribution(engine):
-        expected, one = _forced_steps(engine, workload, texts, configurations)
-    else:
-        watched = [run.tokens for run in probed[probes[-1]].runs]  # of the deepest chain
-        expected = {c: Step(tokens_watched(watched, len(c.most)), [float(w) for w in c.most]) for c in configurations}
-        one = expected[configurations[0]].tokens - 1
-    expected[PLAINLY] = Step(1.0, [])
-    costs = costs.calibrated([(c.kind, expected[c].widths, runs.seconds_per_step) for c, runs in probed.items()])
-    predictions = [Prediction(c, x.tokens, costs.step(c.kind, x.widths)) for c, x in expected.items()]
+    known = _known(speaking, workload, texts, configurations, probed, seen)
+    strings = [(c.kind, [1.0] * len(c.most), x.seconds) for c, x in seen.items() if _is_chain(c)]
+    timed = [(c.kind, known.steps[c].widths, runs.seconds_per_step) for c, runs in probed.items()]
+    costs = costs.calibrated(timed + strings)
+    predictions = [Prediction(c, x.tokens, costs.step(c.kind, x.widths)) for c, x in known.steps.items()]
+    predictions += [Prediction(c, x.tokens, x.seconds, RUN) for c, x in seen.items()]
     predictions.sort(key=lambda x: -x.tokens_per_s)
-    chosen = [x.configuration for x in predictions if x.configuration != PLAINLY][:best]
-    measured = _measure(engine, workload, [PLAINLY, *chosen], rounds, journal, progress)
+    ranked = [x.configuration for x in predictions if x.configuration != PLAINLY]
+    measured = _measure(engine, workload, [PLAINLY, *ranked[:best]], rounds, journal, progress)
     winner = max(measured, key=lambda c: measured[c].tokens_per_s)
     forwards = _tables(report, costs, predictions, measured, winner)
+    vocab = (ranked[0] if winner == PLAINLY else winner).vocab
+    spoken = engine if vocab is None else with_tree(engine, "chain:1", None, vocab)
+    rule = default_rule(tree_policy("chain:1"), vocab or way_of(engine.drafter))
     return Profile(
         target=fingerprint(engine.target.lm),
-        drafter=fingerprint_of(engine.drafter),
+        drafter=fingerprint_of(spoken.drafter),
         host=host(engine.target.lm),
         tree=winner.tree,
         verifier=winner.verifier,
+        vocab=vocab,
+        draft_probability=winner.draft_probability,
         plain_s=costs.step(PLAIN, []),
-        extra=_extra(costs),
-        acceptance=one,
+        extra=_extra(costs, Configuration("chain:1", rule, vocab).kind),
+        acceptance=known.drafts[vocab],
         versions=versions(),
         settings=dict(report.header),
         forwards=forwards,
         configurations=report.tables[-1].json()["rows"],
     )
+
+
+def _known(
+    engine: Engine,
+    workload: Workload,
+    texts: Sequence[list[int]],
+    configurations: Sequence[Configuration],
+    probed: Mapping[Configuration, Runs],
+    seen: Mapping[Configuration, Watched],
+) -> Known:
+    """By teacher forcing; for a drafter without a distribution from the runs, the deepest chain's last among them."""
+    steps, drafts = {PLAINLY: Step(1.0, [])}, {c.vocab: x.tokens - 1 for c, x in seen.items() if c.tree == "chain:1"}
+    if has_distribution(engine):
+        forced_steps, drafts[configurations[0].vocab] = _forced_steps(engine, workload, texts, configurations)
+        steps |= forced_steps
+    elif configurations:
+        deepest = [run.tokens for run in list(probed.values())[-1].runs]
+        steps |= {c: Step(tokens_watched(deepest, len(c.most)), [1.0] * len(c.most)) for c in configurations}
+        drafts[None] = steps[configurations[0]].tokens - 1
+    return Known(steps, drafts)
+
+
+def _is_chain(c: Configuration) -> bool:
+    return c.tree.startswith("chain:")
 
 
 def written_texts(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> list[list[int]]:
@@ -129,26 +168,34 @@ def _step_costs(engine: Engine, workload: Workload, journal: Journal, progress: 
     lms = {"target": engine.target.lm}
     if has_distribution(engine):
         assert isinstance(engine.drafter, LMDrafter)
-        assert isinstance(engine.drafter.lm, CausalLM)
-        lms["drafter"] = engine.drafter.lm
+        lm = engine.drafter.lm
+        assert isinstance(lm, CausalLM)
+        lms["drafter"] = lm.lm if isinstance(lm, IntersectionLM) else lm
     times = journal.once("forwards", lambda: forward_costs(lms, workload.now, progress))
     typical = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2
     drafter = ForwardCosts(**times["drafter"]) if "drafter" in times else None
     return StepCosts(ForwardCosts(**times["target"]), drafter, typical)
 
 
-def _probes(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Some depths of every kind of tree and rule, the shallow ones first."""
-    return [c for tree in PROBES for c in configurations if c.tree == tree]
-
-
 def _measure(
     engine: Engine, workload: Workload, chosen: Sequence[Configuration], rounds: int, journal: Journal,
     progress: Progress,
 ) -> dict[Configuration, Runs]:  # fmt: skip
-    engines = {c.name: configured(engine, c) for c in chosen}
-    found = interleaved(engines, workload, rounds, progress, journal.once)
-    return {c: found[c.name] for c in chosen}
+    """Plain decoding is among the chosen. With coins the drafter has a thread of its own, whose time the wall alone
+    tells: plain decoding's by both clocks puts it on the scale of the others."""
+
+    def side_by_side(some: Sequence[Configuration], on: Workload) -> dict[Configuration, Runs]:
+        engines = {c.name: configured(engine, c) for c in some}
+        found = interleaved(engines, on, rounds, progress, journal.once)
+        return {c: found[c.name] for c in some}
+
+    tossed = [c for c in chosen if c.draft_probability is not None]
+    found = side_by_side([c for c in chosen if c not in tossed], workload)
+    if tossed:
+        by_wall = side_by_side([PLAINLY, *tossed], replace(workload, now=time.perf_counter))
+        scale = found[PLAINLY].seconds_per_step / by_wall[PLAINLY].seconds_per_step
+        found |= {c: by_wall[c].scaled(scale) for c in tossed}
+    return found
 
 
 def _forced_steps(
@@ -170,10 +217,9 @@ def _forced_steps(
     return found, sum(one) / len(one)
 
 
-def _extra(costs: StepCosts) -> tuple[float, float, float]:
+def _extra(costs: StepCosts, kind: str) -> tuple[float, float, float]:
     """What a step of a chain takes beyond a plain one, in plain steps: once, a level, a node; the nearest line."""
     plain = costs.step(PLAIN, [])
-    kind = next(kind for kind in costs.rest if kind.startswith("chain"))
     slope, once = np.polyfit(DEPTHS, [costs.step(kind, [1.0] * d) / plain - 1 for d in DEPTHS], 1)
     node = np.polyfit(NODES, [costs.target.at(n, costs.context) / plain for n in NODES], 1)[0]
     node = min(max(node, 0.0), slope)
@@ -195,15 +241,23 @@ def _tables(
             table.add(kind, depth, 1000 * rest)
     table = report.table(
         "Configurations, the best predicted first",
-        ["tree", "verifier", "tokens a step", "ms a step", "tokens/s", *(f"measured {name}" for name in MEASURED)],
+        [
+            *("tree", "verifier", "vocab", "a", "predicted by", "tokens a step", "ms a step", "tokens/s"),
+            *(f"measured {name}" for name in MEASURED),
+        ],
         digits=2,
     )
     plain = measured[PLAINLY].tokens_per_s
     for x in predictions:
-        runs = measured.get(x.configuration)
+        c, runs = x.configuration, measured.get(x.configuration)
         ran = (None,) * 3 if runs is None else (runs.tokens_per_step, runs.tokens_per_s, runs.tokens_per_s / plain)
-        table.add(x.configuration.tree, x.configuration.verifier, x.tokens, 1000 * x.seconds, x.tokens_per_s, *ran)
+        named = c.tree, c.verifier, c.vocab, c.draft_probability
+        table.add(*named, x.by, x.tokens, 1000 * x.seconds, x.tokens_per_s, *ran)
     first = predictions[0].configuration
     share = measured[first].tokens_per_s / measured[winner].tokens_per_s
+    table.notes.append(
+        f"Predicted by: {MODEL}, tokens by teacher forcing (or a deep chain, cut), time by forwards and overheads; "
+        f"{RUN}, both on {PROBE_PROMPTS} prompts, beside plain decoding."
+    )
     table.notes.append(f"Best measured: {winner.name}. The best predicted, {first.name}, reaches {share:.0%} of it.")
     return rows
