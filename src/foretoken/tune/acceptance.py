@@ -125,7 +125,7 @@ def widths(text: Forced, configuration: Configuration, temperature: float) -> Fl
     if law.k == 1:
         drawn = text.q.max(1, keepdim=True).values if temperature == 0 else text.drawn
         a = 1.0 if configuration.draft_probability is None else configuration.draft_probability
-        return _goes_on(drawn, configuration).mean(1) * a ** torch.arange(1, depth + 1)
+        return _goes_on(drawn, configuration).mean(1) * a ** torch.arange(1, depth + 1, dtype=torch.float64)
     draws = torch.full((len(text.ids),), float(law.k), dtype=torch.float64)
     distinct = expected_distinct(text.q, draws) if isinstance(law, IID) else draws
     return distinct.unfold(0, depth, 1).cumprod(1)

@@ -32,7 +32,7 @@ from foretoken.tune.acceptance import (
 from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
 from foretoken.tune.grid import DEPTHS, able, configured, families, modelled, probes
 from foretoken.tune.journal import Journal
-from foretoken.tune.watch import watched
+from foretoken.tune.watch import Watched, watched
 
 Progress = Callable[[str], None]
 PROBE_PROMPTS = 3
