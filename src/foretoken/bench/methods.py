@@ -14,6 +14,7 @@ from foretoken.bench.clock import Clock, TimedLM, forwards_timed
 from foretoken.bench.memory import MemoryGrowth
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
+from foretoken.draft.tli import IntersectionLM
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
@@ -63,7 +64,11 @@ class Foretoken:
         scoring, forwards, memory = Clock(device), Clock(device), MemoryGrowth(device)
         engine = replace(self.engine, target=LMTarget(TimedLM(self.engine.target.lm, scoring, forwards)))
         if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
-            lm = TimedLM(engine.drafter.lm, scoring, forwards)
+            lm = engine.drafter.lm
+            if isinstance(lm, IntersectionLM):
+                lm = IntersectionLM(TimedLM(lm.lm, scoring, forwards), lm.translation)
+            else:
+                lm = TimedLM(lm, scoring, forwards)
             engine = replace(engine, drafter=replace(engine.drafter, lm=lm))
         ttft_s = 0.0
         finished, first = [], {}
