@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import fsum
 from statistics import median
 from typing import Any
 
@@ -68,7 +69,7 @@ class ForwardCosts:
     contexts: Sequence[int]
     seconds: Sequence[Sequence[float]]
 
-    def at(self, nodes: float, context: float) -> float:
+    def at(self, nodes: int | float, context: int | float) -> float:
         """Linear between what was measured, and beyond it."""
         return _line(self.contexts, [_line(self.nodes, row, nodes) for row in self.seconds], context)
 
@@ -80,7 +81,7 @@ class ForwardCosts:
         ]
 
 
-def _line(x: Sequence[float], y: Sequence[float], at: float) -> float:
+def _line(x: Sequence[int | float], y: Sequence[float], at: int | float) -> float:
     if len(x) == 1:
         return y[0]
     i = min(max(bisect_left(x, at), 1), len(x) - 1)
@@ -109,7 +110,7 @@ def forward_costs(
 
 def levels(widths: Sequence[float]) -> float:
     """That are drafted, expected."""
-    return sum(min(1.0, width) for width in widths)
+    return fsum(min(1.0, width) for width in widths)
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class StepCosts:
 
     target: ForwardCosts
     drafter: ForwardCosts | None
-    context: float
+    context: int | float
     plain: float = 0.0
-    rest: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
+    rest: Mapping[str, tuple[Sequence[int | float], Sequence[float]]] = field(default_factory=dict)
 
     def forwards(self, widths: Sequence[float]) -> float:
         """Seconds of a step inside forwards, with so many nodes expected at depth 1, 2, .."""
