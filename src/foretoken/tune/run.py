@@ -257,7 +257,7 @@ def _tables(
     share = measured[first].tokens_per_s / measured[winner].tokens_per_s
     table.notes.append(
         f"Predicted by: {MODEL}, tokens by teacher forcing (or a deep chain, cut), time by forwards and overheads; "
-        f"{RUN}, both on {PROBE_PROMPTS} prompts, beside plain decoding."
+        f"{RUN}, both on up to {PROBE_PROMPTS} prompts, beside plain decoding."
     )
     table.notes.append(f"Best measured: {winner.name}. The best predicted, {first.name}, reaches {share:.0%} of it.")
     return rows
