@@ -337,7 +337,7 @@ def test_load_takes_what_the_profile_found(models, tmp_path):
     assert auto.sizes == (0, 2, 6), "the profile's tree, cut where it pays"
     assert auto.clock is None
     assert auto.experience.acceptance == 0.8
-    assert auto.experience.costs[1].steps(2.0, 2.0) == pytest.approx(1.6)
+    assert auto.experience.costs[1].steps(2, 2.0) == pytest.approx(1.6)
     plain = foretoken.load(target, drafter=drafter, profile=written(models, tmp_path / "q.json", PLAIN))
     assert (plain.drafter, plain.tree) == (NoDrafter(), PLAIN)
 

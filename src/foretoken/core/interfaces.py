@@ -57,15 +57,6 @@ class DraftSession(Protocol):
 
 
 @runtime_checkable
-class DoubtingSession(DraftSession, Protocol):
-    """A drafter's session that can end a path where it is unsure: see `Sequence.floor`."""
-
-    def sure(self, row: int) -> list[float]:
-        """Of every node of the tree proposed last the product of q down to it; of no meaning without a floor."""
-        ...
-
-
-@runtime_checkable
 class LearningSession(DraftSession, Protocol):
     """A drafter's session that drafts from the target's hidden states."""
 

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.core.interfaces import (
-    DoubtingSession,
-    Drafter,
-    DraftSession,
-    FeatureDrafter,
-    LearningSession,
-    Path,
-)
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
@@ -57,7 +50,7 @@ class AutoDrafter(WrappedDrafter[Drafter]):
     @property
     def outlook(self) -> tuple[float, float]:
         """(acceptance of a draft, a step with one draft in plain steps), by what is known: it pays if 1 + a is more."""
-        return self.experience.acceptance, self.experience.costs_of(1).steps(1.0, float(self.sizes[1]))
+        return self.experience.acceptance, self.experience.costs_of(1).steps(1, float(self.sizes[1]))
 
     def controller(self) -> Controller:
         return Controller(self.sizes, self.experience if self.clock else deepcopy(self.experience))
@@ -68,7 +61,6 @@ class AutoSession(WrappedSession[DraftSession]):
         super().__init__(inner)
         self.controller = controller
         self.clock = clock
-        self._doubting = inner if isinstance(inner, DoubtingSession) else None  # asked once: see LMDraftSession
         self._new = False  # a row joined: the next step reads its prompt
         self._seen: list[int] = []  # ids of each row that the drafter was shown
         self._depth, self._began = 0, 0.0
@@ -94,39 +86,26 @@ class AutoSession(WrappedSession[DraftSession]):
         if self._depth == 0:
             return [root_only(seq.ids[-1]) for seq in sequences]
         for seq in sequences:
-            seq.max_depth, seq.floor = self._depth, self.controller.floor
+            seq.max_depth = self._depth
         self._limits = [seq.depth_left for seq in sequences]
         return self.inner.propose(sequences)
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        batch, usual, depth = len(sequences), True, self._depth
+        batch, usual = len(sequences), True
         if self._depth:
             self.inner.observe(sequences, trees, paths)
             behind = max(length - seen for length, seen in zip(self._lengths, self._seen, strict=True))
             usual = behind <= CAUGHT_UP
             self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
             accepted = [len(path) - 1 for path in paths]
-            depths = self._limits
-            if self._doubting is not None:
-                depths = [max(tree.depths) for tree in trees]
-                depth = max(1, *depths)
-                for row, (tree, path) in enumerate(zip(trees, paths, strict=True)):
-                    self._learn_doubt(row, tree, path, self._doubting.sure(row))
-            self.controller.learn_acceptance(self._limits, depths, [tree.num_drafted for tree in trees], accepted)
+            self.controller.learn_acceptance(self._limits, [tree.num_drafted for tree in trees], accepted)
         if self._new:
             self._new = False
             return
         nodes = sum(tree.num_drafted for tree in trees) / batch
         tokens = sum(map(len, paths)) / batch
-        took = self.clock() - self._began if self.clock else self.controller.predicted(depth, nodes)
-        self.controller.learn_cost(depth, nodes, tokens, took, usual)
-
-    def _learn_doubt(self, row: int, tree: TokenTree, path: Path, sure: list[float]) -> None:
-        """Each drafted node below the first level tells whether drafting it was right."""
-        if len(sure) == len(tree):  # else the drafter knows no floor
-            parents = dict.fromkeys(parent for parent in tree.parents if parent > 0)
-            followed = {tree.parents[node] for node in path[1:]}
-            self.controller.learn_doubt(row, [sure[p] for p in parents], [p in followed for p in parents])
+        took = self.clock() - self._began if self.clock else self.controller.predicted(self._depth, nodes)
+        self.controller.learn_cost(self._depth, nodes, tokens, took, usual)
 
 
 @dataclass(frozen=True)

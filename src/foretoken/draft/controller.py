@@ -4,9 +4,6 @@
     a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean of each sequence
     T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T = 1 + r . (1, d, drafted nodes)
 
-Within a step a path may end before d, where the drafter is unsure of it (doubt.py): a_i is then the probability that it
-goes on and is accepted, and levels and nodes are those that are expected to be drafted.
-
 d = 0 is plain decoding. From there a new try is made on credit only: every step books what it won or lost against
 plain decoding, plain steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and
 the first tries, whatever the estimates say.
@@ -18,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from foretoken.draft.doubt import Doubt
 
 ALLOWANCE = 0.015  # plain steps that a plain step earns, to find out whether drafting pays again
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
@@ -57,12 +52,12 @@ class Costs:
     _solved: list[float] | None = None
 
     def learn(self, depth: int, nodes: float, seconds: float) -> None:
-        """depth, nodes: drafted, a sequence."""
+        """nodes: drafted, a sequence."""
         if depth == 0:
             self._learn_plain(seconds)
         elif self.plain_s is not None:
             self.since_plain += 1
-            most = OUTLIER * self.steps(float(depth), nodes)
+            most = OUTLIER * self.steps(depth, nodes)
             self.accidents = self.accidents + 1 if seconds / self.plain_s > most else 0
             if 0 < self.accidents <= ACCIDENTS:
                 return
@@ -96,7 +91,7 @@ class Costs:
         self._solved = solved
         return solved
 
-    def steps(self, depth: float, nodes: float) -> float:
+    def steps(self, depth: int, nodes: float) -> float:
         """T, in plain steps."""
         once, level, node = self.extra
         return 1 + once + level * depth + node * nodes if depth else 1.0
@@ -175,7 +170,6 @@ class Experience:
     acceptance: float = HOPE
     weight: float = HOPE_WEIGHT
     costs: dict[int, Costs] = field(default_factory=dict)
-    doubt: Doubt = field(default_factory=Doubt)
     drafting: bool = True
     balance: float = 0.0
 
@@ -199,11 +193,6 @@ class Controller:
     experience: Experience = field(default_factory=Experience)
     rows: list[Acceptance] = field(default_factory=list)
     fill: float = 1.0  # nodes really drafted, as a share of `sizes`
-    floor: float = 0.0  # of the next step: see core.sequence.Sequence
-    goes_on: list[float] = field(default_factory=list)  # [i]: share of the trees with a level i + 1 of those that might
-
-    def __post_init__(self) -> None:
-        self.goes_on = [1.0] * (len(self.sizes) - 1)
 
     def join(self) -> None:
         self.rows.append(self._new(self.experience.acceptance, self.experience.weight))
@@ -229,46 +218,33 @@ class Controller:
             return 1
         if costs.due:
             return 0
-        rates, levels, nodes = [], 0.0, 0.0
-        for d, tokens in enumerate(zip(*(row.expected() for row in self.rows), strict=True)):
-            if d:
-                levels += self.goes_on[d - 1]
-                nodes += self.goes_on[d - 1] * self.fill * (self.sizes[d] - self.sizes[d - 1])
-            rates.append(sum(tokens) / costs.steps(levels, nodes))
+        rates = [
+            sum(tokens) / costs.steps(d, self.fill * nodes)
+            for d, (nodes, *tokens) in enumerate(zip(self.sizes, *(row.expected() for row in self.rows), strict=True))
+        ]
         deepest = min(len(rates) - 1, int(max(row.within_reach for row in self.rows)))
         best = max(range(1, deepest + 1), key=rates.__getitem__)
         if rates[best] <= rates[0]:
             self.experience.drafting = False
             return 0
-        mean = sum(row.over_all_depths()[0] for row in self.rows) / len(self.rows)
-        _, level, node = costs.extra
-        self.floor = self.experience.doubt.floor(rates[best] / len(self.rows) * (level + node), mean)
         return best
 
     def _could_pay(self, costs: Costs) -> bool:
         """Whether drafting would win if everything were accepted."""
-        return any(d + 1 > costs.steps(float(d), float(n)) for d, n in enumerate(self.sizes) if d)
+        return any(d + 1 > costs.steps(d, float(n)) for d, n in enumerate(self.sizes) if d)
 
     def predicted(self, depth: int, nodes: float) -> float:
         """Seconds of a step, where they are not measured."""
         costs = self.experience.costs_of(len(self.rows))
-        return (costs.plain_s or 1.0) * costs.steps(float(depth), nodes)
+        return (costs.plain_s or 1.0) * costs.steps(depth, nodes)
 
-    def learn_acceptance(
-        self, limits: Sequence[int], depths: Sequence[int], nodes: Sequence[int], accepted: Sequence[int]
-    ) -> None:
-        """Of a drafted step, by sequence: the depth that it might have had and had, nodes drafted, tokens accepted."""
-        for row, limit, depth, n in zip(self.rows, limits, depths, accepted, strict=True):
+    def learn_acceptance(self, limits: Sequence[int], nodes: Sequence[int], accepted: Sequence[int]) -> None:
+        """Of a drafted step, by sequence: the most that it could accept, nodes drafted, tokens accepted."""
+        for row, limit, n in zip(self.rows, limits, accepted, strict=True):
             row.learn(limit, n)
-            for i in range(limit):
-                self.goes_on[i] += 0.1 * ((i < depth) - self.goes_on[i])
-        most = self.sizes[max(depths)]
+        most = self.sizes[max(limits)]
         if most:
             self.fill += 0.1 * (max(nodes) / most - self.fill)
-
-    def learn_doubt(self, row: int, sure: Sequence[float], accepted: Sequence[bool]) -> None:
-        """Of a row's drafts below others: how sure the drafter was of the other, whether the draft was accepted."""
-        self.experience.doubt.learn(self.rows[row].over_all_depths()[0], sure, accepted)
 
     def learn_cost(self, depth: int, nodes: float, tokens: float, seconds: float, usual: bool) -> None:
         """nodes, tokens: drafted and emitted, a sequence. usual: False where the drafter caught up after plain steps,
@@ -279,6 +255,6 @@ class Controller:
         if depth == 0:
             self.experience.balance += 0 if self.experience.drafting else ALLOWANCE
         elif costs.plain_s is not None:
-            most = OUTLIER * costs.steps(float(depth), nodes) if usual else READING + tokens
+            most = OUTLIER * costs.steps(depth, nodes) if usual else READING + tokens
             balance = self.experience.balance + tokens - min(seconds / costs.plain_s, most)
             self.experience.balance = max(-DEBT if usual else -READING, min(CREDIT, balance))

@@ -126,7 +126,6 @@ class LMDraftSession:
         # Asked once: looking for a protocol's methods takes 40 microseconds.
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
         self._chain_depth, self._floor = (shape.chain_depth, shape.floor) if shape is not None else (0, 0.0)
-        self._ends_early = shape is not None
 
     def join(self) -> None:
         self.rows.join()
@@ -147,7 +146,7 @@ class LMDraftSession:
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             levels = min(self._chain_depth, seq.depth_left)
             uniforms = seq.uniforms(levels, 1) if levels > 0 else None
-            floor = max(self._floor, seq.floor) if self._ends_early else 0.0
+            floor = max(self._floor, seq.floor)
             self.growths.append(
                 Growth(policy, law, builder, [policy.root], scored, len(pending), frontier, uniforms, floor)
             )
@@ -247,9 +246,6 @@ class LMDraftSession:
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)
         return scores.softmax(-1) if weighs else scores
-
-    def sure(self, row: int) -> list[float]:
-        return self.growths[row].sure
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep what the cache holds of the accepted path; the rest is pending at the next step."""
