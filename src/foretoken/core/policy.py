@@ -89,5 +89,9 @@ class ShapePolicy(Protocol):
 
     @property
     def floor(self) -> float:
-        """The shape ends below nodes of which the drafter is less sure: see `core.sequence.Sequence.floor`."""
+        """The shape ends below nodes of whose path the drafter is less sure; 0: nowhere.
+
+        How sure it is: the product of q down to the node, by which EAGLE-2 (Li et al. 2024) ranks nodes. It is known
+        before the node's children are drawn.
+        """
         ...

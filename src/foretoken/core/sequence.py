@@ -31,9 +31,7 @@ class Sequence:
     """Committed ids, and what decides the next ones. The last id is always the next tree's root.
 
     rng: a CPU generator of this sequence alone, so its text does not depend on the batch around it.
-    max_depth, floor: of the next tree; whoever sets them does so before the tree is drawn. Below a draft of whose path
-    the drafter is less sure than `floor`, nothing more is drafted. How sure it is: the product of q down to the draft,
-    the score by which EAGLE-2 (Li et al. 2024) ranks nodes. It is known before the draft's children are drawn.
+    max_depth: of the next tree; whoever sets it does so before the tree is drawn.
     """
 
     ids: list[int]
@@ -44,7 +42,6 @@ class Sequence:
     num_prompt: int = field(init=False)
     finished: bool = False
     max_depth: int = ANY_DEPTH
-    floor: float = 0.0
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)

@@ -146,9 +146,9 @@ class LMDraftSession:
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             levels = min(self._chain_depth, seq.depth_left)
             uniforms = seq.uniforms(levels, 1) if levels > 0 else None
-            floor = max(self._floor, seq.floor)
+            states = [policy.root]
             self.growths.append(
-                Growth(policy, law, builder, [policy.root], scored, len(pending), frontier, uniforms, floor)
+                Growth(policy, law, builder, states, scored, len(pending), frontier, uniforms, self._floor)
             )
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))

@@ -21,7 +21,7 @@ MAX_NODES = 4096
 class StaticTree:
     """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node.
 
-    floor: below a node of whose path the drafter is less sure, the shape is left out: `core.sequence.Sequence`.
+    floor: below a node of whose path the drafter is less sure the shape is left out: `core.policy.ShapePolicy`.
     """
 
     parents: tuple[int, ...]
