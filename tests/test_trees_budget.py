@@ -1,5 +1,6 @@
 """Budget trees: their cost is bounded, they decide before they draw, and pruning after the draw is caught."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
-from foretoken.trees.budget import CAP, BudgetTree
+from foretoken.trees.budget import ADVANCE, CAP, BudgetTree
 from foretoken.trees.budget_fast import share_loop, spend_loop
 from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, START, STEP, STEPS, Forecast, Gain
 from foretoken.verify import VERIFIERS
@@ -38,7 +39,9 @@ CASES = [
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "family"), CASES)
 def test_whole_decodings_have_the_targets_law(name: str, family: LawFamily) -> None:
-    case = table_decoding(VERIFIERS[name], family, EAGER, 3 if name == "transport" else 2, seed=3)
+    v = 3 if name == "transport" else 2
+    case = table_decoding(VERIFIERS[name], family, EAGER, v, seed=v)
+    assert any(len(set(s.draws)) > 1 for tree, *_ in trees(case) for s in tree.siblings if s is not None)
     law, accepted = decoding.enumerate_law(case)
     assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
     assert accepted > 0.1
@@ -47,7 +50,7 @@ def test_whole_decodings_have_the_targets_law(name: str, family: LawFamily) -> N
 @pytest.mark.usefixtures("unchecked")
 def test_hub_and_iid_nodes_side_by_side() -> None:
     """A sharp drafter: some nodes take hub draws, some i.i.d. ones; transport is exact for the mixture."""
-    policy = replace(EAGER, hub=True, budget=4, mismatch=6.0)
+    policy = replace(EAGER, hub=True, budget=4, mismatch=3.0)
     case = table_decoding(VERIFIERS["transport"], IID, policy, 3, sampling=Sampling(temperature=0.35))
     assert {type(law) for law in laws_drawn(case)} == {IID, Hub}
     law, _ = decoding.enumerate_law(case)
@@ -55,62 +58,124 @@ def test_hub_and_iid_nodes_side_by_side() -> None:
 
 
 def laws_drawn(case: decoding.Decoding) -> set[Law]:
-    return {s.law for tree, _ in trees(case) for s in tree.siblings if s is not None}
+    return {s.law for tree, *_ in trees(case) for s in tree.siblings if s is not None}
 
 
-def trees(case: decoding.Decoding, prompt=(0, 1)):
-    """Every tree that the drafter proposes for one prompt, with its probability."""
+def trees(case: decoding.Decoding, prompt=(0, 1), past=None):
+    """Every tree that the drafter proposes for one prompt with an account of `past`, and the account after it, with
+    their probability."""
 
     def run():
         session = case.drafter.open(1, 64)
         session.join()
-        return session.propose([Sequence(list(prompt), case.sampling, torch.Generator(), 9)])[0]
+        session.pasts = [past]
+        tree = session.propose([Sequence(list(prompt), case.sampling, torch.Generator(), 9)])[0]
+        session.observe([], [tree], [(0,)])
+        return tree, session.pasts[0]
 
-    return list(outcomes(run))
+    return [(tree, after, prob) for (tree, after), prob in outcomes(run)]
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", SAMPLED)
-@pytest.mark.parametrize("budget", [1, 2, 4])
+@pytest.mark.parametrize("budget", [1, 3])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_the_budget_bounds_the_expected_nodes_and_the_cap_every_tree(
+def test_the_account_bounds_the_expected_nodes_and_the_cap_every_tree(
     family: LawFamily, budget: int, temperature: float
 ) -> None:
-    policy = replace(EAGER, budget=budget, depth=3, hub=True)
-    for prompt in ((0, 1), (2, 2)):
-        case = table_decoding(VERIFIERS["transport"], family, policy, 3, sampling=Sampling(temperature=temperature))
-        found = trees(case, prompt)
-        assert sum(prob for _, prob in found) == pytest.approx(1)
-        assert sum(prob * tree.num_drafted for tree, prob in found) <= budget + 1e-9
-        assert max(len(tree) for tree, _ in found) <= policy.max_nodes
-        assert max(sum(len(s.draws) for s in tree.siblings if s is not None) for tree, _ in found) <= CAP * budget
+    """Two trees one after the other, every outcome of both; what is booked is what nodes are expected."""
+    policy = replace(EAGER, budget=budget, hub=True)
+    case = table_decoding(VERIFIERS["transport"], family, policy, 2, sampling=Sampling(temperature=temperature))
+    accounts, nodes = {0.0: 1.0}, 0.0
+    for t in (1, 2):
+        after: dict[float, float] = defaultdict(float)
+        for past, prob in accounts.items():
+            found = trees(case, (0, t % 2), past)
+            assert sum(p for *_, p in found) == pytest.approx(1)
+            expected = sum(p * tree.num_drafted for tree, _, p in found)
+            assert sum(p * saved for _, saved, p in found) == pytest.approx(past + budget - expected, abs=1e-9)
+            assert max(len(tree) for tree, *_ in found) <= policy.max_nodes
+            assert max(sum(len(s.draws) for s in tree.siblings if s) for tree, *_ in found) <= CAP * budget
+            nodes += prob * expected
+            for _, saved, p in found:
+                after[round(saved, 9)] += prob * p
+        accounts = after
+        assert min(accounts) >= -ADVANCE * budget - 1e-9
+        assert nodes <= (t + ADVANCE) * budget + 1e-9
 
 
-def test_most_of_the_budget_is_spent() -> None:
-    """Wide distributions: nothing but the steps of the choices keeps nodes from being drawn."""
-    q = torch.softmax(torch.randn(1, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
-    policy = BudgetTree(16)
-    states, nodes = [policy.root], 0.0
-    rng = torch.Generator().manual_seed(1)
-    for _ in range(policy.depth):
-        states = [states[i] for i in policy.select(states, 0)] if states else []
-        if not states:
-            break
-        rows = q.expand(len(states), -1).contiguous()
-        plans = policy.plan(states, rows, IID)
-        below = []
-        for i, plan in enumerate(plans):
+def drawn(policy: BudgetTree, widths: torch.Tensor, past: float | None, rng: torch.Generator) -> tuple[int, float]:
+    """(nodes of one tree, account after it); every node's q is one of 200 random logits over a width of `widths`."""
+    states, level = [policy.root(past)], [0]
+    while level := policy.select(states, level[0]):
+        pick = torch.randint(len(widths), (len(level),), generator=rng)
+        logits = torch.randn(len(level), 200, generator=rng, dtype=torch.float64) * widths[pick, None]
+        q = torch.softmax(logits, 1)
+        plans = policy.plan([states[i] for i in level], q, IID)
+        level = [len(states)]
+        for row, plan in zip(q, plans, strict=True):
             if plan is not None:
                 u = torch.rand(1, plan.law.num_uniforms, generator=rng, dtype=torch.float64)
-                draws = draw_each([plan.law], rows[i : i + 1], u)[0]
-                born = policy.grow(plan, rows[i], draws)
-                below += [born[j] for j in TreeBuilder(0).add(0, Siblings(draws, rows[i], plan.law))]
-        states, nodes = below, nodes + len(below)
-    assert 12 <= nodes <= 22
+                draws = draw_each([plan.law], row[None], u)[0]
+                born = policy.grow(plan, row, draws)
+                states += [born[j] for j in TreeBuilder(0).add(0, Siblings(draws, row, plan.law))]
+        if len(states) == level[0]:
+            break
+    return len(states) - 1, policy.past(states)
 
 
-class Pruning(BudgetTree):
-    """Draws two i.i.d. children everywhere, and drops the less likely one after the draw: lossy."""
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_text_spends_its_budget_and_easy_stretches_more_of_it(joint: bool) -> None:
+    """Sixty trees, the drafter nearly sure in every other stretch of six. The seeds are fixed."""
+    policy, rng, past = BudgetTree(8, joint=joint), torch.Generator().manual_seed(1), None
+    easy, hard = torch.tensor([6.0, 20.0], dtype=torch.float64), torch.tensor([2.0, 4.0], dtype=torch.float64)
+    counts, booked = [], 0.0
+    for t in range(60):
+        before = past or 0.0
+        number, past = drawn(policy, hard if t // 6 % 2 else easy, past, rng)
+        counts.append(number)
+        booked += policy.budget + before - past
+        assert booked <= (t + 1 + ADVANCE) * policy.budget + 1e-9
+    assert 0.8 * policy.budget <= np.mean(counts) <= 1.05 * policy.budget
+    stretches = np.array(counts).reshape(5, 2, 6).mean((0, 2))
+    assert stretches[0] > 1.2 * stretches[1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_tree_may_cost_depends_on_the_past_alone() -> None:
+    """Whatever is drawn, the root's law is the same; the fuller the account, the more nodes."""
+    case = table_decoding(VERIFIERS["transport"], IID, BudgetTree(2, depth=4, most_draws=2), 3)
+    expected = []
+    for past in (-4.0, 0.0, 4.0):
+        found = trees(case, past=past)
+        roots = [tree.siblings[0] for tree, *_ in found]
+        assert len({None if root is None else root.law for root in roots}) == 1
+        expected.append(sum(prob * tree.num_drafted for tree, _, prob in found))
+    assert expected[0] < expected[1] < expected[2]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "family"), [("block-transport", IID), ("block-rrsw", WithoutReplacement)])
+def test_whole_decodings_with_an_account_have_the_targets_law(name: str, family: LawFamily) -> None:
+    """Four tokens, so that a third tree is drafted from what two left, rejected drafts among them."""
+    pasts = set()
+
+    class Recording(BudgetTree):
+        def root(self, past):
+            pasts.add(past)
+            return super().root(past)
+
+    case = table_decoding(VERIFIERS[name], family, Recording(1, depth=3, most_draws=2), 2, seed=2, num_tokens=4)
+    law, accepted = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert accepted > 0.1
+    assert len(pasts) > 2
+    assert min(past for past in pasts if past is not None) < 0  # ahead of its account
+
+
+class Pairs(BudgetTree):
+    """Draws two i.i.d. children everywhere."""
 
     def plan(self, states, q, family):
         return [replace(plan, law=IID(2)) if plan else None for plan in super().plan(states, q, family)]
@@ -119,7 +184,7 @@ class Pruning(BudgetTree):
 @pytest.mark.usefixtures("unchecked")
 def test_pruning_sampled_children_after_the_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same drafter, the same draws: exact if all of them are kept, off by far if the unlikely ones are not."""
-    case = table_decoding(VERIFIERS["transport"], IID, Pruning(3, depth=1, most_draws=2), 3)
+    case = table_decoding(VERIFIERS["transport"], IID, Pairs(3, depth=1, most_draws=2), 3)
     law, _ = decoding.enumerate_law(case)
     assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
 
@@ -130,6 +195,23 @@ def test_pruning_sampled_children_after_the_draw_is_caught(monkeypatch: pytest.M
         ]
 
     monkeypatch.setattr("foretoken.draft.lm.draw_each", pruned)
+    law, _ = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) > 0.01
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_account_that_looks_at_the_draw_it_pays_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two draws that share a node cost one: what was saved pays for another draw in place of the second. Lossy."""
+    case = table_decoding(VERIFIERS["transport"], IID, Pairs(3, depth=1, most_draws=2), 3)
+
+    def peeking(laws, q, u):
+        found = []
+        for draws, row in zip(draw_each(laws, q, u), q, strict=True):
+            again = draw_each([IID(1)], row[None], u[:1])[0] if len(set(draws)) == 1 else draws[1:]
+            found.append((draws[0], *again))
+        return found
+
+    monkeypatch.setattr("foretoken.draft.lm.draw_each", peeking)
     law, _ = decoding.enumerate_law(case)
     assert decoding.deviation(law, decoding.own_law(case)) > 0.01
 
@@ -217,8 +299,8 @@ def test_the_compiled_shares_are_those_of_the_model() -> None:
 
 
 def test_spending_is_the_best_at_its_price() -> None:
-    """Against all choices of all nodes, valued one by one; the price is the one of all that spends most nearly what
-    there is, what is expected below included."""
+    """Against all choices of all nodes, valued one by one; the price is the one from `least` on that spends most nearly
+    what there is, what is expected below it included."""
     gain = Gain(0.31, 1.0, joint=True)
     worth, size = (table[6] for table in Forecast(gain, (0.2, 0.8), 8).tables)
     reach, certainty, hardness = np.array([1.0, 0.5, 0.2]), np.array([0.1, 0.6, 0.3]), np.array([1.2, 0.8, 0.7])
@@ -249,9 +331,11 @@ def test_spending_is_the_best_at_its_price() -> None:
         return values, picks, own, total
 
     prices = [best(float(price)) for price in PRICE]
-    for left in (2.0, 9.0, 40.0):
+    for left, least in ((2.0, 0), (9.0, 0), (40.0, 0), (40.0, 80)):
         chosen = np.empty(3, np.int64)
-        found = spend_loop(reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth, size, STEPS, left, chosen)
+        found = spend_loop(
+            reach, both, shares.hardness, CHOICES, np.exp(PRICE), worth, size, STEPS, left, least, chosen
+        )
         values, _, _, _ = prices[found]
         own = 0.0
         for i in range(3):
@@ -261,7 +345,8 @@ def test_spending_is_the_best_at_its_price() -> None:
                 assert values[i][chosen[i]] == pytest.approx(values[i].max(), abs=1e-9)
                 own += CHOICES[chosen[i]]
         assert own <= left
-        distance = [abs(total - left) for _, _, own, total in prices if own <= left]
+        assert found >= least
+        distance = [abs(total - left) for _, _, own, total in prices[least:] if own <= left]
         assert abs(prices[found][3] - left) == pytest.approx(min(distance), abs=1e-9)
 
 

@@ -61,7 +61,7 @@ def _product(spec: str) -> TreePolicy:
 TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
     "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less sure of it than C", _chain),
     "kary": ("kary:KxD or kary:KxD@C, K children at every node down to depth D", _kary),
-    "budget": ("budget:N, sampled children where they pay most, N nodes expected", _budget),
+    "budget": ("budget:N, sampled children where they pay most, N nodes expected over a text", _budget),
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
     "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _opt_tree),

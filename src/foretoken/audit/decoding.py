@@ -10,7 +10,9 @@ A step at a time: after each, runs that reached the same state (the ids emitted 
 
 import warnings
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -136,11 +138,13 @@ def enumerate_law(decoding: Decoding) -> tuple[dict[Ids, float], float]:
 
 @dataclass(frozen=True)
 class State:
-    """All that a step leaves behind: the sequence, and the ids in the target's and in the drafter's cache."""
+    """All that a step leaves behind: the sequence, the ids in the target's and in the drafter's cache, and what the
+    tree policy knows of earlier trees."""
 
     ids: Ids
     in_target: Ids
     in_drafter: Ids
+    past: Hashable = None
     finished: bool = False
 
 
@@ -157,20 +161,27 @@ def _step(decoding: Decoding, state: State) -> tuple[State, int]:
     sequence.ids = list(state.ids)
     decoder.join(sequence)
     target, drafter = _rows(decoder.target), _rows(decoder.drafter)
+    _pasts(decoder.drafter)[0] = state.past
     target.extend(0, state.in_target)
     drafter.extend(0, state.in_drafter)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DraftFailedWarning)  # else a broken drafter would pass as plain decoding
         ((_, step),) = decoder.step()
     if sequence.finished:
-        return State(tuple(sequence.ids), (), (), True), step.num_accepted
-    return State(tuple(sequence.ids), tuple(target.ids[0]), tuple(drafter.ids[0])), step.num_accepted
+        return State(tuple(sequence.ids), (), (), finished=True), step.num_accepted
+    past = _pasts(decoder.drafter)[0]
+    return State(tuple(sequence.ids), tuple(target.ids[0]), tuple(drafter.ids[0]), past), step.num_accepted
 
 
 def _rows(session: object) -> TableRows:
     assert isinstance(session, LMTargetSession | LMDraftSession)
     assert isinstance(session.rows, TableRows)
     return session.rows
+
+
+def _pasts(session: object) -> list[Any]:
+    assert isinstance(session, LMDraftSession)
+    return session.pasts
 
 
 def _table(target: Target) -> TableLM:

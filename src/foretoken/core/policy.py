@@ -23,12 +23,16 @@ class Plan:
 class TreePolicy(Protocol):
     """`plan` may look at q and at earlier randomness, never at the draws it decides for: else the law is another.
 
-    A state is whatever the policy wants to remember of a node.
+    A state is whatever the policy wants to remember of a node, a past whatever of a sequence's earlier trees. The
+    policy itself is the same for all sequences and remembers nothing.
     """
 
-    @property
-    def root(self) -> Any:
-        """The root's state."""
+    def root(self, past: Any) -> Any:
+        """The root's state, where the sequence's trees so far left `past`: None before the first."""
+        ...
+
+    def past(self, states: Sequence[Any]) -> Any:
+        """What the sequence's next tree is to know, from the states of all nodes of this one, as they were drawn."""
         ...
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -123,15 +123,19 @@ class LMDraftSession:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
+        self.pasts: list[Any] = []  # of each row, what its policy wants to know at the next tree
         # Asked once: looking for a protocol's methods takes 40 microseconds.
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
         self._chain_depth, self._floor = (shape.chain_depth, shape.floor) if shape is not None else (0, 0.0)
 
     def join(self) -> None:
         self.rows.join()
+        self.pasts.append(None)
 
     def leave(self, row: int) -> None:
         self.rows.leave(row)
+        self.pasts[row] = self.pasts[-1]
+        self.pasts.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self.growths = []
@@ -142,13 +146,13 @@ class LMDraftSession:
             pending = self._known(seq.ids[self.rows.lengths[row] :])
             law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
             policy = self.drafter.policy.at(law, seq.sampling.temperature)
-            frontier = policy.select([policy.root], 0) if seq.depth_left > 0 else []
+            root = policy.root(self.pasts[row])
+            frontier = policy.select([root], 0) if seq.depth_left > 0 else []
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             levels = min(self._chain_depth, seq.depth_left)
             uniforms = seq.uniforms(levels, 1) if levels > 0 else None
-            states = [policy.root]
             self.growths.append(
-                Growth(policy, law, builder, states, scored, len(pending), frontier, uniforms, self._floor)
+                Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms, self._floor)
             )
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
@@ -249,6 +253,7 @@ class LMDraftSession:
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep what the cache holds of the accepted path; the rest is pending at the next step."""
+        self.pasts = [g.policy.past(g.states) for g in self.growths]
         kept = []
         for g, path in zip(self.growths, paths, strict=True):
             accepted = [g.scored[node] for node in path[1:] if node in g.scored]

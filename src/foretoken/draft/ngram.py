@@ -74,7 +74,7 @@ class NgramSession:
     def _tree(self, seq: Sequence, index: Index) -> TokenTree:
         index.update(seq.ids)
         builder = TreeBuilder(seq.ids[-1])
-        frontier = [(0, self.policy.root, index.longest_match(seq.ids))]
+        frontier = [(0, self.policy.root(None), index.longest_match(seq.ids))]
         for _ in range(seq.depth_left):
             frontier = [below for node in frontier for below in self._children(builder, seq.ids, *node)]
             if not frontier:

@@ -98,7 +98,7 @@ class RandomisedSession(LMDraftSession):
     def _root(self, seq: Sequence) -> Growth:
         law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
         policy = self.drafter.policy.at(law, seq.sampling.temperature)
-        return Growth(policy, law, TreeBuilder(seq.ids[-1]), [policy.root], {}, 0, [0])
+        return Growth(policy, law, TreeBuilder(seq.ids[-1]), [policy.root(None)], {}, 0, [0])
 
     def _choose(self, seq: Sequence, g: Growth, depth: int, later: list[tuple[int, Law]]) -> list[Chosen]:
         """The frontier's nodes that coins give draws to; those that get none go to `later`."""

@@ -140,9 +140,10 @@ class SLEMSession:
         """A text may take more of the drafter's tokens than was thought: its caches then start anew, with more room."""
         if needed > self._room:
             self._room = 2 * needed
-            self._session = self._open()
+            pasts, self._session = self._session.pasts, self._open()
             for _ in self._rows:
                 self._session.join()
+            self._session.pasts = pasts
 
     def _translated(self, row: Row, seq: Sequence, tree: TokenTree) -> TokenTree:
         """The strings of the drafter's tree as a tree in the target's ids."""

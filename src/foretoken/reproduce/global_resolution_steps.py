@@ -36,9 +36,11 @@ class Paths:
     depth: int
     weighs: bool = field(default=False, init=False)
 
-    @property
-    def root(self) -> tuple[int, int]:
+    def root(self, past: None) -> tuple[int, int]:
         return self.number, 0
+
+    def past(self, states: Sequence[tuple[int, int]]) -> None:
+        return None
 
     @property
     def max_nodes(self) -> int:

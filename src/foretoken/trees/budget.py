@@ -5,12 +5,17 @@ per node, the same for the whole frontier, decides: a node reached with probabil
 
     r * (value of b children, and of what grows below them)  -  lam * b,
 
-so that the marginal expected gain per expected node is lam everywhere; lam is such that what is spent, and what the
-levels below are expected to cost, is the budget (gain.py has the model of gains, docs/trees.md the reasons).
+so that the marginal expected gain per expected node is lam everywhere. lam is also the same for all trees of a text, as
+nearly as the account allows: easy stretches get more nodes than hard ones (gain.py has the model of gains,
+docs/trees.md the reasons).
 
-Budget. Let e_l be the expected number of distinct draws of level l, given all before it. The policy keeps e_1 + ..
-<= N in every tree, and the nodes drawn minus that sum is a martingale: E[nodes] <= N exactly. Hard cap: the number of
-DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ever dropped after it was drawn.
+Budget. Let e_l be the expected number of distinct draws of level l, given all before it, and e = e_1 + e_2 + .. of a
+tree. An account books N - e for every tree of a text. It may be overdrawn by ADVANCE * N, never by more: after t trees
+e summed over them is at most (t + ADVANCE) N, and the nodes drawn minus that sum is a martingale. So E[nodes of the
+first t trees] <= (t + ADVANCE) N exactly. lam is the one at which a typical tree costs N and a share of the account: it
+depends on earlier trees alone. Where a tree would cost more than the account gives, lam rises with its levels.
+Hard cap: the number of DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ever dropped after
+it was drawn.
 """
 
 import math
@@ -40,13 +45,18 @@ DEPTH = 40
 TYPICAL = {0.3: (0.41, 0.87, 0.99, 1.0, 1.0), 0.6: (0.15, 0.44, 0.78, 0.97, 1.0), 1.0: (0.02, 0.04, 0.1, 0.31, 0.9)}
 HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/results/verification.md
 ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
+ADVANCE = 2.0  # budgets that a text may be ahead of its account
+MOST_SAVED = 2.0  # budgets: what earlier trees left unspent, as one cut short does, is kept up to here
+EVENED = 4.0  # trees over which the account is evened out
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Of one tree at one level. spent: expected nodes; drawn: draws; log_price: ln lam of the level above."""
+    """Of one tree at one level. saved: expected nodes that the text's trees, this one included, left of N each; drawn:
+    draws; log_price: ln lam of the level above; least: the lowest price of this tree, its place in PRICE."""
 
-    spent: float = 0.0
+    saved: float
+    least: int
     drawn: int = 0
     level: int = 0
     log_price: float = -math.inf
@@ -72,7 +82,7 @@ class Born:
 
 @dataclass(frozen=True)
 class BudgetTree:
-    """At most `budget` expected nodes besides the root, on at most `depth` levels.
+    """`budget` expected nodes a tree besides the root, over a text, on at most `depth` levels.
 
     mismatch, joint: of the model of gains, gain.py. hub: whether the verifier takes hub draws beside i.i.d. ones, joint
     whether it decides over whole paths. temperature: the one it is made for by `at`. most_draws: at one node.
@@ -87,9 +97,15 @@ class BudgetTree:
     temperature: float = 1.0
     weighs: bool = field(default=True, init=False)
 
-    @cached_property
-    def root(self) -> Node:
-        return Node(1.0, START[self.joint], Ledger())
+    def root(self, past: float | None) -> Node:
+        """past: what the text's trees left unspent."""
+        saved = past or 0.0
+        wanted = max(self.budget + saved / EVENED, 1.0)
+        least = int(np.searchsorted(-self._forecast.sizes(START[self.joint]), -wanted))
+        return Node(1.0, START[self.joint], Ledger(self.budget + saved, min(least, len(PRICE) - 1)))
+
+    def past(self, states: Sequence[Node]) -> float:
+        return min(states[-1].ledger.saved, MOST_SAVED * self.budget)
 
     @cached_property
     def _forecast(self) -> Forecast:
@@ -121,7 +137,7 @@ class BudgetTree:
     def select(self, states: Sequence[Node], first: int) -> list[int]:
         """A node that would not pay for a child at the price of the level above is not scored."""
         ledger = states[-1].ledger
-        if ledger.level >= self.depth or self.budget - ledger.spent < ENOUGH or ledger.drawn >= CAP * self.budget:
+        if ledger.level >= self.depth or self._left(ledger) < ENOUGH:
             return []
         price = math.exp(ledger.log_price)
         return [i for i in range(first, len(states)) if states[i].reach > price]
@@ -132,10 +148,10 @@ class BudgetTree:
     def plan(self, states: Sequence[Node], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         assert q is not None
         ledger = states[0].ledger
-        left = self.budget - ledger.spent
+        left = self._left(ledger)
         certainty = np.empty(len(states))
         compiled(certainty_loop, reorder_sums=True)(np.ascontiguousarray(q.detach().cpu().numpy()), certainty)
-        shares, chosen, log_price = self._spend(states, certainty, left, self.depth - ledger.level - 1)
+        shares, chosen, log_price = self._spend(states, certainty, left, ledger)
         # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
         draws_a_node = (CAP * self.budget - ledger.drawn) / left
         taken: dict[int, Law] = {}
@@ -146,8 +162,8 @@ class BudgetTree:
             if most > 0:
                 taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
                 expected.append(distinct)
-        spent, drawn = ledger.spent + sum(expected), ledger.drawn + sum(law.k for law in taken.values())
-        below = Ledger(spent, drawn, ledger.level + 1, log_price)
+        saved, drawn = ledger.saved - sum(expected), ledger.drawn + sum(law.k for law in taken.values())
+        below = Ledger(saved, ledger.least, drawn, ledger.level + 1, log_price)
         plans: list[Plan | None] = [None] * len(states)
         for i, law in taken.items():
             reach, j = states[i].reach, chosen[i]
@@ -156,6 +172,10 @@ class BudgetTree:
             other = Node(float(reach * shares.other[i, j]), float(shares.hardness[1, i]), below) if more else first
             plans[i] = Plan(law, Born(reach, first, other))
         return plans
+
+    def _left(self, ledger: Ledger) -> float:
+        """Expected nodes that may still be spent on this tree; a draw is one node at most."""
+        return min(ledger.saved + ADVANCE * self.budget, float(CAP * self.budget - ledger.drawn))
 
     def _law(
         self, family: LawFamily, q: Float[Tensor, "m v"], i: int, wanted: float, most: int, certainty: float
@@ -172,16 +192,16 @@ class BudgetTree:
         return law, expected
 
     def _spend(
-        self, states: Sequence[Node], certainty: np.ndarray, left: float, levels: int
+        self, states: Sequence[Node], certainty: np.ndarray, left: float, ledger: Ledger
     ) -> tuple[Shares, list[int], float]:
         """(what children get by choice, choices, ln of the price)."""
         reach = np.array([state.reach for state in states])
         hardness = np.array([state.hardness for state in states])
         both, later = np.empty((2, len(reach), len(CHOICES))), np.empty((2, len(reach)))
         compiled(share_loop)(certainty, hardness, self._forecast.gain.constants, MORE, EACH, both, later)
-        worth, size = self._forecast.tables
+        worth, size = (table[self.depth - ledger.level - 1] for table in self._forecast.tables)
         chosen = np.empty(len(reach), np.int64)
-        told = reach, both, later, CHOICES, PRICES, worth[levels], size[levels], STEPS, left
+        told = reach, both, later, CHOICES, PRICES, worth, size, STEPS, left, ledger.least
         found = compiled(spend_loop)(*told, chosen)
         return Shares(both[0], both[1], later), chosen.tolist(), float(PRICE[found])
 

@@ -46,10 +46,12 @@ def spend_loop(
     size: np.ndarray,
     steps: np.ndarray,
     left: float,
+    least: int,
     chosen: np.ndarray,
 ) -> int:
     """The index of the price at which the choices, and what is expected below them, cost `left` nodes, as nearly as
-    the steps of both allow; the choices alone cost no more. chosen[i]: the index of that of node i, -1 for none.
+    the steps of both allow, or of price `least` if they cost less there; the choices alone cost no more. chosen[i]: the
+    index of that of node i, -1 for none.
 
     share [2, m, c]: of the reach, of the first child and of each other; hardness [2, m] of theirs. worth, size
     [hardness, price]: of nodes below, gain.py. steps: of the tables: lowest hardness, step; lowest ln price, step.
@@ -65,7 +67,7 @@ def spend_loop(
                 shift[k, i, j] = np.log(reach[i] * share[k, i, j] + 1e-300)
     trial = np.empty(m, np.int64)
     chosen[:] = -1
-    low, high = -1, price.shape[0] - 1  # the highest price buys nothing
+    low, high = least - 1, price.shape[0] - 1  # the highest price buys nothing
     found = high
     nearest = left
     while high - low > 1:

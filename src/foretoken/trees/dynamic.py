@@ -42,8 +42,13 @@ class RankedTree(ABC):
     budget: int
     width: int
     depth: int
-    root: Scored = field(default=Scored(), init=False)
     weighs: bool = field(default=True, init=False)
+
+    def root(self, past: None) -> Scored:
+        return Scored()
+
+    def past(self, states: Sequence[Scored]) -> None:
+        return None
 
     @property
     def max_nodes(self) -> int:

@@ -121,6 +121,13 @@ class Forecast:
                 tables[1, d] += np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0) / len(kinds)
         return tables[0], tables[1]
 
+    def sizes(self, hardness: float) -> np.ndarray:
+        """The expected nodes below a node that is surely reached, with all levels to go, at the prices e^PRICE."""
+        row = (hardness - LOWEST_HARDNESS) / HARDNESS_STEP
+        low = int(row)
+        above, below = self.tables[1][self.levels, low : low + 2]
+        return above + (row - low) * (below - above)
+
 
 def _places(share: np.ndarray, hardness: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where a child of a node at price PRICE is in a table: the four cells around it, and their weights."""

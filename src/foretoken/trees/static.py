@@ -51,9 +51,11 @@ class StaticTree:
             depths[i] = depths[parent] + 1
         return tuple(sum(0 < depth <= d for depth in depths) for d in range(max(depths) + 1))
 
-    @property
-    def root(self) -> int:
+    def root(self, past: None) -> int:
         return 0
+
+    def past(self, states: Sequence[int]) -> None:
+        return None
 
     @property
     def max_nodes(self) -> int:
