@@ -28,7 +28,7 @@ from foretoken.names import tree_policy, verifier_named
 from foretoken.profile import PLAIN
 
 T = TypeVar("T")
-TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:4", "slem": "chain:8", "slrs": "chain:3"}
+TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:3", "slem": "chain:8", "slrs": "chain:3"}
 BYTES_TREE = "chain:12"  # of slem where the drafter's tokens are bytes
 THEIR_DRAFTS = 5  # transformers' num_assistant_tokens
 
