@@ -30,6 +30,8 @@ from distil import Loss, cross_loss, distil_loss, spellings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from foretoken.train.muon import Muon
+
 EOT = "<|endoftext|>"
 SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
 # Words take one sign before them; runs of punctuation take the line breaks after them.
@@ -229,35 +231,6 @@ class Stream:
             start = shift + int(rng.permutation(per_epoch)[place]) * chunk
             rows += [source[at : at + length + 1] for at in range(start, start + chunk, length)]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum with each matrix's update made orthogonal (Newton-Schulz, in float32)."""
-
-    def __init__(self, params: list[torch.nn.Parameter]) -> None:
-        super().__init__(params, {"lr": 0.0, "momentum": 0.95, "weight_decay": 0.2})
-
-    @torch.no_grad()
-    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        group = self.param_groups[0]
-        shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
-        for param in group["params"]:
-            shapes.setdefault(param.shape, []).append(param)
-        for (rows, cols), params in shapes.items():
-            grads = torch.stack([param.grad for param in params if param.grad is not None])
-            means = [self.state[param].setdefault("momentum", torch.zeros_like(param)) for param in params]
-            for mean, grad in zip(means, grads, strict=True):
-                mean.lerp_(grad, 1 - group["momentum"])
-            x = grads.lerp_(torch.stack(means), group["momentum"])
-            x = x.mT if rows > cols else x
-            x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-            for _ in range(5):
-                gram = x @ x.mT
-                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-            x = x.mT if rows > cols else x
-            for param, update in zip(params, x, strict=True):
-                param.mul_(1 - group["lr"] * group["weight_decay"])
-                param.add_(update, alpha=-group["lr"] * max(1, rows / cols) ** 0.5)
 
 
 def build_model(spec: Spec, end: int | None) -> LlamaForCausalLM:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
+from foretoken.train.begin import start_from_model
 from foretoken.train.data import Batches, Record, Row, records, rows
 from foretoken.train.evaluate import accuracy
-from foretoken.train.loop import Plan, Trainer, read_texts
+from foretoken.train.loop import ADAMW, MUON, Plan, Trainer, read_texts
 from foretoken.train.losses import LOSSES, eagle_loss, gumiho_loss, medusa_loss, noisy
+from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
 TEXTS = [Record("", f"def f{i}(x):\n    return x + {i * i}\n" * 3) for i in range(6)]
@@ -31,18 +34,19 @@ def lm() -> CausalLM:
     return CausalLM(tiny.llama(0, layers=6).requires_grad_(False))
 
 
-def trainer(lm: CausalLM, kind: str, folder: Path, tokens: int = 960) -> Trainer:
+def trainer(lm: CausalLM, kind: str, folder: Path, tokens: int = 960, optimizer: str = ADAMW) -> Trainer:
     torch.manual_seed(0)
     data = rows(TEXTS, tiny.tokenizer(), 48)
-    plan = Plan(kind, tokens, "data", batch=2, length=48, lr=1e-2)
+    plan = Plan(kind, tokens, "data", batch=2, length=48, lr=1e-2 if optimizer == ADAMW else 5e-2, optimizer=optimizer)
     made = Trainer(new_head(kind, parts(lm)), lm, Batches(data, 2, 0), plan, folder)
     made.prepare()
     return made
 
 
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON])
 @pytest.mark.parametrize("kind", HEADS)
-def test_training_learns(kind: str, lm: CausalLM, tmp_path: Path) -> None:
-    made = trainer(lm, kind, tmp_path)
+def test_training_learns(kind: str, optimizer: str, lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, kind, tmp_path, optimizer=optimizer)
     texts = read_texts(made.head, lm, *made.batches[0])
     rng = torch.Generator().manual_seed(0)
     before = float(LOSSES[kind](made.head, texts, rng).detach())
@@ -56,17 +60,18 @@ def test_training_learns(kind: str, lm: CausalLM, tmp_path: Path) -> None:
     assert all(0 <= x <= 1.000001 for x in (*measured.greedy, *measured.shared))
 
 
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON])
 @pytest.mark.parametrize("kind", ["gumiho", "hydra"])
-def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, lm: CausalLM, tmp_path: Path) -> None:
-    whole = trainer(lm, kind, tmp_path / "whole")
+def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: CausalLM, tmp_path: Path) -> None:
+    whole = trainer(lm, kind, tmp_path / "whole", optimizer=optimizer)
     (tmp_path / "whole").mkdir()
     whole.run(lambda _: None)
     (tmp_path / "parts").mkdir()
-    first = trainer(lm, kind, tmp_path / "parts")
+    first = trainer(lm, kind, tmp_path / "parts", optimizer=optimizer)
     first.steps, steps = 4, first.steps
     first.rate = lambda progress: Trainer.rate(first, progress * 4 / steps)  # the plan's own rates
     first.run(lambda _: None)
-    second = trainer(lm, kind, tmp_path / "parts")
+    second = trainer(lm, kind, tmp_path / "parts", optimizer=optimizer)
     assert second.resume()
     assert second.step == 4
     second.run(lambda _: None)
@@ -116,6 +121,49 @@ def test_a_cache_is_of_one_target_and_of_whole_files(lm: CausalLM, tmp_path: Pat
     cache.check_room(1, (2,))
     with pytest.raises(ForetokenError, match=r"0\.0 GB are free"):
         cache.check_room(10**6, (2,))
+
+
+def test_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
+    """Every singular value of a step is near the rate, whatever the gradient's; wide and tall matrices side by side."""
+    matrices = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((12, 20), (20, 12), (12, 20))]
+    optimizer = Muon(matrices)
+    optimizer.param_groups[0]["lr"] = 0.5
+    for matrix in matrices:
+        matrix.grad = torch.randn(matrix.shape) @ torch.diag(torch.logspace(-1, 1, matrix.shape[1]))
+    optimizer.step()
+    for matrix in matrices:
+        sizes = torch.linalg.svdvals(matrix.detach()) / (0.5 * max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+        assert (sizes > 0.6).all()
+        assert (sizes < 1.3).all()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "gumiho"])
+def test_a_head_begins_with_the_layers_of_a_model(kind: str, lm: CausalLM) -> None:
+    """With states of zero its first layer turns an embedding into what the model's layer makes of it, but for scale."""
+    model: Any = tiny.llama(3, layers=2).requires_grad_(False)
+    model.model.embed_tokens.weight.copy_(lm.model.get_input_embeddings().weight)
+    head = new_head(kind, parts(lm))
+    start_from_model(head, CausalLM(model))
+    first = model.model.layers[-head.num_layers]
+    embedded = head.target.embed(torch.arange(6)[None])
+    size = float(head.target.embedding.weight.square().mean().sqrt())
+    read = head.fc(torch.cat((embedded, torch.zeros_like(embedded)), -1))
+    torch.testing.assert_close(read, embedded / size)
+    normed = first.input_layernorm.weight * read
+    for name in ("q_proj", "k_proj", "v_proj"):
+        got = getattr(head.layers[0].self_attn, name)(read)
+        torch.testing.assert_close(got, getattr(first.self_attn, name)(normed))
+    mlp, x = head.layers[0].mlp, torch.randn(3, embedded.shape[-1])
+    torch.testing.assert_close(mlp(x), first.mlp(x) / size)
+
+
+def test_layers_that_do_not_fit_are_refused(lm: CausalLM) -> None:
+    with pytest.raises(ForetokenError, match="has 1 layers to begin with, and the head 2"):
+        start_from_model(new_head("gumiho", parts(lm)), CausalLM(tiny.llama(0, layers=1)))
+    with pytest.raises(ForetokenError, match="no Llama layers of the target's sizes"):
+        start_from_model(new_head("eagle", parts(lm)), CausalLM(tiny.llama(0, layers=2, hidden=64)))
+    with pytest.raises(ForetokenError, match="Head medusa has no layers"):
+        start_from_model(new_head("medusa", parts(lm)), lm)
 
 
 class Perfect(Gumiho):

@@ -15,18 +15,23 @@ from foretoken.core.files import write
 from foretoken.heads.make import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
+from foretoken.train.begin import start_from_model, start_from_target
 from foretoken.train.data import Batches
 from foretoken.train.losses import LOSSES, Texts
+from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
 CHECKPOINT = "checkpoint.pt"
+ADAMW, MUON = "adamw", "muon"
+BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, over Muon's for all other matrices
 
 
 @dataclass(frozen=True)
 class Plan:
     """What decides a run's outcome; a checkpoint resumes only under the same plan.
 
-    Defaults are Gumiho's (paper 004, Table 5). clip: bound of each gradient value.
+    Defaults are Gumiho's (paper 004, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
+    matrices beside it. begin: fingerprint of the model whose layers the head begins with.
     """
 
     kind: str
@@ -40,6 +45,8 @@ class Plan:
     clip: float = 0.5
     layers: int | None = None
     levels: int | None = None
+    optimizer: str = ADAMW
+    begin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,18 +62,19 @@ class Report:
 class Trainer:
     """Steps through `batches`; `save` writes DIR/checkpoint.pt under a temporary name first.
 
-    cache: where the target's states are read and kept; None: computed anew each time.
+    cache: where the target's states are read and kept; None: computed anew each time. begin: see `start_from_model`.
     """
 
     def __init__(
-        self, head: Head, lm: CausalLM, batches: Batches, plan: Plan, folder: Path, cache: StateCache | None = None
-    ) -> None:
+        self, head: Head, lm: CausalLM, batches: Batches, plan: Plan, folder: Path, cache: StateCache | None = None,
+        begin: CausalLM | None = None,
+    ) -> None:  # fmt: skip
         self.head, self.lm, self.batches, self.plan, self.folder = head, lm, batches, plan, folder
-        self.cache = cache
+        self.cache, self.begin = cache, begin
         per_step = batches.batch * min(plan.length, max(len(row.ids) for row in batches.data))
         self.steps = max(1, round(plan.tokens / per_step))
         self.step, self.tokens, self.smooth = 0, 0, math.nan
-        self.optimizer = torch.optim.AdamW(head.parameters(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizers = _optimizers(head, plan.optimizer)
         self.layers = tuple(dict.fromkeys((*head.feature_layers, FINAL)))
 
     @torch.no_grad()
@@ -78,6 +86,8 @@ class Trainer:
         texts = self.texts(0)
         self.head.feature_scale = float(texts.states[texts.mask].double().square().mean().sqrt())
         start_from_target(self.head)
+        if self.begin is not None:
+            start_from_model(self.head, self.begin)
 
     def rate(self, progress: float) -> float:
         """Linear warm-up, then linear decay to a tenth."""
@@ -93,12 +103,13 @@ class Trainer:
             loss: Tensor = LOSSES[self.plan.kind](self.head, texts, rng)
             if not bool(torch.isfinite(loss)):
                 raise ForetokenError(f"The loss is {float(loss.detach())} at step {self.step}: lower --lr.")
-            self.optimizer.zero_grad()
+            self.head.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_value_(self.head.parameters(), self.plan.clip)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate((self.step + 1) / self.steps)
-            self.optimizer.step()
+            for optimizer, share in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = share * self.rate((self.step + 1) / self.steps)
+                optimizer.step()
             value = float(loss.detach())
             self.smooth = value if math.isnan(self.smooth) else 0.95 * self.smooth + 0.05 * value
             self.step += 1
@@ -115,7 +126,7 @@ class Trainer:
         state = {
             "plan": asdict(self.plan),
             "head": self.head.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             "feature_scale": self.head.feature_scale,
             "step": self.step,
             "tokens": self.tokens,
@@ -141,9 +152,20 @@ class Trainer:
             )
         self.head.load_state_dict(state["head"])
         self.head.feature_scale = state["feature_scale"]
-        self.optimizer.load_state_dict(state["optimizer"])
+        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.step, self.tokens, self.smooth = state["step"], state["tokens"], state["smooth"]
         return True
+
+
+def _optimizers(head: Head, name: str) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Each with its share of the learning rate."""
+    heads = {id(linear.weight) for linear in head.own_lm_heads()}
+    matrices = [p for p in head.parameters() if name == MUON and p.ndim == 2 and id(p) not in heads]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in head.parameters() if id(p) not in chosen]
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    return [(Muon(matrices), 1.0), (adam, BESIDE_MUON)] if matrices else [(adam, 1.0)]
 
 
 @torch.no_grad()
@@ -154,14 +176,3 @@ def read_texts(head: Head, lm: CausalLM, ids: Tensor, mask: Tensor, cache: State
     states = lm.states(ids, layers) if cache is None else cache(ids, mask, layers)
     final = states[..., -lm.hidden_size :]
     return Texts(ids, mask, states[..., : -lm.hidden_size].float(), final.float())
-
-
-@torch.no_grad()
-def start_from_target(head: Head) -> None:
-    """LM heads of a head's own start as the target's, as published."""
-    weight = getattr(head.target.unembedding, "weight", None)
-    if weight is None:
-        return
-    for linear in head.own_lm_heads():
-        if linear.weight.shape == weight.shape:
-            linear.weight.copy_(weight * head.feature_scale * head.target.logit_scale)

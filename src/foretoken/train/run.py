@@ -15,11 +15,12 @@ from foretoken.heads.make import Head, new_head
 from foretoken.heads.save import save_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
+from foretoken.models.identity import fingerprint
 from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
 from foretoken.train.data import Batches, Record, Row, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
-from foretoken.train.loop import Plan, Report, Trainer
+from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer
 from foretoken.train.states import StateCache
 
 HELD_OUT = 50  # without held-out files, every 50th text is held out
@@ -38,8 +39,10 @@ class Options:
     layers: int | None = None
     levels: int | None = None
     seed: int = 0
+    optimizer: str = ADAMW
 
 
+MUON_RATE = 0.01
 RATES = {"gumiho": 2e-4, "eagle": 3e-5, "eagle3": 5e-5, "medusa": 1e-3, "hydra": 1e-3}  # as published
 
 
@@ -77,11 +80,12 @@ def train(
     evaluate_every: int = 100,
     cache: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
+    begin: CausalLM | None = None,
 ) -> Head:
     """Train, or go on from the checkpoint in `folder`; writes the head, its card, provenance.json and log.jsonl there.
 
     made_with: machine and versions, for the record. cache: folder that keeps the target's states for other heads and
-    runs; `note` is told what it may take.
+    runs; `note` is told what it may take. begin: a small model whose layers the head begins with.
     """
     texts = list(records(data))
     if held_out:
@@ -91,12 +95,12 @@ def train(
         if not texts:
             raise ForetokenError("One text cannot be split: give more texts, or name held-out ones with --held-out.")
     learnt, checked = rows(texts, tokenizer, options.length), rows(held, tokenizer, options.length)
-    plan = _plan(options, learnt, texts)
+    plan = _plan(options, learnt, texts, begin)
     torch.manual_seed(options.seed)
     head = new_head(options.kind, parts(lm), options.layers, options.levels)
     folder.mkdir(parents=True, exist_ok=True)
     kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
-    trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept)
+    trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept, begin)
     if not trainer.resume():
         trainer.prepare()
         (folder / "log.jsonl").unlink(missing_ok=True)
@@ -126,12 +130,13 @@ def _count(data: Sequence[Row]) -> int:
     return sum(len(row.ids) for row in data)
 
 
-def _plan(options: Options, learnt: Sequence[Row], texts: Sequence[Record]) -> Plan:
+def _plan(options: Options, learnt: Sequence[Row], texts: Sequence[Record], begin: CausalLM | None) -> Plan:
     tokens = options.tokens or options.epochs * _count(learnt)
-    lr = RATES[options.kind] if options.lr is None else options.lr
+    usual = MUON_RATE if options.optimizer == MUON else RATES[options.kind]
     return Plan(
-        options.kind, tokens, digest(texts), options.seed, options.batch, options.length, lr,
-        layers=options.layers, levels=options.levels,
+        options.kind, tokens, digest(texts), options.seed, options.batch, options.length,
+        usual if options.lr is None else options.lr, layers=options.layers, levels=options.levels,
+        optimizer=options.optimizer, begin=None if begin is None else fingerprint(begin),
     )  # fmt: skip
 
 
@@ -146,15 +151,18 @@ def finish(
              "accuracy": asdict(measured), "argv": sys.argv[1:], **made_with}  # fmt: skip
     write(folder / "provenance.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
     size = sum(p.numel() for p in trainer.head.parameters())
+    began = "" if trainer.begin is None else BEGAN.format(Path(trainer.begin.name).name)
     card = CARD.format(
-        kind=plan.kind, target=Path(lm.name).name, size=size, tokens=trainer.tokens, steps=trainer.step,
-        batch=trainer.batches.batch, length=plan.length, lr=plan.lr, seed=plan.seed, roots=measured.num_roots,
+        kind=plan.kind, optimizer=plan.optimizer, target=Path(lm.name).name, began=began, size=size,
+        tokens=trainer.tokens, steps=trainer.step, batch=trainer.batches.batch,
+        length=plan.length, lr=plan.lr, seed=plan.seed, roots=measured.num_roots,
         greedy=" ".join(f"{x:.3f}" for x in measured.greedy), shared=" ".join(f"{x:.3f}" for x in measured.shared),
         expected=measured.expected_length, data=plan.data[:12],
     )  # fmt: skip
     write(folder / "README.md", lambda path: path.write_text(card))
 
 
+BEGAN = "\n| Began with | the layers of `{}` |"
 CARD = """\
 ---
 license: apache-2.0
@@ -169,7 +177,7 @@ Drafts for that target alone, from its hidden states: `foretoken generate --draf
 | --- | --- |
 | Parameters | {size:,}, trained in float32, saved as bfloat16 |
 | Tokens seen | {tokens:,} in {steps:,} steps of {batch} rows of up to {length} |
-| Learning rate | {lr:g}, 5% warm-up, then linearly down to a tenth |
+| Learning rate | {lr:g} ({optimizer}), 5% warm-up, then linearly down to a tenth |{began}
 | Data | SHA-256 {data}... |
 | Seed | {seed} |
 | Held-out: likeliest token is the target's, by position | {greedy} |

@@ -1,0 +1,60 @@
+"""What a new head begins as, besides noise: copies of its target's weights or of a small language model's."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.make import Head
+from foretoken.heads.serial import Eagle
+from foretoken.models.causal_lm import CausalLM
+
+STATE_SHARE = 0.3  # of the target's state in what the first layer reads, beside the embedding
+
+
+@torch.no_grad()
+def start_from_target(head: Head) -> None:
+    """LM heads of a head's own start as the target's, as published."""
+    weight = getattr(head.target.unembedding, "weight", None)
+    if weight is None:
+        return
+    for linear in head.own_lm_heads():
+        if linear.weight.shape == weight.shape:
+            linear.weight.copy_(weight * head.feature_scale * head.target.logit_scale)
+
+
+@torch.no_grad()
+def start_from_model(head: Head, lm: CausalLM) -> None:
+    """The layers of an EAGLE or Gumiho head start as the last ones of a small Llama with the target's sizes.
+
+    They read the embeddings scaled to mean square 1, as the model's first norm would give them, and a share of the
+    target's states; what they add to the residual stream is scaled alike. Raises ForetokenError where layers differ.
+    """
+    if not isinstance(head, Eagle):
+        raise ForetokenError(f"Head {head.kind} has no layers that could begin as those of {lm.name}: leave it out.")
+    table = head.target.embedding.get_parameter("weight") * head.target.embedding_scale
+    size = float(table.float().square().mean().sqrt())
+    model: Any = lm.model
+    found: list[nn.Module] = list(getattr(getattr(model, "model", None), "layers", ()))
+    if len(found) < head.num_layers:
+        raise ForetokenError(f"Model {lm.name} has {len(found)} layers to begin with, and the head {head.num_layers}.")
+    unit = torch.eye(head.shape.hidden, device=head.fc.weight.device)
+    head.fc.weight.copy_(torch.cat((unit / size, STATE_SHARE * unit), 1))
+    if head.fc.bias is not None:
+        head.fc.bias.zero_()
+    for i, (layer, source) in enumerate(zip(head.layers, found[-head.num_layers :], strict=True)):
+        weights = {key: value.float() for key, value in source.state_dict().items()}
+        if i == 0 and "input_layernorm.weight" in weights:
+            gain = weights.pop("input_layernorm.weight")
+            for name in "qkv":
+                weights[f"self_attn.{name}_proj.weight"] *= gain
+        for key in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            weights[key] = weights[key] / size
+        try:
+            layer.load_state_dict(weights)
+        except (RuntimeError, KeyError) as error:
+            raise ForetokenError(
+                f"The layers of model {lm.name} are no Llama layers of the target's sizes, so that a head cannot begin "
+                "as they are."
+            ) from error
