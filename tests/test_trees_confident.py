@@ -10,7 +10,6 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.names import tree_policy
-from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from tables import tiny_engine
 
@@ -21,7 +20,7 @@ from tables import tiny_engine
     [("block", IID), ("block-transport", IID), ("rrs", IID), ("rrsw", WithoutReplacement), ("exact-match", Opaque)],
 )
 def test_whole_decodings_have_the_targets_law(rule, family, seed):
-    found = measure(VERIFIERS[rule], family, Shape("chain:3@0.5", static.chain(3, 0.5), 2), seed, num_tokens=4)
+    found = measure(VERIFIERS[rule], family, Shape("chain:3@0.5", tree_policy("chain:3@0.5"), 2), seed, num_tokens=4)
     assert found.worst <= TOLERANCE
     assert found.accepted > 0.3
 
@@ -34,7 +33,7 @@ def test_dropping_the_unsure_draft_is_caught(monkeypatch):
         kept = tuple(x for x in record.draws if record.q is None or record.q[x] >= 0.5)
         return add(self, parent, Siblings(kept, record.q, IID(len(kept))))
 
-    shape = Shape("wrong", static.chain(2, 0.5), 3)
+    shape = Shape("wrong", tree_policy("chain:2@0.5"), 3)
     assert measure(VERIFIERS["rrs"], IID, shape, 1).exact
     monkeypatch.setattr(TreeBuilder, "add", forgetful)
     assert measure(VERIFIERS["rrs"], IID, shape, 1).worst > 0.01
@@ -43,7 +42,7 @@ def test_dropping_the_unsure_draft_is_caught(monkeypatch):
 @pytest.mark.parametrize("rule", ["rrs", "transport", "block-transport", "exact-match"])
 def test_trees_that_branch_may_end_early_too(rule):
     family = VERIFIERS[rule].laws[0]
-    found = measure(VERIFIERS[rule], family, Shape("kary:2x2@0.5", static.kary(2, 2, 0.5), 2), 5)
+    found = measure(VERIFIERS[rule], family, Shape("kary:2x2@0.5", tree_policy("kary:2x2@0.5"), 2), 5)
     assert found.worst <= TOLERANCE
 
 
@@ -55,8 +54,8 @@ def test_no_node_has_a_child_below_the_floor(temperature):
     (tree,) = session.propose([seq])
     (growth,) = session.growths
     parents = set(tree.parents[1:])
-    assert len(growth.sure) == len(tree)
-    goes_on = [sure >= 0.01 for sure in growth.sure]
+    assert len(growth.states) == len(tree)
+    goes_on = [sure >= 0.01 for _, sure in growth.states]
     for node, on in enumerate(goes_on):
         assert (node in parents) == (on and len(tree.path_to(node)) < 5)
     assert {*goes_on} == {True, False}

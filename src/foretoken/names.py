@@ -13,8 +13,10 @@ from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
+from foretoken.trees.confident import ConfidentTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree
 from foretoken.trees.sequoia import read_acceptance, sequoia
+from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
 from foretoken.verify.transport.plan import Solver
@@ -24,7 +26,7 @@ LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutRep
 
 def _chain(spec: str) -> TreePolicy:
     depth, floor = _floor(spec, "chain:D")
-    return static.chain(_positive(depth, "chain:D"), floor)
+    return _ended(static.chain(_positive(depth, "chain:D")), floor)
 
 
 def _kary(spec: str) -> TreePolicy:
@@ -32,7 +34,7 @@ def _kary(spec: str) -> TreePolicy:
     if not cross:
         raise ForetokenError(f"Tree kary:{spec} is incomplete: write kary:KxD, e.g. kary:2x4.")
     depth, floor = _floor(rest, "kary:KxD")
-    return static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD"), floor)
+    return _ended(static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD")), floor)
 
 
 def _budget(spec: str) -> TreePolicy:
@@ -97,6 +99,10 @@ def _floor(spec: str, form: str) -> tuple[str, float]:
     if not 0 < floor <= 1:
         raise ForetokenError(f"In tree {form}@C the confidence C must be above 0 and at most 1, not {text!r}.")
     return rest, floor
+
+
+def _ended(tree: StaticTree, floor: float) -> StaticTree:
+    return ConfidentTree(tree.parents, floor=floor) if floor else tree
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:

@@ -93,7 +93,7 @@ class TimedRows(Rows):
 
     def draft_chain(
         self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"], list[float]]:
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         return self._scoring.time(self._forwards.time, super().draft_chain, row, tokens, u, temperature, floor)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:

@@ -55,10 +55,7 @@ class LMDrafter:
 
 @dataclass
 class Growth:
-    """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache.
-
-    sure: of every node the product of q down to it, if there is a floor.
-    """
+    """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache."""
 
     policy: TreePolicy
     law: LawFamily
@@ -68,8 +65,6 @@ class Growth:
     num_pending: int  # scored nodes before the root's children: committed ids the cache had not seen, root last
     frontier: list[int] = field(default_factory=list)
     uniforms: Tensor | None = None  # of a chain: one for each level, whether or not it is reached
-    floor: float = 0.0
-    sure: list[float] = field(default_factory=lambda: [1.0])
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""
@@ -151,9 +146,7 @@ class LMDraftSession:
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             levels = min(self._chain_depth, seq.depth_left)
             uniforms = seq.uniforms(levels, 1) if levels > 0 else None
-            self.growths.append(
-                Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms, self._floor)
-            )
+            self.growths.append(Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
         if len(sequences) == 1 and self._draft_chain(sequences[0], tokens[0]):
@@ -180,13 +173,12 @@ class LMDraftSession:
             return False
         if g.law is not Opaque and not (g.law in (IID, WithoutReplacement) and seq.sampling.tempers_only):
             return False
-        if g.law is Opaque and g.floor > 0 and seq.sampling.temperature > 0:
+        if g.law is Opaque and self._floor > 0 and seq.sampling.temperature > 0:
             return False  # the likeliest tokens, and their tempered probabilities too
         if not self.rows.drafts_chains(0, len(pending) + len(g.uniforms) - 1):
             return False
         temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
-        tokens, q, sure = self.rows.draft_chain(0, pending, g.uniforms, temperature, g.floor)
-        g.sure += sure
+        tokens, q = self.rows.draft_chain(0, pending, g.uniforms, temperature, self._floor)
         for node, token in enumerate(tokens):
             g.scored[node] = g.num_pending - 1 + node
             g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))
@@ -229,12 +221,8 @@ class LMDraftSession:
                 record = Siblings(kept, None if isinstance(plan.law, Opaque) else q_rows[i], plan.law)
                 added = g.builder.add(nodes[i], record)
                 g.states += [states[j] for j in added]
-                if g.floor > 0:
-                    g.sure += [g.sure[nodes[i]] * float(q_rows[i][kept[j]]) for j in added]
             if depth < seq.depth_left and len(g.states) > first:
                 g.frontier = g.policy.select(g.states, first)
-                if g.floor > 0:
-                    g.frontier = [node for node in g.frontier if g.sure[node] >= g.floor]
 
     def _weights(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
@@ -245,11 +233,10 @@ class LMDraftSession:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         elif missing < 0:
             logits = logits[:, : self.drafter.vocab_size]
-        weighs = g.policy.weighs or g.floor > 0
-        if g.law is not Opaque or (weighs and seq.sampling.temperature > 0):
+        if g.law is not Opaque or (g.policy.weighs and seq.sampling.temperature > 0):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)
-        return scores.softmax(-1) if weighs else scores
+        return scores.softmax(-1) if g.policy.weighs else scores
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep what the cache holds of the accepted path; the rest is pending at the next step."""

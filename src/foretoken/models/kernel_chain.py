@@ -14,11 +14,11 @@ softmax = machine_code(softmax_loop)
 
 def _draft_chain(
     read, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-    embedding, last, u, factor, floor, threads, q, tokens, sure
+    embedding, last, u, factor, floor, threads, q, tokens
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Draw tokens[l] from q[l] = softmax(factor logits) of the path so far, with its uniform u[l]; the levels done.
-    With factor 0 take the likeliest; q then has no rows. sure[l]: the product of q down to it (of softmax(logits) with
-    factor 0); ends where it is below `floor`. Without a floor it is not computed. 0 levels where logits are not finite.
+    With factor 0 take the likeliest; q then has no rows. It ends where the product of q down to a token (of
+    softmax(logits) with factor 0) is below `floor`, if there is one. 0 levels where logits are not finite.
 
     read: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
     masks: of the first forward; none: of the others.
@@ -28,7 +28,7 @@ def _draft_chain(
     norm, head_address, head_halved, head_bias = last
     logits = np.empty((1, q.shape[1]), np.float32)
     untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
-    used, confidence = start, 1.0
+    used, sure = start, 1.0
     for level in range(len(tokens)):
         x = np.empty((len(read), embedding.shape[1]), np.float32)
         positions = np.arange(used, used + len(read))
@@ -52,9 +52,8 @@ def _draft_chain(
         if floor > 0:
             if factor == 0:
                 softmax(logits, np.float32(1), untempered)
-            confidence *= q[level, token] if factor > 0 else untempered[0, token]
-            sure[level] = confidence
-            if confidence < floor:
+            sure *= q[level, token] if factor > 0 else untempered[0, token]
+            if sure < floor:
                 return level + 1
         read, masks = tokens[level : level + 1], none
     return len(tokens)

@@ -130,9 +130,9 @@ class KernelRows:
 
     def draft_chain(
         self, row: int, read: Sequence[int], start: int, u: Float[Tensor, "n 1"], temperature: float, floor: float
-    ) -> tuple[list[int], Float[Tensor, "_ v"], list[float]]:
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too),
-        the q of each, and with a floor the product of q down to each; at temperature 0 the likeliest ones, without q.
+        and the q of each; at temperature 0 the likeliest ones, without q.
 
         What `forward`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
         falls below `floor`, none where logits are not finite.
@@ -142,16 +142,15 @@ class KernelRows:
         k, levels = self.kernel, len(u)
         factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
         tokens, q = np.empty(levels, np.int64), np.empty((rows, k.head.out_features), np.float32)
-        sure = np.empty(levels if floor > 0 else 0)
         none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
         masks = none if len(read) == 1 else (causal_mask(start, len(read), float(k.low), None),) * len(k.kinds)
         ((_, keys, values, kinds, weights),) = self._spans(())
         last = (k.norm, k.head_address, k.head.halved, k.head_bias)
         done = draft_chain(
             np.array(read), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
-            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), factor, floor, use_threads(), q, tokens, sure,
+            k.head_eps, k.scale, weights, k.embedding, last, u.numpy(), factor, floor, use_threads(), q, tokens,
         )  # fmt: skip
-        return tokens[:done].tolist(), torch.from_numpy(q[:done]), sure[:done].tolist()
+        return tokens[:done].tolist(), torch.from_numpy(q[:done])
 
     def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
         """The runs of layers between which hidden states are read: first layer, and what `forward` takes of each."""

@@ -228,11 +228,11 @@ class Rows:
 
     def draft_chain(
         self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"], list[float]]:
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature) by u[0]; read
-        that, and so on: (tokens drawn, q of each, the product of q down to each). What was read are scored nodes of the
-        row, whose tree was empty. At temperature 0 the likeliest are taken, q has no rows, and the product is of the
-        untempered q. No draft is read where it is below `floor`; without a floor it is not told.
+        that, and so on: (tokens drawn, q of each). What was read are scored nodes of the row, whose tree was empty. At
+        temperature 0 the likeliest are taken, and q has no rows. It ends where the product of q down to a draft, of the
+        untempered q at temperature 0, is below `floor`.
 
         One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. NotFiniteError where logits
         have NaN or +inf, or nothing finite.
@@ -242,11 +242,11 @@ class Rows:
         nodes, start = len(tokens) + len(u) - 1, self.lengths[row]
         self._check_room(row, nodes)
         self._lm.check_position(start + nodes - 1)
-        drafted, q, sure = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
+        drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
         if not drafted:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits.")
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
-        return drafted, q, sure
+        return drafted, q
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

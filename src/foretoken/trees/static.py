@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -19,13 +20,10 @@ MAX_NODES = 4096
 
 @dataclass(frozen=True)
 class StaticTree:
-    """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node.
-
-    floor: below a node of whose path the drafter is less sure the shape is left out: `core.policy.ShapePolicy`.
-    """
+    """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node."""
 
     parents: tuple[int, ...]
-    floor: float = 0.0
+    floor: float = field(default=0.0, init=False)
     weighs: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -34,8 +32,6 @@ class StaticTree:
         for i, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < i:
                 raise ForetokenError(f"Tree node {i} has parent {parent}: a parent must come before its child.")
-        if not 0 <= self.floor <= 1:
-            raise ForetokenError(f"A tree may end where the drafter is less sure than 0 to 1, not {self.floor}.")
 
     @cached_property
     def _children(self) -> tuple[tuple[int, ...], ...]:
@@ -54,7 +50,7 @@ class StaticTree:
     def root(self, past: None) -> int:
         return 0
 
-    def past(self, states: Sequence[int]) -> None:
+    def past(self, states: Sequence[Any]) -> None:
         return None
 
     @property
@@ -85,16 +81,16 @@ class StaticTree:
     def select(self, states: Sequence[int], first: int) -> list[int]:
         return [i for i in range(first, len(states)) if self._children[states[i]]]
 
-    def keep(self, states: Sequence[int]) -> None:
+    def keep(self, states: Sequence[Any]) -> None:
         return None
 
 
-def chain(depth: int, floor: float = 0.0) -> StaticTree:
+def chain(depth: int) -> StaticTree:
     """One path of `depth` drafted tokens."""
-    return StaticTree(tuple(range(-1, depth)), floor)
+    return StaticTree(tuple(range(-1, depth)))
 
 
-def kary(k: int, depth: int, floor: float = 0.0) -> StaticTree:
+def kary(k: int, depth: int) -> StaticTree:
     """k children at every node down to `depth`."""
     parents, level = [-1], [0]
     for _ in range(depth):
@@ -103,7 +99,7 @@ def kary(k: int, depth: int, floor: float = 0.0) -> StaticTree:
         if len(parents) > MAX_NODES:
             raise ForetokenError(f"Tree kary:{k}x{depth} has more than {MAX_NODES} nodes: make it smaller.")
         level = list(range(first, len(parents)))
-    return StaticTree(tuple(parents), floor)
+    return StaticTree(tuple(parents))
 
 
 def from_file(path: str) -> StaticTree:
