@@ -98,6 +98,18 @@ def lm_drafter(lm: CausalLM | HeadLM, tree: str, verifier: str | None, vocab_siz
     return drafter, rule
 
 
+def vocab_drafter(
+    method: str, lm: CausalLM, translation: Translation, tree: str, verifier: str | None, vocab_size: int
+) -> tuple[ModelDrafter, Verifier]:
+    """The same for a model of another vocabulary, drafting by one of VOCABS. vocab_size: the target's."""
+    policy = tree_policy(tree)
+    rule = verifier_named(verifier or default_rule(policy, method))
+    drafter = VOCABS[method](lm, translation, policy_for(policy, rule), rule.laws[0])
+    drafter = replace(drafter, vocab_size=vocab_size)
+    check_pair(drafter, rule)
+    return drafter, rule
+
+
 def plain(engine: Engine) -> Engine:
     """The engine without its drafter."""
     return replace(engine, drafter=NoDrafter(), tree=PLAIN)
@@ -120,29 +132,25 @@ def with_tree(
     vocab: another method of drafting with another vocabulary, for a drafter that has one; by default the same.
     draft_probability: of a coin before each draft (randomised drafting), of a drafter with a distribution.
     """
-    drafter = engine.drafter
+    drafter, size = engine.drafter, engine.target.vocab_size
     if isinstance(drafter, NoDrafter):
         return engine
     assert not isinstance(drafter, RandomisedDrafter), "its rule goes with its coins"
     policy = tree_policy(tree)
-    if vocab is not None and vocab != way_of(drafter):
-        lm, translation = spelling(drafter)
-        rule = verifier_named(verifier or default_rule(policy, vocab))
-        policy = policy_for(policy, rule)
-        made = VOCABS[vocab](lm, translation, policy, rule.laws[0])
-        drafter = replace(made, vocab_size=engine.target.vocab_size)
+    if draft_probability is not None:
+        drafter = with_tree(engine, tree, None, vocab).drafter
+        assert isinstance(drafter, LMDrafter)
+        rule = verifier_named(verifier or random_rule(policy))
+        drafter = RandomisedDrafter(drafter.lm, policy, Coins(draft_probability), size)
         check_pair(drafter, rule)
+    elif vocab is not None and vocab != way_of(drafter):
+        drafter, rule = vocab_drafter(vocab, *spelling(drafter), tree, verifier, size)
     elif isinstance(drafter, LMDrafter):
-        drafter, rule = lm_drafter(drafter.lm, tree, verifier, drafter.vocab_size)
+        drafter, rule = lm_drafter(drafter.lm, tree, verifier, size)
     else:
         assert isinstance(drafter, NgramDrafter | SLEMDrafter | SLRSDrafter), "no other drafter has a tree"
         rule = verifier_named(verifier or default_rule(policy, way_of(drafter)))
         drafter = replace(drafter, policy=policy)
-        check_pair(drafter, rule)
-    if draft_probability is not None:
-        assert isinstance(drafter, LMDrafter)
-        rule = verifier_named(verifier or random_rule(policy))
-        drafter = RandomisedDrafter(drafter.lm, policy, Coins(draft_probability), drafter.vocab_size)
         check_pair(drafter, rule)
     return replace(engine, drafter=drafter, verifier=rule, tree=tree)
 

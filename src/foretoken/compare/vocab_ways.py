@@ -17,14 +17,13 @@ from foretoken.core.verifier import Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
-from foretoken.drafters import SAME, VOCABS, default_rule, lm_drafter
+from foretoken.drafters import SAME, lm_drafter, vocab_drafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.text import Tokenizer
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
-from foretoken.names import tree_policy, verifier_named
 from foretoken.profile import PLAIN
 
 T = TypeVar("T")
@@ -200,10 +199,8 @@ def ways(
         for method in methods:
             usual = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
             for tree in trees.get(method, (usual,)):
-                policy, meter = tree_policy(tree), Meter()
-                rule = verifier_named(default_rule(policy, method))
-                drafter = VOCABS[method](meter.timed(lm), translation, policy, rule.laws[0])
-                drafter = replace(drafter, vocab_size=engine.target.vocab_size)
+                meter, size = Meter(), engine.target.vocab_size
+                drafter, rule = vocab_drafter(method, meter.timed(lm), translation, tree, None, size)
                 found.append(Ours(method, name, tree, engine, rule, drafter, meter))
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype)
         model.generation_config = GenerationConfig(
