@@ -12,7 +12,8 @@ from foretoken.models.translation import Edge
 
 
 class Trie:
-    """The scored nodes of one row since its last keep. q[i]: [d] what the drafter would write after node i, float64."""
+    """The scored nodes of one row since its last keep. q[i]: [d] what the drafter would write after node i, float64, or
+    any scores of it at temperature 0."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -31,6 +31,7 @@ from foretoken.core.laws import Law, Opaque, draw_iid
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
+from foretoken.core.softmax import likeliest
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import CHAIN
@@ -168,15 +169,18 @@ class SLRSSession:
         self, row: Row, seq: Sequence, node: int, edge: Edge
     ) -> Generator[None, None, tuple[int, Price] | None]:
         """(first target token or NONE, its price) of one sampled draft; None where nothing may be drafted."""
-        state, draft, at = b"", [], node
+        state, draft, at, greedy = b"", [], node, seq.sampling.temperature == 0
         while True:
             again = FIRM if draft else edge
-            weights = torch.from_numpy(row.trie.q[at])
+            weights, nothing = row.trie.q[at], -np.inf if greedy else 0.0
             if again.taken:
-                weights = torch.where(torch.from_numpy(first_tokens(self.segmentation, again)), weights, 0.0)
-                if not float(weights.sum()):
+                weights = np.where(first_tokens(self.segmentation, again), weights, nothing)
+                if weights.max() == nothing:
                     return None
-            token = int(draw_iid(weights[None], seq.uniforms(1, 1)))
+            if greedy:
+                token = int(weights.argmax())
+            else:
+                token = int(draw_iid(torch.from_numpy(weights)[None], seq.uniforms(1, 1)))
             code = int(self.segmentation.outcomes(state, again)[token])
             if code > OPEN:
                 break
@@ -186,11 +190,12 @@ class SLRSSession:
             if at >= len(row.trie.q):
                 yield
         price = Price(self.segmentation, row, self.score, node, edge)
+        if greedy:
+            return code, price  # nobody asks for it: any proposal will do at temperature 0
         plan = None if code == NONE else self.segmentation.plan(code, edge)
         if plan is None or not plan.has(draft):
             return NONE, price
-        if seq.sampling.temperature > 0:
-            price.plant(plan)
+        price.plant(plan)
         return code, price
 
     def score(self) -> None:
@@ -208,6 +213,10 @@ class SLRSSession:
                 row.trie.q += list(self._q(row, rows))
 
     def _q(self, row: Row, logits: Float[Tensor, "n d"]) -> np.ndarray:
+        """What the next tokens are chosen by: their distribution; their scores where the likeliest will do."""
+        if row.sampling.temperature == 0:
+            likeliest(logits)  # NotFiniteError
+            return logits.float().cpu().numpy()
         q = row.sampling(logits).cpu().numpy().astype(np.float64)
         return q / q.sum(-1, keepdims=True)
 
