@@ -23,9 +23,10 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import Controller, Costs, Experience
+from foretoken.draft.controller import FORGET_COST, Controller, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.running_fit import RunningFit
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter
 from foretoken.draft.tli import tli
@@ -59,7 +60,7 @@ class Work:
 
 def experienced() -> Experience:
     """Costs as Work has them, and little trust in the drafter: one step's outcome changes the next one's depth."""
-    costs = Costs(plain_s=PLAIN_S, num_plain=5, prior=np.array([0.0, LEVEL_S, 0.0]))
+    costs = Costs(plain_s=PLAIN_S, num_plain=5, fit=RunningFit((0.0, LEVEL_S, 0.0), FORGET_COST))
     return Experience(acceptance=0.55, weight=0.8, costs={1: costs})
 
 
@@ -376,3 +377,20 @@ def test_the_clock_is_chosen_when_a_session_opens_and_stays(monkeypatch):
     assert other.clock is time.perf_counter
     assert auto_drafter(drafting.inner, (0, 1, 2), torch.device("cuda")).session_clock() is time.perf_counter
     assert auto_drafter(drafting.inner, (0, 1, 2), torch.device("cpu"), Experience()).session_clock() is None
+
+
+def test_the_running_fit_is_ridge_regression():
+    """Against numpy's solver; what came out below 0 is cut."""
+    rng, fit = np.random.default_rng(0), RunningFit((0.1, 0.15, 0.03), 0.9)
+    gram, moment = np.eye(3), np.array(fit.prior)
+    past: list[tuple[np.ndarray, float]] = []
+    for _ in range(40):
+        x, y = np.array([1.0, rng.integers(1, 9), 9 * rng.random()]), float(rng.normal(1, 1))
+        past.append((x, y))
+        fit.learn(tuple(x.tolist()), y)
+        weights = [0.9 ** (len(past) - 1 - i) for i in range(len(past))]
+        wanted = np.linalg.solve(
+            gram + sum(w * np.outer(x, x) for w, (x, _) in zip(weights, past, strict=True)),
+            moment + sum(w * y * x for w, (x, y) in zip(weights, past, strict=True)),
+        )
+        assert fit.coefficients == pytest.approx(tuple(wanted.clip(0)), abs=1e-9)

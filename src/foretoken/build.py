@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from foretoken.core.coins import Coins
@@ -12,10 +11,11 @@ from foretoken.core.laws import IID, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
-from foretoken.draft.controller import KNOWN_WEIGHT, LOOK, Costs, Experience
+from foretoken.draft.controller import FORGET_COST, KNOWN_WEIGHT, LOOK, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.randomised import RandomisedDrafter
+from foretoken.draft.running_fit import RunningFit
 from foretoken.drafters import (
     NGRAM,
     RULES,
@@ -183,7 +183,7 @@ def load(
     if tuned is not None and profile is not None:
         model = model or causal_lm(target)
         check_profile(tuned, profile, model, proposing)
-        costs = Costs(tuned.plain_s, num_plain=1, look=LOOK, prior=np.array(tuned.extra))
+        costs = Costs(tuned.plain_s, num_plain=1, look=LOOK, fit=RunningFit(tuned.extra, FORGET_COST))
         known = Experience(tuned.acceptance, KNOWN_WEIGHT, {1: costs})
         if method == FIXED and not named and tuned.tree == PLAIN:
             proposing, tree = NoDrafter(), PLAIN

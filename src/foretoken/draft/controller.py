@@ -14,7 +14,7 @@ The choice depends on earlier steps alone, never on a draw of the step that it d
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from foretoken.draft.running_fit import RunningFit
 
 ALLOWANCE = 0.015  # plain steps that a plain step earns, to find out whether drafting pays again
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
@@ -26,7 +26,7 @@ KNOWN_WEIGHT, FADE = 16.0, 100.0  # the weight it grows to in earlier texts, and
 TRY, TRY_WEIGHT = 0.6, 1.0  # acceptance assumed at a new try
 ALIKE = 10.0  # trials by which depths share one acceptance
 STEEP = 2  # a step may go this much deeper than the tokens accepted lately
-EXTRA = np.array([0.1, 0.15, 0.03])  # r of an unknown pair, with the weight of one step
+EXTRA = (0.1, 0.15, 0.03)  # r of an unknown pair, with the weight of one step
 LOOK_FIRST, LOOK = 16, 256  # steps after which one plain step is made to see what it costs now
 MEMORY = 10  # plain steps that count
 OUTLIER = 1.5  # times what was expected; more counts as so much
@@ -37,7 +37,7 @@ ACCIDENTS = 2  # drafted steps in a row that may take more and teach nothing: an
 class Costs:
     """What steps cost at one batch size.
 
-    plain_s: seconds of a plain step, None before the first; extra: r above. since_plain: steps since a plain one was
+    plain_s: seconds of a plain step, None before the first; fit: of r above. since_plain: steps since a plain one was
     measured, look: after how many the next is due. accidents: drafted steps in a row that took far too long.
     """
 
@@ -46,10 +46,7 @@ class Costs:
     since_plain: int = 0
     look: int = LOOK_FIRST
     accidents: int = 0
-    prior: np.ndarray = field(default_factory=lambda: EXTRA)
-    _gram: np.ndarray = field(default_factory=lambda: np.zeros((3, 3)))
-    _moment: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    _solved: list[float] | None = None
+    fit: RunningFit = field(default_factory=lambda: RunningFit(EXTRA, FORGET_COST))
 
     def learn(self, depth: int, nodes: float, seconds: float) -> None:
         """nodes: drafted, a sequence."""
@@ -61,13 +58,7 @@ class Costs:
             self.accidents = self.accidents + 1 if seconds / self.plain_s > most else 0
             if 0 < self.accidents <= ACCIDENTS:
                 return
-            x = np.array([1.0, depth, nodes])
-            extra = min(seconds / self.plain_s, most) - 1
-            self._gram *= FORGET_COST
-            self._moment *= FORGET_COST
-            self._gram += x[:, None] * x
-            self._moment += extra * x
-            self._solved = None
+            self.fit.learn((1.0, float(depth), nodes), min(seconds / self.plain_s, most) - 1)
 
     def _learn_plain(self, seconds: float) -> None:
         if self.plain_s is None or seconds * OUTLIER < self.plain_s:  # only what is slow can be an accident
@@ -83,22 +74,14 @@ class Costs:
         """Whether a plain step should be measured now."""
         return self.plain_s is None or self.since_plain >= self.look
 
-    @property
-    def extra(self) -> list[float]:
-        if self._solved is not None:
-            return self._solved
-        solved = np.linalg.solve(self._gram + np.eye(3), self._moment + self.prior).clip(0).tolist()
-        self._solved = solved
-        return solved
-
     def steps(self, depth: int, nodes: float) -> float:
         """T, in plain steps."""
-        once, level, node = self.extra
+        once, level, node = self.fit.coefficients
         return 1 + once + level * depth + node * nodes if depth else 1.0
 
     def like(self) -> "Costs":
         """A start for another batch size."""
-        return Costs(prior=np.array(self.extra))
+        return Costs(fit=RunningFit(self.fit.coefficients, FORGET_COST))
 
 
 @dataclass
@@ -127,9 +110,8 @@ class Acceptance:
 
     def learn(self, limit: int, accepted: int) -> None:
         """A step that could accept `limit` tokens accepted so many."""
-        for i in range(len(self.hits)):
-            self.hits[i] *= FORGET
-            self.trials[i] *= FORGET
+        self.hits = [FORGET * x for x in self.hits]
+        self.trials = [FORGET * x for x in self.trials]
         self.weight *= FORGET
         for i in range(min(accepted, limit)):
             self.hits[i] += 1
@@ -149,13 +131,15 @@ class Acceptance:
         """The deepest that the next step may go: a drafter that is not known yet has to earn its depth."""
         return STEEP + sum(self.hits) + self.mean * self.weight / 2
 
-    def expected(self) -> list[float]:
-        """E(d) for d = 0 .. the deepest."""
-        mean, _ = self.over_all_depths()
-        reach, found = 1.0, [1.0]
-        for hits, trials in zip(self.hits, self.trials, strict=True):
-            reach *= (hits + ALIKE * mean) / (trials + ALIKE)
-            found.append(found[-1] + reach)
+    def expected(self, deepest: int) -> list[float]:
+        """E(d) for d = 0 .. deepest."""
+        assumed, _ = self.over_all_depths()
+        assumed *= ALIKE
+        reach, total, found = 1.0, 1.0, [1.0]
+        for hits, trials in zip(self.hits[:deepest], self.trials, strict=False):
+            reach *= (hits + assumed) / (trials + ALIKE)
+            total += reach
+            found.append(total)
         return found
 
 
@@ -218,11 +202,12 @@ class Controller:
             return 1
         if costs.due:
             return 0
-        rates = [
-            sum(tokens) / costs.steps(d, self.fill * nodes)
-            for d, (nodes, *tokens) in enumerate(zip(self.sizes, *(row.expected() for row in self.rows), strict=True))
-        ]
-        deepest = min(len(rates) - 1, int(max(row.within_reach for row in self.rows)))
+        deepest = min(len(self.sizes) - 1, int(max(row.within_reach for row in self.rows)))
+        tokens = [row.expected(deepest) for row in self.rows]
+        summed = tokens[0] if len(tokens) == 1 else [sum(of_rows) for of_rows in zip(*tokens, strict=True)]
+        once, level, node = costs.fit.coefficients
+        rates = [n / (1 + once + level * d + node * self.fill * self.sizes[d]) for d, n in enumerate(summed)]
+        rates[0] = summed[0]
         best = max(range(1, deepest + 1), key=rates.__getitem__)
         if rates[best] <= rates[0]:
             self.experience.drafting = False
