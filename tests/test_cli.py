@@ -12,10 +12,12 @@ import command
 import foretoken
 import tiny
 from foretoken.cli import generate
+from foretoken.core.sequence import Step
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
+from foretoken.stats import Stats
 
 KEYS = {
     "text",
@@ -78,8 +80,20 @@ def test_json_is_one_object_with_the_promised_fields(run):
     assert record["finish_reason"] == ("length" if len(record["token_ids"]) == 20 else "stop")
     code, out, _ = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--json", "--compare")
     compared = json.loads(out)
-    assert set(compared) == KEYS | {"plain_tokens_per_s", "speedup"}
+    assert set(compared) == KEYS | {"plain_tokens_per_s", "speedup", "decoding_speedup"}
     assert compared["speedup"] == pytest.approx(compared["tokens_per_s"] / compared["plain_tokens_per_s"])
+
+
+def test_the_rate_of_decoding_leaves_the_first_step_out(monkeypatch):
+    now = iter([12.0, 12.5, 13.0])  # a prompt of two seconds, two steps of half a second
+    monkeypatch.setattr("foretoken.stats.time.perf_counter", lambda: next(now))
+    stats = Stats(_start=10.0)
+    assert stats.decoding_tokens_per_s == 0
+    for tokens in (3, 4, 2):
+        stats.record(Step(tuple(range(tokens)), 5, tokens - 1), tokens)
+    assert (stats.num_tokens, stats.num_first, stats.ttft_s, stats.wall_s) == (9, 3, 2.0, 3.0)
+    assert stats.tokens_per_s == 3
+    assert stats.decoding_tokens_per_s == 6
 
 
 def test_method_auto_tells_where_it_decoded_plainly(run):
