@@ -30,13 +30,14 @@ def test_command(folder, monkeypatch, capsys):
     code, out, err = run(
         monkeypatch, capsys, "bench", "heads", "--target", folder / "target", "--head", folder / "eagle", "--head",
         folder / "gumiho", "--drafter", "none", "--nodes", 6, "--levels", 3, "--prompts", 1, "--max-new-tokens", 7,
-        "--json",
+        "--tree", "chain:3", "--json",
     )  # fmt: skip
     assert code == 0, err
     results = json.loads(out)["results"]
     cold = [r["method"] for r in results if r["temperature"] == 0]
     assert cold == [
-        "plain", "eagle dynamic:6 exact-match", "gumiho dynamic:6 exact-match", "gumiho product:6 exact-match",
+        "plain", "eagle chain:3 block", "eagle dynamic:6 exact-match",
+        "gumiho chain:3 block", "gumiho dynamic:6 exact-match", "gumiho product:6 exact-match",
         "gumiho, 3 levels dynamic:6 exact-match", "gumiho, 3 levels product:6 exact-match",
     ]  # fmt: skip
     warm = {r["method"]: r for r in results if r["temperature"] == 1}

@@ -24,8 +24,9 @@ from foretoken.draft import slrs
 from foretoken.draft.price import Price
 from foretoken.draft.slrs import SLRSDrafter, SLRSSession
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.segmentation import SingleTokens
+from foretoken.models.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.models.target import LMTarget
+from foretoken.models.translation import FIRM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 
@@ -132,11 +133,14 @@ def brute_psi(lm, drafter, ids, edge, most=6):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("pair", ["apart", "contained", "wider", "long", "containing"])
-def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair):
+@pytest.mark.parametrize(
+    ("pair", "prompt", "heals"),
+    [*((pair, [1, 2, 1], False) for pair in ("apart", "contained", "wider", "long", "containing")),
+     ("apart", [1, 2], True)],
+)  # fmt: skip
+def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals):
     lm, drafter = drafting(pair, 1)
     found = {}
-    prompt = [1, 2, 1]
 
     def run():
         session = drafter.open(1, 32)
@@ -146,6 +150,7 @@ def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair):
         record = tree.siblings[0]
         assert isinstance(record, PricedSiblings)
         row = session._rows[0]
+        assert bool(row.healing.edge.taken) == heals
         found["psi"] = {t: record.psi(t) for t in range(lm.vocab_size)}
         found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.healing.edge)
         return record.draws
@@ -160,6 +165,42 @@ def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair):
         assert psi == pytest.approx(drawn.get(token, 0.0), abs=1e-12)
         assert psi == pytest.approx(found["brute"].get(token, 0.0), abs=1e-12)
     assert any(psi > 0.05 for psi in found["psi"].values())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("prompt", [[1, 2, 1], [1, 2]])
+def test_at_temperature_0_the_likeliest_draft_is_written(prompt):
+    """Token after token of the drafter the likeliest that may come, also where its last token was taken back."""
+    proposed = set()
+    for seed in range(8):
+        _, drafter = drafting("apart", 1, seed=seed)
+        session, table = drafter.open(1, 32), drafter.lm.table
+        session.join()
+        (tree,) = session.propose([Sequence(list(prompt), Sampling(0.0), torch.Generator(), 5, frozenset({0}))])
+        row, segmentation = session._rows[0], drafter.segmentation
+        ids, state, edge = list(row.ids), b"", row.healing.edge
+        code = OPEN
+        while code <= OPEN:
+            weights = table[(0, *ids)[-2], ids[-1]].clone()
+            weights[segmentation.outcomes(state, edge) == CLOSED] = 0
+            ids.append(int(weights.argmax()))
+            code = int(segmentation.outcomes(state, edge)[ids[-1]])
+            state, edge = (segmentation.states[OPEN - code] if code <= OPEN else b""), FIRM
+        assert tree.siblings[0].draws == (() if code == NONE else (code,))
+        proposed |= {*tree.siblings[0].draws}
+    assert len(proposed) > 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_target_drafting_for_itself_is_accepted():
+    model = tiny.llama(0, vocab=257)
+    engine = foretoken.load(
+        model, drafter=model, tokenizer=zoo.byte_only(), drafter_tokenizer=zoo.byte_only(), vocab="slrs",
+        tree="chain:4", device="cpu",
+    )  # fmt: skip
+    for temperature in (0.0, 1.0):
+        result = engine.generate([3, 1, 4], max_new_tokens=40, temperature=temperature, seed=0)
+        assert result.stats.block_efficiency > 4
 
 
 def decoder_of(engine, batch, slots=80):
@@ -206,8 +247,9 @@ def test_text_is_the_plain_text_alone_and_in_a_batch(target, name):
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, name, monkeypatch):
+def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, name, temperature, monkeypatch):
     """Also where a sequence leaves, and where there was too little room at first."""
     monkeypatch.setattr(slrs, "CHAIN", 3)
     engine = load(target, name)
@@ -216,7 +258,7 @@ def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, nam
     vocab = engine.drafter.translation.source
     for i, text in enumerate((b" the hello ther", "é 日本".encode(), b"x")):
         rng = torch.Generator().manual_seed(i)
-        decoder.join(Sequence(vocab.encode(text), Sampling(), rng, 3 + 3 * i))
+        decoder.join(Sequence(vocab.encode(text), Sampling(temperature), rng, 3 + 3 * i))
     lm = CausalLM(engine.drafter.lm.model)
     checked = 0
     while decoder.sequences:
@@ -236,7 +278,8 @@ def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, nam
                 fresh.join()
                 (want,) = fresh.score([ids], [range(-1, len(ids) - 1)])
                 got = torch.from_numpy(row.trie.q[node]).float()
-                torch.testing.assert_close(got, want[-1].softmax(-1), atol=1e-4, rtol=1e-3)
+                want = want[-1].softmax(-1) if temperature else want[-1]  # scores rank as well
+                torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
                 checked += 1
         decoder.drafter.observe(decoder.sequences, trees, [(0,)] * len(trees))  # nothing was accepted
         decoder.step()

@@ -366,7 +366,7 @@ def test_the_engine_runs_it(batch: int) -> None:
 def test_bad_trees_are_refused() -> None:
     with pytest.raises(ForetokenError, match="positive integers"):
         tiny_engine(tree="budget:0")
-    with pytest.raises(ForetokenError, match="ngram has none"):
+    with pytest.raises(ForetokenError, match="ngram has no probabilities"):
         tiny_engine(tree="budget:8", drafter="ngram", verifier="exact-match")
     with pytest.raises(ForetokenError, match="does not branch"):
         tiny_engine(tree="budget:8", verifier="block")

@@ -46,6 +46,13 @@ def test_trees_that_branch_may_end_early_too(rule):
     assert found.worst <= TOLERANCE
 
 
+def test_a_law_may_give_fewer_draws_than_there_are_children():
+    """Without replacement from two tokens a node gets two children of three."""
+    engine = tiny_engine(tree="kary:3x2@0.001", verifier="rrsw")
+    result = engine.generate([3, 1, 4], max_new_tokens=16, top_k=2, seed=0)
+    assert result.stats.num_drafted > 20
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_node_has_a_child_below_the_floor(temperature):
     engine = tiny_engine(tree="kary:2x4@0.01")

@@ -6,6 +6,7 @@ import torch
 import tiny_tables as tables
 import tokenizers_zoo as zoo
 from foretoken.audit.branching import outcomes
+from foretoken.audit.table import TableLM, random_table
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
@@ -16,6 +17,8 @@ from foretoken.draft.slrs import SLRSDrafter
 from foretoken.draft.tli import tli
 from foretoken.models.segmentation import SingleTokens
 from foretoken.models.target import LMTarget
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from tables import each
@@ -57,6 +60,28 @@ def shares(lm, small, drafter):
     for t, d in translation.pairs.items():
         q[t] = row[d]
     return p, q
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("seed", range(4))
+def test_theorem_41_holds_with_a_special_token_that_both_have(seed):
+    """Such as the marker of a turn, which is one token by its name."""
+    both = {"additional_special_tokens": ["<|turn|>"]}
+    target, other = zoo.letters([zoo.EOS, "a", "b", "ab"], [("a", "b")]), zoo.letters(["b", "ba", "a", zoo.EOS])
+    for tokenizer in (target, other):
+        tokenizer.add_special_tokens(both)
+    translation = Translation(vocabulary(target), vocabulary(other))
+    lm, small = TableLM("T", random_table(5, seed)), TableLM("D", random_table(5, seed + 1))
+    chain = static.chain(1)
+    drafter = SLRSDrafter(small, translation, chain, drafts=SingleTokens, vocab_size=5)
+    union, drafted = step(lm, drafter, "string-rejection")
+    turn = target.convert_tokens_to_ids("<|turn|>")
+    assert drafted[turn] > 0
+    token_level, drafted = step(lm, LMDrafter(tli(small, translation, chain, IID).lm, chain, IID, 5), "standard")
+    assert drafted[turn] > 0
+    assert union <= token_level + 1e-12
+    _, drafted = step(lm, SLEMDrafter(small, translation, chain, IID, 5), "exact-match")
+    assert drafted[turn] > 0
 
 
 @pytest.mark.usefixtures("unchecked")

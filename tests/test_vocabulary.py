@@ -47,6 +47,23 @@ def test_the_tokenizers_own_ids_come_first(family):
     assert vocab.encode(b"hello") == vocab.encode(b"ahello")[len(vocab.encode(b"a")) :]  # no space inside a text
 
 
+def test_a_model_that_embeds_fewer_tokens_than_its_tokenizer_knows():
+    """Added tokens, and an end of text among them: they are spelled with what the model has."""
+    tokenizer = zoo.byte_only()
+    width = len(tokenizer)
+    tokenizer.add_tokens(["hello"])
+    tokenizer.add_special_tokens({"eos_token": "<|late|>"})
+    whole = vocabulary(tokenizer)
+    cut = whole.within(width)
+    assert width in whole.encode(b"a hello")
+    assert cut.spell(cut.encode(b"a hello")) == b"a hello"
+    assert max(cut.encode(b"a hello")) < width
+    assert whole.eos == width + 1
+    assert cut.eos is None
+    assert max(cut.special.values(), default=0) < width
+    assert whole.within(len(tokenizer)).tokens == whole.tokens
+
+
 def test_known_tokens():
     llama = vocabulary(zoo.sentencepiece_bpe())
     assert llama.prefix == (1,)
@@ -98,7 +115,7 @@ def test_the_intersection_is_by_bytes_and_one_to_one(source, dest):
         assert (i, j) == ends or s.tokens[i] == d.tokens[j]
         assert (i in s.special.values()) == (j in d.special.values())
     common = {t for t in s.tokens if t} & {t for t in d.tokens if t}
-    assert len(pairs) == len(common) + (None not in ends)
+    assert len(pairs) == len(common) + len({*translation.special.values()})
     for i in range(len(s.tokens)):
         spelled = translation.token(i)
         assert spelled

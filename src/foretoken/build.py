@@ -164,18 +164,15 @@ def load(
     elif drafter is None or drafter == "none":
         proposing = NoDrafter()
     elif drafter == "ngram":
-        if not isinstance(policy, StaticTree) or policy.floor > 0:
-            raise ForetokenError(
-                f"Tree {tree} needs the drafter's probabilities, and ngram has none: take chain or kary."
-            )
         proposing = NgramDrafter(policy)
     elif spelling == SAME:
         proposing = LMDrafter(causal_lm(drafter), policy, family, 0)
     else:
         assert tokenizer is not None
         assert drafter_tokenizer is not None
-        translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer))
-        proposing = VOCABS[spelling](causal_lm(drafter), translation, policy, family)
+        lm = causal_lm(drafter)
+        translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
+        proposing = VOCABS[spelling](lm, translation, policy, family)
     if draft_probability is not None:
         assert isinstance(proposing, LMDrafter)
         proposing = RandomisedDrafter(proposing.lm, policy, Coins(draft_probability), 0)

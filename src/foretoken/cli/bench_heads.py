@@ -28,6 +28,9 @@ def heads(
     drafter: Annotated[str | None, typer.Option(help="A drafter LM beside them; none leaves it out.")] = None,
     target: options.Target = None,
     nodes: Annotated[int, typer.Option(help="Nodes of the deterministic trees, drafted ones.")] = 20,
+    tree: Annotated[
+        list[str] | None, typer.Option(help="Also every head with this tree and its usual rule; may be repeated.")
+    ] = None,
     levels: Annotated[
         list[int] | None,
         typer.Option(help="Also Gumiho's head cut to so many levels, 2 of them serial; may be repeated."),
@@ -83,7 +86,8 @@ def heads(
         raise ForetokenError("There are no demo heads here: name a folder with --head.")
     methods: list[Method] = []
     for folder in folders:
-        methods += _methods(ready(load_head(folder, borrowed), Path(folder).name), nodes)
+        lm = ready(load_head(folder, borrowed), Path(folder).name)
+        methods += [*(method(lm, spec) for spec in tree or ()), *_methods(lm, nodes)]
         for number in levels or ():
             fewer = load_head(folder, borrowed)
             if isinstance(fewer, Gumiho):
@@ -91,9 +95,9 @@ def heads(
                 methods += _methods(ready(fewer, f"{Path(folder).name}, {number} levels"), nodes, sampled=False)
     if drafter != "none":
         path = drafter or str(options.demo_folder() / "drafter")
-        lm = load_model(path, chosen, kind)
-        methods += [method(lm, tree) for tree in ("chain:5", f"dynamic:{nodes}")]
-        methods.append(method(lm, "kary:2x3", sampled=True))
+        model = load_model(path, chosen, kind)
+        methods += [method(model, spec) for spec in ("chain:5", f"dynamic:{nodes}")]
+        methods.append(method(model, "kary:2x3", sampled=True))
     tokenizer = load_tokenizer(source)
     texts = [encode(tokenizer, str(p["prompt"])) for p in options.heldout_prompts()[:prompts]]
     found = measure(scored, methods, narrow, texts, temperatures, max_new_tokens, rounds, seed, options.progress)

@@ -194,8 +194,8 @@ def ways(
     source, like = vocabulary(target_tokenizer), engine.target.lm
     for name in drafters:
         tokenizer = load_tokenizer(name)
-        translation = Translation(source, vocabulary(tokenizer))
         lm = load_model(name, like.device, like.dtype)
+        translation = Translation(source, vocabulary(tokenizer).within(lm.vocab_size))
         for method in methods:
             usual = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
             for tree in trees.get(method, (usual,)):

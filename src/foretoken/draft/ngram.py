@@ -3,9 +3,10 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import Law, Opaque
-from foretoken.core.policy import TreePolicy
+from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 
@@ -15,10 +16,17 @@ REMEMBERED = 8  # latest occurrences kept for each n-gram
 
 @dataclass(frozen=True)
 class NgramDrafter:
-    """Proposes continuations found earlier in the same text; costs no forward. The children are opaque."""
+    """Proposes continuations found earlier in the same text; costs no forward. The children are opaque.
+
+    Raises ForetokenError for a tree that goes by the drafter's probabilities.
+    """
 
     policy: TreePolicy
     name: str = "ngram"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.policy, ShapePolicy) and self.policy.floor == 0):
+            raise ForetokenError("Drafter ngram has no probabilities, which this tree goes by: take chain or kary.")
 
     @property
     def laws(self) -> tuple[Law, ...]:

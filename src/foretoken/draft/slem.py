@@ -167,12 +167,13 @@ class SLEMSession:
         return builder.build()
 
     def _string(self, row: Row, seq: Sequence, tokens: list[int]) -> list[int]:
-        """Target ids of one drafted path; a special token ends it."""
-        source, dest = self.drafter.translation.source, self.drafter.translation.dest
+        """Target ids of one drafted path; a special token ends it, and is the last of them if the target has it."""
+        translation = self.drafter.translation
+        source, dest = translation.source, translation.dest
         end = next((i for i, token in enumerate(tokens) if not dest.spell([token])), len(tokens))
         ids = continuation(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.edge.taken) :])
-        ended = end < len(tokens) and tokens[end] == dest.eos and source.eos is not None
-        return [*ids, source.eos] if ended and source.eos is not None else ids
+        last = translation.special_back.get(tokens[end]) if end < len(tokens) else None
+        return ids if last is None else [*ids, last]
 
     def _cut(self, row: int, length: int) -> None:
         assert isinstance(self._session.rows, Rows)

@@ -139,6 +139,8 @@ class KernelRows:
         """
         from foretoken.models.kernel_chain import draft_chain
 
+        if not 0 <= min(read) <= max(read) < len(self.kernel.embedding):  # the loop does not look
+            raise IndexError(f"Token {max(read)} has no embedding: the model has {len(self.kernel.embedding)}.")
         k, levels = self.kernel, len(u)
         factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
         tokens, q = np.empty(levels, np.int64), np.empty((rows, k.head.out_features), np.float32)

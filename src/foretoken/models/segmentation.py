@@ -20,7 +20,8 @@ from foretoken.models.translation import FIRM, Edge, Translation
 NONE = -1  # the draft begins with no target token
 CLOSED = -2  # a drafter token that may not come first, at the edge of this context
 OPEN = -3  # OPEN - i: the draft goes on in open string i
-REMEMBERED = 1 << 25  # entries of all remembered arrays together
+REMEMBERED = 1 << 25  # entries of the remembered outcomes together, and of the plans
+PLAN = 8  # arrays of nearly the drafter's whole width that a plan has, about
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +75,11 @@ class Segmentation:
         self._keys = [token for token, _ in spelled]
         self._order = np.array([i for _, i in spelled], dtype=np.int64)
         # Special tokens that both have; any other one ends the draft.
-        self._special = {d: s for s, d in translation.special.items() if d < width and s < vocab_size}
+        self._special = {d: s for d, s in translation.special_back.items() if d < width and s < vocab_size}
         self._spelled = {i: token for token, i in self.ids.items()}
         remembered = max(16, REMEMBERED // max(width, 1))
         self.outcomes = lru_cache(remembered)(self._outcomes)
-        self.plan = lru_cache(remembered)(self._plan)
+        self.plan = lru_cache(max(16, remembered // PLAN))(self._plan)
 
     def first(self, data: bytes) -> int:
         """The longest target token that begins `data`, or NONE."""
@@ -91,7 +92,7 @@ class Segmentation:
         edge: of the context, for a draft that begins; FIRM for one that goes on.
         """
         taken = edge.taken
-        codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int64)
+        codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int32)
         low = bisect_left(self._keys, taken)
         high = _after(self._keys, taken, low)
         if taken:
@@ -127,7 +128,7 @@ class Segmentation:
             node = open_.popleft()
             state, again = states[node], FIRM if node else edge
             codes = self.outcomes(state, again)
-            stops.append(np.flatnonzero(codes == token))
+            stops.append(np.flatnonzero(codes == token).astype(np.int32))
             for string in passing:
                 if string.startswith(state) and (again.taken or len(string) > len(state)):
                     for drafted in self._spelling(again.taken + string[len(state) :]):
@@ -163,14 +164,14 @@ class SingleTokens(Segmentation):
     heals: ClassVar[bool] = False
 
     def _outcomes(self, state: bytes, edge: Edge = FIRM) -> np.ndarray:
-        codes = np.full(self.width, NONE, dtype=np.int64)
+        codes = np.full(self.width, NONE, dtype=np.int32)
         for key, i in zip(self._keys, self._order, strict=True):
             codes[i] = self.ids.get(key, NONE)
         codes[list(self._special)] = list(self._special.values())
         return codes
 
     def _plan(self, token: int, edge: Edge = FIRM) -> Plan | None:
-        stops = np.flatnonzero(self.outcomes(b"", edge) == token)
+        stops = np.flatnonzero(self.outcomes(b"", edge) == token).astype(np.int32)
         return Plan((-1,), (-1,), (stops,)) if len(stops) else None
 
 

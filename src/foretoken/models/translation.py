@@ -53,12 +53,16 @@ class Translation:
         return {s: d for s, d in roles if s is not None and d is not None} | names
 
     @cached_property
+    def special_back(self) -> dict[int, int]:
+        """{dest id: source id} of the same. Of two source tokens that share a dest token, the end of text."""
+        eos_last = sorted(self.special.items(), key=lambda pair: pair[0] == self.source.eos)
+        return {d: s for s, d in eos_last}
+
+    @cached_property
     def pairs(self) -> dict[int, int]:
-        """{source id: dest id} of the intersection: tokens of the same bytes, and the end of text. One to one."""
+        """{source id: dest id} of the intersection: tokens of the same bytes, and special tokens. One to one."""
         pairs = {i: self.dest.ids[token] for token, i in self.source.ids.items() if token in self.dest.ids}
-        if self.source.eos is not None and self.dest.eos is not None:
-            pairs[self.source.eos] = self.dest.eos
-        return pairs
+        return pairs | {s: d for d, s in self.special_back.items()}
 
     def token(self, token: int) -> tuple[int, ...]:
         """Dest ids, at least one, for one source token wherever it stands."""

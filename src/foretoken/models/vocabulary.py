@@ -16,7 +16,7 @@ Special tokens spell nothing.
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,14 @@ class Vocabulary:
     def __len__(self) -> int:
         """Number of tokens, special ones included."""
         return sum(token is not None for token in self.tokens) + len(self.special)
+
+    def within(self, width: int) -> "Vocabulary":
+        """Without the ids from `width` on: a model's own, where its tokenizer knows more than it can embed."""
+        tokens = tuple(token if i < width else None for i, token in enumerate(self.tokens))
+        special = {name: i for name, i in self.special.items() if i < width}
+        bos, eos = (i if i is not None and i < width else None for i in (self.bos, self.eos))
+        prefix = tuple(i for i in self.prefix if i < width)
+        return replace(self, tokens=tokens, special=special, bos=bos, eos=eos, prefix=prefix)
 
     @cached_property
     def ids(self) -> dict[bytes, int]:

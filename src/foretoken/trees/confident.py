@@ -41,7 +41,8 @@ class ConfidentTree(StaticTree):
     def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> tuple[Any, ...]:
         assert q is not None
         nodes, sure = plan.memo
-        return tuple((node, sure * float(q[token])) for node, token in zip(nodes, draws, strict=True))
+        # A law may give fewer draws than there are children, where few tokens have any probability.
+        return tuple((node, sure * float(q[token])) for node, token in zip(nodes, draws, strict=False))
 
     def select(self, states: Sequence[Any], first: int) -> list[int]:
         shape = super().select([node for node, _ in states], first)
