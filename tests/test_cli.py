@@ -34,6 +34,7 @@ KEYS = {
     "seed",
     "target",
     "drafter",
+    "vocab",
     "tree",
     "verifier",
 }

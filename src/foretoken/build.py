@@ -56,6 +56,7 @@ from foretoken.verify.tree_block import TreeBlock
 
 AUTO = "auto"
 FIXED = "fixed"
+PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
 
 
@@ -125,7 +126,17 @@ def load(
         vocab = tuned.vocab or vocab
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
-    spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, str(target), str(drafter)) if has_model else SAME
+    if vocab is not None and vocab not in (*VOCABS, AUTO):
+        raise ForetokenError(f"Unknown vocab {vocab}: choose one of {', '.join([*VOCABS, AUTO])}.")
+    if vocab is not None and not has_model:
+        why = f"draft head {head} has its target's" if head is not None else f"drafter {drafter or 'none'} has none"
+        raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
+    named_models = (_named(target), _named(drafter)) if drafter is not None else (_named(target), "")
+    spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, *named_models) if has_model else SAME
+    if law is not None and spelling in ("slrs", "union"):
+        raise ForetokenError(
+            f"vocab {spelling} draws in a way of its own, to which law {law} means nothing: leave it out."
+        )
     if isinstance(policy, ProductTree) and head is None:
         raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
     if isinstance(policy, ProductTree) and method == AUTO:
@@ -137,6 +148,11 @@ def load(
     rule = verifier_named(verifier or usual)
     if draft_probability is not None and isinstance(rule, TreeBlock):
         raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
+    if verifier is not None and way in VOCABS and way in RULES and not rule.accepts(Opaque(1)):
+        raise ForetokenError(
+            f"Verifier {rule.name} needs probabilities that vocab {way} does not give: choose {RULES[way]}, its "
+            "usual one."
+        )
     family = law_family(law) if law else rule.laws[0]
     policy = policy_for(policy, rule)
     if isinstance(policy, RankedTree) and family is not Opaque:
@@ -157,8 +173,6 @@ def load(
     proposing: Drafter
     model = None
     if head is not None:
-        if vocab is not None:
-            raise ForetokenError(f"Draft head {head} has its target's vocabulary: leave vocab (--vocab) out.")
         model = causal_lm(target)
         proposing = head_drafter(ready(load_head(head, parts(model)), head), policy, family, model.vocab_size)
     elif drafter is None or drafter == "none":
@@ -186,6 +200,8 @@ def load(
             proposing, tree = NoDrafter(), PLAIN
     check_pair(proposing, rule)
     model = model or causal_lm(target)
+    if isinstance(proposing, LMDrafter) and spelling == SAME and None in (tokenizer, drafter_tokenizer):
+        _check_sizes(proposing, model)
     if isinstance(proposing, ModelDrafter):
         if proposing.lm.device != model.device:
             raise ForetokenError(
@@ -204,6 +220,16 @@ def check_profile(profile: Profile, path: str, target: CausalLM, drafter: Drafte
     profile.check(path, fingerprint(target), fingerprint_of(drafter), host(target))
 
 
+def _check_sizes(drafter: LMDrafter, target: CausalLM) -> None:
+    """Refuse what cannot be one vocabulary under two paddings of the LM head, where no tokenizers tell."""
+    few, many = sorted((drafter.lm.vocab_size, target.vocab_size))
+    if few < PADDED * many:
+        raise ForetokenError(
+            f"Drafter {drafter.name} has {drafter.lm.vocab_size} tokens and target {target.name} {target.vocab_size}, "
+            f"which is not one vocabulary: pass tokenizer=, drafter_tokenizer= and vocab={AUTO!r}."
+        )
+
+
 def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy, law: str | None) -> None:
     if opaque:
         raise ForetokenError(
@@ -216,12 +242,14 @@ def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
 
 
+def _named(model: str | HFModel) -> str:
+    return model if isinstance(model, str) else model.name_or_path or type(model).__name__
+
+
 def _vocab_method(
     asked: str | None, target: Tokenizer | None, drafter: Tokenizer | None, target_name: str, drafter_name: str
 ) -> str:
     """The method by which a drafter drafts: SAME where the vocabularies are equal, or must be for want of a method."""
-    if asked is not None and asked not in (*VOCABS, AUTO):
-        raise ForetokenError(f"Unknown vocab {asked}: choose one of {', '.join([*VOCABS, AUTO])}.")
     if target is None or drafter is None:
         if asked is None:
             return SAME  # nothing to compare: the caller vouches for it

@@ -235,9 +235,20 @@ def _record(engine: "Engine", text: str, ids: list[int], last: "Chunk", seed: in
         "seed": seed,
         "target": engine.target.name,
         "drafter": engine.drafter.name,
+        "vocab": _vocab(engine),
         "tree": engine.tree,
         "verifier": engine.verifier.name,
     }
+
+
+def _vocab(engine: "Engine") -> str | None:
+    """How a drafter with another vocabulary drafts; None for any other."""
+    from foretoken.draft.auto import AutoDrafter
+    from foretoken.drafters import VOCABS, way_of
+
+    drafter = engine.drafter.inner if isinstance(engine.drafter, AutoDrafter) else engine.drafter
+    way = way_of(drafter)
+    return way if way in VOCABS else None
 
 
 def _summary(engine: "Engine", record: dict[str, Any], stats: "Stats") -> str:
@@ -247,7 +258,8 @@ def _summary(engine: "Engine", record: dict[str, Any], stats: "Stats") -> str:
         f"acceptance rate    {record['acceptance_rate']:.2f} of {_num(record['num_drafted'], 'drafted token')}",
         f"first token after  {record['ttft_s'] * 1000:.0f} ms",
         f"finish reason      {record['finish_reason'] or 'interrupted'}",
-        f"seed {record['seed']}, {record['tree']}, {record['verifier']}, drafter {record['drafter']}",
+        f"seed {record['seed']}, {record['tree']}, {record['verifier']}, drafter {record['drafter']}"
+        + (f" by {record['vocab']}" if record["vocab"] else ""),
     ]
     if "speedup" in record:
         decoding = record["decoding_speedup"]
