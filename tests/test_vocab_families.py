@@ -1,0 +1,65 @@
+"""Every family of tokenizers as target and as drafter, in the engine, by every method; and `foretoken vocab`."""
+
+import json
+import warnings
+
+import pytest
+
+import foretoken
+import tiny
+import tokenizers_zoo as zoo
+from command import run
+from foretoken.decode import DraftFailedWarning
+
+FAMILIES = {**zoo.BYTE_COMPLETE, "wordpiece": zoo.wordpiece}
+PAIRS = [("byte-level", "wordpiece"), ("sentencepiece", "byt5"), ("wordpiece", "unigram"), ("unigram", "shuffled")]
+PROMPTS = ["the hello, é", "日本 \n\n x", [0], [5], list(range(14))]  # special tokens and broken characters among them
+
+
+def model(seed, tokenizer):
+    return tiny.llama(seed, vocab=max(tokenizer.get_vocab().values()) + 4)  # a padded head
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("source", "dest"), PAIRS)
+def test_every_method_writes_the_plain_text_at_temperature_0(source, dest):
+    tokenizer, other = FAMILIES[source](), FAMILIES[dest]()
+    target, drafter = model(0, tokenizer), model(1, other)
+    options = {"tokenizer": tokenizer, "device": "cpu", "compile": "off"}
+    plain = foretoken.load(target, **options).generate(PROMPTS, max_new_tokens=6, temperature=0.0)
+    for vocab, tree in (("tli", "kary:2x2"), ("slem", "kary:2x2"), ("slrs", "chain:2"), ("union", "chain:2")):
+        engine = foretoken.load(target, drafter=drafter, drafter_tokenizer=other, vocab=vocab, tree=tree, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DraftFailedWarning)
+            results = engine.generate(PROMPTS, max_new_tokens=6, temperature=0.0)
+            sampled = engine.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1)
+        assert [r.token_ids for r in results] == [r.token_ids for r in plain], vocab
+        assert sum(r.stats.num_drafted for r in (*results, *sampled)) > 0, vocab
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name, make in (("target", zoo.byte_level), ("drafter", zoo.sentencepiece_bpe)):
+        tokenizer = make()
+        tiny.save(model(0, tokenizer), tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "text.txt").write_text("the hello, and the hello again")
+    (tmp_path / "broken.txt").write_bytes(b"\xff\xfe\xff")
+    return tmp_path
+
+
+def test_the_command_compares_two_vocabularies(folders, monkeypatch, capsys):
+    both = (folders / "target", folders / "drafter")
+    code, out, err = run(monkeypatch, capsys, "vocab", *both, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["method"] in ("tli", "slem")
+    code, out, err = run(monkeypatch, capsys, "vocab", *both, "--text", folders / "text.txt")
+    assert code == 0, err
+    for word in ("tokens", "common", found["method"]):
+        assert word in out
+    for text, says in (("nowhere.txt", "nowhere.txt"), ("broken.txt", "broken.txt")):
+        code, out, err = run(monkeypatch, capsys, "vocab", *both, "--text", folders / text)
+        assert code == 2
+        assert says in err
+        assert "Traceback" not in err
