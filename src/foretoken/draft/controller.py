@@ -121,10 +121,9 @@ class Acceptance:
         self.long_hits = FORGET_LONG * self.long_hits + min(accepted, limit)
         self.long_trials = FORGET_LONG * self.long_trials + min(accepted + 1, limit)
 
-    def over_all_depths(self) -> tuple[float, float]:
-        """(acceptance, trials)."""
-        trials = sum(self.trials)
-        return (sum(self.hits) + self.mean * self.weight) / (trials + self.weight), trials
+    @property
+    def over_all_depths(self) -> float:
+        return (sum(self.hits) + self.mean * self.weight) / (sum(self.trials) + self.weight)
 
     @property
     def within_reach(self) -> float:
@@ -133,8 +132,7 @@ class Acceptance:
 
     def expected(self, deepest: int) -> list[float]:
         """E(d) for d = 0 .. deepest."""
-        assumed, _ = self.over_all_depths()
-        assumed *= ALIKE
+        assumed = ALIKE * self.over_all_depths
         reach, total, found = 1.0, 1.0, [1.0]
         for hits, trials in zip(self.hits[:deepest], self.trials, strict=False):
             reach *= (hits + assumed) / (trials + ALIKE)
@@ -203,11 +201,8 @@ class Controller:
         if costs.due:
             return 0
         deepest = min(len(self.sizes) - 1, int(max(row.within_reach for row in self.rows)))
-        tokens = [row.expected(deepest) for row in self.rows]
-        summed = tokens[0] if len(tokens) == 1 else [sum(of_rows) for of_rows in zip(*tokens, strict=True)]
-        once, level, node = costs.fit.coefficients
-        rates = [n / (1 + once + level * d + node * self.fill * self.sizes[d]) for d, n in enumerate(summed)]
-        rates[0] = summed[0]
+        tokens = map(sum, zip(*(row.expected(deepest) for row in self.rows), strict=True))
+        rates = [n / costs.steps(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
         best = max(range(1, deepest + 1), key=rates.__getitem__)
         if rates[best] <= rates[0]:
             self.experience.drafting = False
