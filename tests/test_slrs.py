@@ -303,6 +303,17 @@ def test_a_drafter_that_fails_in_the_middle_of_a_walk_costs_no_text(target, monk
     assert len(told) == 1
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_scores_that_are_no_numbers_end_the_drafting_at_temperature_0(target, monkeypatch):
+    engine = load(target, "bytes")
+    plain = foretoken.load(target, tokenizer=zoo.byte_level(), device="cpu")
+    monkeypatch.setattr(SLRSSession, "_q", lambda self, row, logits: torch.full_like(logits, torch.nan).numpy())
+    with pytest.warns(DraftFailedWarning, match="gave NaN or infinite logits"):
+        result = engine.generate([3, 1, 4], max_new_tokens=5, temperature=0.0)
+    assert result.token_ids == plain.generate([3, 1, 4], max_new_tokens=5, temperature=0.0).token_ids
+    assert result.stats.num_drafted == 0
+
+
 @dataclass
 class TwoDrafts:
     """Draws two tokens from psi, one after the other; what the second cost cannot be told."""

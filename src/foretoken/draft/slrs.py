@@ -25,13 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import Law, Opaque, draw_iid
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import likeliest
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import CHAIN
@@ -178,7 +177,9 @@ class SLRSSession:
                 if weights.max() == nothing:
                     return None
             if greedy:
-                token = int(weights.argmax())
+                token = int(weights.argmax())  # of NaN, if there is one
+                if not np.isfinite(weights[token]):
+                    raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
             else:
                 token = int(draw_iid(torch.from_numpy(weights)[None], seq.uniforms(1, 1)))
             code = int(self.segmentation.outcomes(state, again)[token])
@@ -215,7 +216,6 @@ class SLRSSession:
     def _q(self, row: Row, logits: Float[Tensor, "n d"]) -> np.ndarray:
         """What the next tokens are chosen by: their distribution; their scores where the likeliest will do."""
         if row.sampling.temperature == 0:
-            likeliest(logits)  # NotFiniteError
             return logits.float().cpu().numpy()
         q = row.sampling(logits).cpu().numpy().astype(np.float64)
         return q / q.sum(-1, keepdims=True)
