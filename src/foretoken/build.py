@@ -30,7 +30,7 @@ from foretoken.drafters import (
 from foretoken.engine import Engine
 from foretoken.heads.lm import ready
 from foretoken.heads.load import head_kind, load_head
-from foretoken.models.causal_lm import CausalLM
+from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
     HFModel,
@@ -131,8 +131,9 @@ def load(
     if vocab is not None and not has_model:
         why = f"draft head {head} has its target's" if head is not None else f"drafter {drafter or 'none'} has none"
         raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
-    named_models = (_named(target), _named(drafter)) if drafter is not None else (_named(target), "")
-    spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, *named_models) if has_model else SAME
+    spelling = SAME
+    if has_model and drafter is not None:
+        spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     if law is not None and spelling in ("slrs", "union"):
         raise ForetokenError(
             f"vocab {spelling} draws in a way of its own, to which law {law} means nothing: leave it out."
@@ -243,7 +244,7 @@ def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy
 
 
 def _named(model: str | HFModel) -> str:
-    return model if isinstance(model, str) else model.name_or_path or type(model).__name__
+    return model if isinstance(model, str) else model_name(model)
 
 
 def _vocab_method(

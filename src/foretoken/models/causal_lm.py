@@ -20,6 +20,11 @@ from foretoken.models.rows import Rows
 from foretoken.models.static import StaticForward
 
 
+def model_name(model: PreTrainedModel) -> str:
+    """Where it was loaded from, or its class."""
+    return getattr(model.config, "_name_or_path", "") or type(model).__name__
+
+
 class CausalLM:
     """Any transformers decoder-only causal LM, used read-only.
 
@@ -33,7 +38,7 @@ class CausalLM:
         self._layout = layout(model)
         self.model = model
         self._decoder = decoder(model)
-        self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
+        self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
         self.kernel: LlamaKernel | StaticForward | None = llama_kernel(model)
