@@ -732,15 +732,18 @@ def test_tune_tries_every_way_to_draft_with_another_vocabulary(run, strangers):
     best = max((r for r in rows if r["measured tokens/s"]), key=lambda r: r["measured tokens/s"])
     assert (profile.tree, profile.verifier) == (best["tree"], best["verifier"])
     assert profile.vocab in ("tli", "slem", "slrs", "union")
-    assert profile.drafter.startswith(f"{profile.vocab} ")
-    for command in (
-        ("generate", "ab", "--method", "fixed"),
-        ("generate", "ab"),
-        ("bench", "--rounds", 1, "--prompts", 1),
-    ):
-        arguments = ("--drafter", strangers, "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    way, weights = profile.drafter.split(" ", 1)
+    assert way == profile.vocab
+    arguments = ("--drafter", strangers, "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    bench = ("bench", "--rounds", 1, "--prompts", 1)
+    for command in (("generate", "ab", "--method", "fixed"), ("generate", "ab"), bench):
         code, out, err = run(*command, *arguments)
         assert code == 0, err
+    for vocab in ("tli", "slem", "slrs", "union"):  # had plain decoding been the best
+        plainly = replace(profile, tree=PLAIN, verifier="", vocab=vocab, drafter=f"{vocab} {weights}")
+        plainly.write("foretoken-profile.json")
+        code, out, err = run(*bench, *arguments)
+        assert code == 0, (vocab, err)
     code, out, err = run("tune", *SMALL, "--best", 1, "--drafter", strangers, "--vocab", "slem", "--temperature", 0)
     assert code == 0, err
     assert {row["vocab"] for row in json.loads(out)["tables"][-1]["rows"]} == {None, "slem"}

@@ -17,6 +17,7 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.running_fit import RunningFit
 from foretoken.drafters import (
+    CHAINS_ONLY,
     NGRAM,
     RULES,
     SAME,
@@ -134,7 +135,7 @@ def load(
     spelling = SAME
     if has_model and drafter is not None:
         spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
-    if law is not None and spelling in ("slrs", "union"):
+    if law is not None and spelling in CHAINS_ONLY:
         raise ForetokenError(
             f"vocab {spelling} draws in a way of its own, to which law {law} means nothing: leave it out."
         )

@@ -37,6 +37,7 @@ VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], Model
 }
 # Rules of drafters whose drafts have no q.
 RULES = {NGRAM: "exact-match", "slem": "exact-match", "slrs": "string-rejection", "union": "string-rejection"}
+CHAINS_ONLY = ("slrs", "union")
 
 
 def default_rule(policy: TreePolicy, way: str = SAME) -> str:

@@ -62,6 +62,7 @@ def bench(
     from foretoken.bench.rounds import Settings, measure
     from foretoken.bench.summary import summarise
     from foretoken.build import check_profile
+    from foretoken.drafters import CHAINS_ONLY, way_of
     from foretoken.profile import PLAIN, read_profile
 
     options.quiet()
@@ -82,7 +83,8 @@ def bench(
             tree, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
     if profile is None:
         options.spare_threads(pair.num_params)
-    trees, batches = list(dict.fromkeys(tree or DEFAULT_TREES)), list(dict.fromkeys(batch or [1]))
+    usual = DEFAULT_TREES[:1] if way_of(pair.engine.drafter) in CHAINS_ONLY else DEFAULT_TREES
+    trees, batches = list(dict.fromkeys(tree or usual)), list(dict.fromkeys(batch or [1]))
     compared = methods(pair, trees, verifier, batches, coins)
     chosen = chosen_prompts(pair, prompts, max_new_tokens)
     lm = pair.engine.target.lm
