@@ -1,5 +1,7 @@
 """Chains drafted in one compiled call are those drafted level by level, bit for bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,33 +11,49 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
+from foretoken.draft.heads import HeadDrafter, HeadDraftSession
+from foretoken.heads.lm import ready
+from foretoken.heads.serial import Eagle
+from foretoken.heads.serial_rows import SerialRows
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.rows import Rows
 
 PROMPT = "def read(self, path):\n    with open("
 
 
-def load(**options) -> foretoken.Engine:
+ROWS = {"drafter": Rows, "heads/eagle": SerialRows}
+
+
+@pytest.fixture(params=ROWS)
+def name(request) -> str:
+    return request.param
+
+
+def load(name: str, **options) -> foretoken.Engine:
     folder = demo_folder()
-    return foretoken.load(str(folder / "target"), drafter=str(folder / "drafter"), device="cpu", **options)
-
-
-@pytest.fixture(scope="module")
-def engine() -> foretoken.Engine:
-    return load(tree="chain:6")
+    return foretoken.load(str(folder / "target"), drafter=str(folder / name), device="cpu", **options)
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[int]:
+def engine(name) -> foretoken.Engine:
+    return load(name, tree="chain:6")
+
+
+@pytest.fixture
+def calls(name, monkeypatch) -> list[int]:
     """The levels of each compiled call."""
-    levels, draft = [], Rows.draft_chain
+    levels, draft = [], ROWS[name].draft_chain
 
     def counted(self, row, tokens, u, temperature, floor=0.0):
         levels.append(len(u))
         return draft(self, row, tokens, u, temperature, floor)
 
-    monkeypatch.setattr(Rows, "draft_chain", counted)
+    monkeypatch.setattr(ROWS[name], "draft_chain", counted)
     return levels
+
+
+def level_by_level(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(ROWS[name], "drafts_chains", lambda *_: False)
 
 
 def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[TokenTree]:
@@ -44,7 +62,10 @@ def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[
     seq = Sequence(ids, sampling, torch.Generator().manual_seed(1), 40)
     session, found = engine.drafter.open(1, 200), []
     session.join()
+    states = torch.randn(60, 192, generator=torch.Generator().manual_seed(2))  # as if they were the target's
     for kept in range(steps):
+        if isinstance(session, HeadDraftSession):
+            session.learn([states[: len(seq.ids) - 1]])
         (tree,) = session.propose([seq])
         path = tuple(range(min(kept, len(tree) - 1) + 1))
         seq.commit(tree, path, 7)
@@ -56,11 +77,11 @@ def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[
 @pytest.mark.parametrize("tree", ["chain:6", "chain:6@0.3"])
 @pytest.mark.parametrize("law", ["iid", "without_replacement"])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
-def test_the_trees_are_the_same(law, temperature, tree, calls, monkeypatch):
-    engine, sampling = load(tree=tree, law=law, verifier="rrs" if law == "iid" else "rrsw"), Sampling(temperature)
+def test_the_trees_are_the_same(name, law, temperature, tree, calls, monkeypatch):
+    engine, sampling = load(name, tree=tree, law=law, verifier="rrs" if law == "iid" else "rrsw"), Sampling(temperature)
     compiled = trees(engine, sampling)
     assert calls == [6, 6, 6, 6]
-    monkeypatch.setattr(Rows, "drafts_chains", lambda *_: False)
+    level_by_level(name, monkeypatch)
     assert "@" not in tree or any(1 < len(drawn) < 7 for drawn in compiled)
     for tree, plain in zip(compiled, trees(engine, sampling), strict=True):
         assert (tree.tokens, tree.parents) == (plain.tokens, plain.parents)
@@ -75,11 +96,11 @@ def test_the_trees_are_the_same(law, temperature, tree, calls, monkeypatch):
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
-def test_the_text_is_the_same(sampling, engine, calls, monkeypatch):
+def test_the_text_is_the_same(name, sampling, engine, calls, monkeypatch):
     options = {"max_new_tokens": 60, "seed": 3, **sampling}
     compiled = engine.generate(PROMPT, **options)
     assert calls
-    monkeypatch.setattr(Rows, "drafts_chains", lambda *_: False)
+    level_by_level(name, monkeypatch)
     assert engine.generate(PROMPT, **options).token_ids == compiled.token_ids
 
 
@@ -89,16 +110,18 @@ def test_other_samplings_go_level_by_level(engine, calls, options):
     assert not calls
 
 
-def test_a_batch_and_a_wider_tree_go_level_by_level(engine, calls):
+@pytest.mark.parametrize("name", ["drafter"], indirect=True)
+def test_a_batch_and_a_wider_tree_go_level_by_level(name, engine, calls):
     session = engine.drafter.open(2, 40)
     sequences = [Sequence([40, 41], Sampling(), torch.Generator().manual_seed(i), 20) for i in range(2)]
     for _ in sequences:
         session.join()
     assert [len(tree) for tree in session.propose(sequences)] == [7, 7]
-    load(tree="kary:2x3").generate(PROMPT, max_new_tokens=8, seed=0)
+    load(name, tree="kary:2x3").generate(PROMPT, max_new_tokens=8, seed=0)
     assert not calls
 
 
+@pytest.mark.parametrize("name", ["drafter"], indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_without_finite_logits_is_given_up(engine, monkeypatch, temperature):
     monkeypatch.setattr(KernelRows, "draft_chain", lambda *_: ([], torch.empty(0, engine.target.vocab_size)))
@@ -107,6 +130,21 @@ def test_a_drafter_without_finite_logits_is_given_up(engine, monkeypatch, temper
     assert result.stats.num_drafted == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_without_finite_logits_is_given_up(temperature):
+    engine = load("heads/eagle", tree="chain:6")
+    drafter = engine.drafter
+    assert isinstance(drafter, HeadDrafter)
+    head = drafter.lm.head
+    assert isinstance(head, Eagle)
+    torch.nn.init.constant_(head.layers[0].post_attention_layernorm.weight, float("nan"))
+    broken = replace(engine, drafter=replace(drafter, lm=ready(head, "broken")))
+    with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
+        result = broken.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
+    assert result.stats.num_drafted == 0
+
+
+@pytest.mark.parametrize("name", ["drafter"], indirect=True)
 def test_a_sequence_with_logits_of_its_own_goes_level_by_level(engine, calls):
     class Shaped(Sequence):
         shapes_logits = True

@@ -15,7 +15,7 @@ import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import Unrolled, causal
-from foretoken.heads.lm import HeadLM
+from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import head_kind, load_head
 from foretoken.heads.make import HEADS, Head, layer_shape, new_head
 from foretoken.heads.origin import UnknownTargetWarning
@@ -108,11 +108,15 @@ def check_tree(head: Head, rows: HeadRows, texts: list[list[int]], states: list[
     assert rows.lengths == [len(ids) for ids in texts]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", HEADS)
-def test_drafting_equals_plain_forwards(kind: str, lm: CausalLM, target: TargetParts) -> None:
-    rng, head = random.Random(0), made(kind, target)
+def test_drafting_equals_plain_forwards(kind: str, packed: bool) -> None:
+    lm = CausalLM(tiny.llama(0, hidden=64, layers=6))  # heads of 16, which the kernel takes
+    rng, head = random.Random(0), made(kind, parts(lm))
     texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
-    rows = HeadLM(head, kind).open(3, 60)
+    drafting = ready(copy.deepcopy(head), kind) if packed else HeadLM(head, kind)
+    assert (drafting.kernel is not None) == (packed and kind in ("eagle", "gumiho"))
+    rows = drafting.open(3, 60)
     for _ in texts:
         rows.join()
     for step in range(3):

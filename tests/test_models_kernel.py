@@ -151,7 +151,8 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CausalLM(model)
     scores = []
     for threads in (None, True):
-        monkeypatch.setattr("foretoken.models.llama_kernel.use_threads", lambda threads=threads: threads)
+        for module in ("llama_kernel", "kernel_layers"):
+            monkeypatch.setattr(f"foretoken.models.{module}.use_threads", lambda threads=threads: threads)
         rows = lm.open(2, 1200)
         rows.extend(rows.join(), [1 + i % 99 for i in range(1100)])  # long enough to spread the heads as well
         rows.extend(rows.join(), [5, 6, 7])
@@ -251,7 +252,7 @@ def test_pack_keeps_a_tied_embedding() -> None:
 
 
 def test_columns_agree() -> None:
-    from foretoken.models import llama_kernel as module
+    from foretoken.models import kernel_layers as module
     from foretoken.models import tile
 
     assert panels.COLUMNS == tile.PANEL

@@ -13,8 +13,10 @@ from foretoken.core.tree import TokenTree
 from foretoken.draft.wrapped import WrappedSession
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.rows import HeadRows
+from foretoken.heads.serial_rows import SerialRows
 
-PARTS = ("prefill", "1st level", "2nd level", "later levels")  # Gumiho's parallel part is its later levels
+# Gumiho's parallel part is its later levels; a whole chain is one compiled call for all of them.
+PARTS = ("prefill", "1st level", "2nd level", "later levels", "whole chain")
 
 
 class TimedHeadLM(HeadLM):
@@ -23,7 +25,7 @@ class TimedHeadLM(HeadLM):
     clocks: dict[str, Clock]
 
     def __init__(self, lm: HeadLM, clocks: dict[str, Clock]) -> None:
-        super().__init__(lm.head, lm.name)
+        super().__init__(lm.head, lm.name, lm.kernel)
         object.__setattr__(self, "clocks", clocks)  # HeadLM is frozen
 
     def open(self, batch: int, slots: int) -> Any:
@@ -45,6 +47,15 @@ class TimedHeadRows:
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ v"]]:
         self._level += 1
         return self._clocks[PARTS[min(self._level, 3)]].time(self._rows.score, tokens, parents)
+
+    def drafts_chains(self, row: int, nodes: int) -> bool:
+        return isinstance(self._rows, SerialRows) and self._rows.drafts_chains(row, nodes)
+
+    def draft_chain(
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        assert isinstance(self._rows, SerialRows)
+        return self._clocks["whole chain"].time(self._rows.draft_chain, row, tokens, u, temperature, floor)
 
     def parallel_scores(self, pairs: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
         return self._clocks["later levels"].time(self._rows.parallel_scores, pairs)  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,7 +18,6 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.rows import Rows
 
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
 
@@ -111,6 +110,17 @@ class DraftRows(Protocol):
     def keep(self, paths: Seq[Seq[int]]) -> None: ...
 
 
+@runtime_checkable
+class ChainRows(DraftRows, Protocol):
+    """Rows that may draft a chain in one call."""
+
+    def drafts_chains(self, row: int, nodes: int) -> bool: ...
+
+    def draft_chain(
+        self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...
+
+
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way."""
 
@@ -121,6 +131,7 @@ class LMDraftSession:
         self.pasts: list[Any] = []  # of each row, what its policy wants to know at the next tree
         # Asked once: looking for a protocol's methods takes 40 microseconds.
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
+        self._chains = rows if isinstance(rows, ChainRows) else None
         self._chain_depth, self._floor = (shape.chain_depth, shape.floor) if shape is not None else (0, 0.0)
 
     def join(self) -> None:
@@ -165,7 +176,7 @@ class LMDraftSession:
 
     def _draft_chain(self, seq: Sequence, pending: list[int]) -> bool:
         """Draw a lone sequence's chain in one compiled call; False where it cannot."""
-        if not isinstance(self.rows, Rows):
+        if self._chains is None:
             return False
         (g,) = self.growths
         same_vocabulary = self.drafter.lm.vocab_size == self.drafter.vocab_size
@@ -175,10 +186,10 @@ class LMDraftSession:
             return False
         if g.law is Opaque and self._floor > 0 and seq.sampling.temperature > 0:
             return False  # the likeliest tokens, and their tempered probabilities too
-        if not self.rows.drafts_chains(0, len(pending) + len(g.uniforms) - 1):
+        if not self._chains.drafts_chains(0, len(pending) + len(g.uniforms) - 1):
             return False
         temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
-        tokens, q = self.rows.draft_chain(0, pending, g.uniforms, temperature, self._floor)
+        tokens, q = self._chains.draft_chain(0, pending, g.uniforms, temperature, self._floor)
         for node, token in enumerate(tokens):
             g.scored[node] = g.num_pending - 1 + node
             g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))

@@ -10,7 +10,7 @@ from foretoken.core.shapes import Float
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import cached
 from foretoken.heads.rows import LOW, HeadRow, HeadRows, R
-from foretoken.heads.slots import CHUNK, HeadSlots
+from foretoken.heads.slots import CHUNK, HeadSlots, on_device, slot_cache
 from foretoken.models.growing_tree import GrowingTree
 
 
@@ -79,7 +79,8 @@ class HydraRows(FlatRows[HydraRow]):
     def __init__(self, head: Hydra, batch: int, slots: int) -> None:
         super().__init__(head.target, batch)
         self.head = head
-        self.slots = None if head.prefix is None else HeadSlots(head.shape, 1, head.target, batch, slots)
+        self.cache = slot_cache(head.shape, 1, head.target, batch, slots)
+        self.slots = None if head.prefix is None else HeadSlots(self.cache, slots)
 
     def _new_row(self) -> HydraRow:
         return HydraRow()
@@ -87,7 +88,7 @@ class HydraRows(FlatRows[HydraRow]):
     @torch.inference_mode()
     def _copy_slots(self, source: int, target: int) -> None:
         if self.slots is not None:
-            self.slots.cache.copy_row(source, target, self.rows[source].read)
+            self.cache.copy_row(source, target, self.rows[source].read)
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
@@ -131,7 +132,7 @@ class HydraRows(FlatRows[HydraRow]):
             places = torch.tensor(at, device=known[0].device)
             new = torch.stack([f[of_row] for f, of_row in zip(known, places, strict=True)])
             cos, sin = self.target.angles(places)
-            states = self.head.prefix_states(new, cos, sin, cached(self.slots.cache, 0, mask))
+            states = self.head.prefix_states(new, cos, sin, cached(self.cache, 0, on_device(mask, self.target)))
             for i, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
                 if count:
                     row.prefix = states[i, count - 1]

@@ -7,9 +7,10 @@ import torch
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.flat_rows import HydraRows, MedusaRows
+from foretoken.heads.kernel import EagleKernel, eagle_kernel
 from foretoken.heads.make import Head
 from foretoken.heads.rows import HeadRows
-from foretoken.heads.serial import Gumiho
+from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.heads.serial_rows import GumihoRows, SerialRows
 from foretoken.models.panels import pack_linears
 
@@ -18,15 +19,16 @@ def ready(head: Head, name: str) -> "HeadLM":
     """A head for drafting alone, its weights packed where that is faster; it cannot be trained or saved any more."""
     if head.target.device.type == "cpu" and head.target.dtype == torch.float32:
         pack_linears(head)
-    return HeadLM(head, name)
+    return HeadLM(head, name, eagle_kernel(head) if isinstance(head, Eagle) else None)
 
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages."""
+    """name: for messages. kernel: of an EAGLE's or a Gumiho's layers, where there is one."""
 
     head: Head
     name: str
+    kernel: EagleKernel | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -61,9 +63,9 @@ class HeadLM:
 
     def open(self, batch: int, slots: int) -> HeadRows:
         if isinstance(self.head, Gumiho):
-            return GumihoRows(self.head, batch, slots)
+            return GumihoRows(self.head, self.kernel, batch, slots)
         if isinstance(self.head, Medusa):
             return MedusaRows(self.head, batch)
         if isinstance(self.head, Hydra):
             return HydraRows(self.head, batch, slots)
-        return SerialRows(self.head, batch, slots)
+        return SerialRows(self.head, self.kernel, batch, slots)

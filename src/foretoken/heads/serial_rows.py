@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
+from foretoken.heads.kernel import EagleKernel, EagleSlots
 from foretoken.heads.layer import cached
 from foretoken.heads.rows import HeadRow, HeadRows
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
-from foretoken.heads.slots import CHUNK, HeadSlots
+from foretoken.heads.slots import CHUNK, HeadSlots, on_device, slot_cache
 
 SerialHead = Eagle | Gumiho | Eagle3
 
@@ -36,10 +37,14 @@ class SerialRows(HeadRows[SerialRow]):
     """EAGLE and EAGLE-3: one forward a level, each node on its parent's state."""
 
     @torch.inference_mode()
-    def __init__(self, head: SerialHead, batch: int, slots: int) -> None:
+    def __init__(self, head: SerialHead, kernel: EagleKernel | None, batch: int, slots: int) -> None:
         super().__init__(head.target, batch)
         self.head = head
-        self.slots = HeadSlots(head.shape, head.num_layers, head.target, batch, slots)
+        if kernel is None:
+            self.cache = slot_cache(head.shape, head.num_layers, head.target, batch, slots)
+        else:
+            self.cache = EagleSlots(kernel, batch, slots)
+        self.slots = HeadSlots(self.cache, slots)
 
     def _new_row(self) -> SerialRow:
         return SerialRow()
@@ -47,7 +52,7 @@ class SerialRows(HeadRows[SerialRow]):
     @torch.inference_mode()
     def _copy_slots(self, source: int, target: int) -> None:
         row = self.rows[source]
-        self.slots.cache.copy_row(source, target, row.length - 1 + len(row.tree))
+        self.cache.copy_row(source, target, row.length - 1 + len(row.tree))
 
     @torch.inference_mode()
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
@@ -73,6 +78,29 @@ class SerialRows(HeadRows[SerialRow]):
         return [
             logits[r, : len(row.tree) - first] for r, (row, first) in enumerate(zip(self.rows, firsts, strict=True))
         ]
+
+    def drafts_chains(self, row: int, nodes: int) -> bool:
+        """Whether `draft_chain` can be called where it scores so many nodes."""
+        return isinstance(self.cache, EagleSlots) and self.cache.drafts_chains and not len(self.rows[row].tree)
+
+    @torch.inference_mode()
+    def draft_chain(
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        """As models.rows.Rows.draft_chain: one compiled call, whose tokens and q are those of `score` and draw."""
+        assert isinstance(self.cache, EagleSlots)
+        of_row, start = self.rows[row], self.rows[row].length - 1
+        self.slots.check_room(start + len(tokens) + len(u) - 1)
+        of_row.tree.grow(range(-1, len(tokens) - 1))
+        states = self._inputs(of_row, 0, len(tokens))
+        drafted, q, made = self.cache.draft_chain(row, tokens, states, start, u, temperature, floor)
+        if not drafted:
+            raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
+        read = [*tokens, *drafted[:-1]]
+        of_row.tree.grow(range(len(tokens) - 1, len(read) - 1))
+        of_row.tokens += read
+        of_row.states += made.unbind(0)
+        return drafted, q
 
     def _run_serial(self, firsts: list[int]) -> Float[Tensor, "b n d"] | None:
         """The states of the newest nodes of all rows, also remembered; rows with fewer are padded."""
@@ -102,11 +130,14 @@ class SerialRows(HeadRows[SerialRow]):
             parts.append(torch.zeros(n - len(at), self.head.shape.hidden, device=self.target.device))
         return torch.cat([part.to(self.target.dtype) for part in parts])
 
-    def _forward(self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: Tensor | None) -> Tensor:
+    def _forward(self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None) -> Tensor:
         device = self.target.device
-        cos, sin = self.target.angles(torch.from_numpy(positions).to(device))
-        attends = [cached(self.slots.cache, layer, mask) for layer in range(self.head.num_layers)]
         embedded = self.target.embed(torch.tensor(ids, device=device))
+        if isinstance(self.cache, EagleSlots):
+            return self.cache.step(embedded, states, positions, mask)
+        cos, sin = self.target.angles(torch.from_numpy(positions).to(device))
+        seen = on_device(mask, self.target)
+        attends = [cached(self.cache, layer, seen) for layer in range(self.head.num_layers)]
         return self.head.step(embedded, states, cos, sin, attends)
 
 
@@ -114,6 +145,9 @@ class GumihoRows(SerialRows):
     """The first two levels by the serial part, all others at once by the MLPs of each depth-1 node."""
 
     head: Gumiho  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def drafts_chains(self, row: int, nodes: int) -> bool:
+        return False
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:

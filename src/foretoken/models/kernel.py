@@ -150,13 +150,13 @@ attend_all = machine_code(_attend_all)
 
 def _forward(
     x, positions, first_row, slots, keys, values, masks, layer_mask, used, low, cos, sin, sizes, eps, head_eps, scale,
-    norms, head_norms, addresses, halves, biases, threads
+    bare, norms, head_norms, addresses, halves, biases, threads
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Run x [batch * n, d] through every layer, in place; keys and values of the nodes go to `slots` [batch, n].
 
     sizes: query heads, key heads, dim, channels of the MLP, those in multiples of 16. addresses, halves [layers, 7]:
     panels of q, k, v, out, gate, up, down. biases: q|k|v, out, gate|up, down [layers, ...]. norms [layers, 2, d];
-    head_norms [layers, 2, dim], or none.
+    head_norms [layers, 2, dim], or none. bare [layers]: attention reads x without the first norm.
     """
     batch, n = slots.shape
     m, d = x.shape
@@ -167,7 +167,10 @@ def _forward(
     gated, inner = np.zeros((m, 2 * wide), np.float32), np.empty((m, wide), np.float32)
     for layer in range(addresses.shape[0]):
         w, halved = addresses[layer], halves[layer]
-        norm(x, norms[layer, 0], eps, y)
+        if bare[layer]:
+            y[:] = x
+        else:
+            norm(x, norms[layer, 0], eps, y)
         times(y, d, d, m, w[0], halved[0], qkv, 0, heads * dim, of_q, threads)
         times(y, d, d, m, w[1], halved[1], qkv, of_q, heads * dim, of_k, threads)
         times(y, d, d, m, w[2], halved[2], qkv, of_q + of_k, heads * dim, of_k, threads)

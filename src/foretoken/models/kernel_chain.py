@@ -12,6 +12,26 @@ from foretoken.models.tile import machine_code
 softmax = machine_code(softmax_loop)
 
 
+def _choose(logits, factor, u, level, floor, untempered, q):  # type: ignore[no-untyped-def]
+    """(token, its probability): drawn by u from q[level], which becomes softmax(factor logits); with factor 0 the
+    likeliest, of softmax(logits), which is only computed if there is a floor. -1 where logits are not finite."""
+    if factor > 0:
+        if not softmax(logits, factor, q[level : level + 1]):
+            return -1, 0.0
+        token = pick(q[level], u)
+        return token, q[level, token]
+    token = np.argmax(logits)  # of NaN, if there is one
+    if not np.isfinite(logits[0, token]):
+        return -1, 0.0
+    if floor > 0:
+        softmax(logits, np.float32(1), untempered)
+        return token, untempered[0, token]
+    return token, 1.0
+
+
+choose = machine_code(_choose)
+
+
 def _draft_chain(
     read, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
     embedding, last, u, factor, floor, threads, q, tokens
@@ -22,9 +42,9 @@ def _draft_chain(
 
     read: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
     masks: of the first forward; none: of the others.
-    weights: norms .. biases as `forward` takes them; last: final norm, address and halved of the head, its bias.
+    weights: bare .. biases as `forward` takes them; last: final norm, address and halved of the head, its bias.
     """
-    norms, head_norms, addresses, halves, biases = weights
+    bare, norms, head_norms, addresses, halves, biases = weights
     norm, head_address, head_halved, head_bias = last
     logits = np.empty((1, q.shape[1]), np.float32)
     untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
@@ -37,22 +57,15 @@ def _draft_chain(
         used += len(read)
         forward(
             x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used, low, cos, sin, sizes, eps,
-            head_eps, scale, norms, head_norms, addresses, halves, biases, threads,
+            head_eps, scale, bare, norms, head_norms, addresses, halves, biases, threads,
         )  # fmt: skip
         head(x[len(x) - 1 :], norm, eps, head_address, head_halved, head_bias, logits, threads)
-        if factor > 0:
-            if not softmax(logits, factor, q[level : level + 1]):
-                return 0
-            token = pick(q[level], u[level, 0])
-        else:
-            token = np.argmax(logits)  # of NaN, if there is one
-            if not np.isfinite(logits[0, token]):
-                return 0
+        token, probability = choose(logits, factor, u[level, 0], level, floor, untempered, q)
+        if token < 0:
+            return 0
         tokens[level] = token
         if floor > 0:
-            if factor == 0:
-                softmax(logits, np.float32(1), untempered)
-            sure *= q[level, token] if factor > 0 else untempered[0, token]
+            sure *= probability
             if sure < floor:
                 return level + 1
         read, masks = tokens[level : level + 1], none

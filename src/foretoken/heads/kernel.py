@@ -1,0 +1,91 @@
+"""The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights, float32 on a CPU."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foretoken.core.shapes import Float
+from foretoken.core.softmax import inverse
+from foretoken.heads.serial import Eagle
+from foretoken.models.growing_tree import causal_mask
+from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of
+from foretoken.models.panels import PanelLinear, use_threads
+
+
+class EagleKernel(KernelLayers):
+    """The weights of one head in the form that the kernel reads; shared by all rows.
+
+    embedding, unembedding: the target's, where they are a plain table and a packed product; else None.
+    """
+
+    def __init__(self, head: Eagle, fc: PanelLinear) -> None:
+        shape, target = head.shape, head.target
+        scale, kinds = shape.head_dim**-0.5, [None] * head.num_layers
+        super().__init__(
+            list(head.layers), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
+        )
+        self.fc, self.feature_scale = fc, np.float32(head.feature_scale)
+        self.embedding = self.unembedding = None
+        if (target.embedding_scale, target.logit_scale, target.softcap) == (1.0, 1.0, None):
+            if type(target.embedding) is nn.Embedding:
+                self.embedding = array(target.embedding.weight)
+            if isinstance(target.unembedding, PanelLinear):
+                self.unembedding = target.unembedding
+
+
+class EagleSlots(KernelSlots):
+    """The slot cache of a batch, `Eagle.step` over it, and whole chains."""
+
+    layers: EagleKernel
+
+    def step(
+        self,
+        embedded: Float[Tensor, "b n d"],
+        states: Float[Tensor, "b n d"],
+        positions: np.ndarray,
+        mask: np.ndarray | None,
+    ) -> Float[Tensor, "b n d"]:
+        """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
+        x = self.layers.fc(torch.cat((embedded, states), -1))
+        self.run(x.view(-1, x.shape[-1]).numpy(), positions.reshape(-1), {"": mask})
+        return x
+
+    @property
+    def drafts_chains(self) -> bool:
+        return self.layers.embedding is not None and self.layers.unembedding is not None
+
+    def draft_chain(
+        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
+        temperature: float, floor: float,
+    ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
+        """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states of all nodes."""
+        from foretoken.heads.kernel_chain import draft_eagle_chain
+
+        k, levels, m = self.layers, len(u), len(read)
+        assert k.embedding is not None
+        assert k.unembedding is not None
+        if not 0 <= min(read) <= max(read) < len(k.embedding):  # the loop does not look
+            raise IndexError(f"Token {max(read)} has no embedding: the target has {len(k.embedding)}.")
+        factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
+        tokens, q = np.empty(levels, np.int64), np.empty((rows, k.unembedding.out_features), np.float32)
+        made = np.empty((m + levels - 1, k.embedding.shape[1]), np.float32)
+        none = (np.zeros((1, 1, 1, 0), np.float32),)
+        masks = none if m == 1 else (causal_mask(start, m, float(k.low), None),)
+        ((_, keys, values, kinds, weights),) = self._spans(())
+        fc = (k.fc.panels.ctypes.data, k.fc.halved, bias_of(k.fc))
+        last = (k.unembedding.panels.ctypes.data, k.unembedding.halved, bias_of(k.unembedding), k.feature_scale)
+        done = draft_eagle_chain(
+            np.array(read), states.numpy(), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin,
+            k.sizes, k.eps, k.head_eps, k.scale, weights, k.embedding, fc, last, u.numpy(), factor, floor,
+            use_threads(), q, tokens, made,
+        )  # fmt: skip
+        return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
+
+
+def eagle_kernel(head: Eagle) -> EagleKernel | None:
+    """None where the head's layers are not packed, or the kernel does not know their sizes."""
+    if not isinstance(head.fc, PanelLinear) or head.shape.head_dim % LANES:
+        return None
+    return EagleKernel(head, head.fc)

@@ -1,0 +1,154 @@
+"""Decoder layers of the Llama family over packed weights, with their slot cache: one compiled call a forward."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.models.features import FeatureStore
+from foretoken.models.panels import COLUMNS, PanelLinear, use_threads
+
+LANES = 16  # tile.LANES
+
+# The cosines and sines [n, dim] of the first n positions.
+Angles = Callable[[int], tuple[Tensor, Tensor]]
+
+
+class KernelLayers:
+    """The weights of layers in the form that kernel.py reads; shared by all rows.
+
+    layers: modules with the names of Llama's, their linear ones packed; input_layernorm None: attention reads what
+    enters the layer as it is. kinds: each layer's mask, by name.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None]
+    ) -> None:
+        attention = layers[0].self_attn
+        self.dim, self.angles = dim, angles
+        self.key_heads = attention.k_proj.out_features // dim
+        query_heads = attention.q_proj.out_features // dim
+        width: int = layers[0].mlp.gate_proj.out_features
+        wide = -(-width // LANES) * LANES
+        self.sizes = (query_heads, self.key_heads, dim, width, wide)
+        self.scale, self.eps = np.float32(scale), np.float32(eps)
+        after = [array(x.post_attention_layernorm.weight) for x in layers]
+        before = [x.input_layernorm for x in layers]
+        self.bare = np.array([norm is None for norm in before])
+        self.norms = np.stack(
+            [np.stack([y if norm is None else array(norm.weight), y]) for norm, y in zip(before, after, strict=True)]
+        )
+        self.head_norms, self.head_eps = np.zeros((0, 2, dim), np.float32), np.float32(0)
+        if hasattr(attention, "q_norm"):  # Qwen3: each query and key head by itself
+            both = [(x.self_attn.q_norm.weight, x.self_attn.k_norm.weight) for x in layers]
+            self.head_norms = np.stack([np.stack([array(q), array(k)]) for q, k in both])
+            self.head_eps = np.float32(attention.q_norm.variance_epsilon)
+        linears = [_linears(x) for x in layers]
+        self.panels = [linear.panels for row in linears for linear in row]  # the addresses below point into these
+        self.addresses = np.array([[linear.panels.ctypes.data for linear in row] for row in linears])
+        self.halves = np.array([[linear.halved for linear in row] for row in linears])
+        self.biases = (
+            np.stack([np.concatenate([bias_of(p) for p in row[:3]]) for row in linears]),
+            np.stack([bias_of(row[3]) for row in linears]),
+            np.stack([np.concatenate([bias_of(p, wide) for p in row[4:6]]) for row in linears]),
+            np.stack([bias_of(row[6]) for row in linears]),
+        )
+        self.kinds = list(dict.fromkeys(kinds))
+        self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
+        self.low = np.float32(torch.finfo(torch.float32).min)
+
+
+class KernelSlots:
+    """The slot cache of a batch in the kernel's layout; the same calls as SlotCache, and the layers themselves.
+
+    keys [layers, batch, heads, slots / 64, dim, 64], values [layers, batch, heads, slots, dim].
+    """
+
+    def __init__(self, layers: KernelLayers, batch: int, slots: int) -> None:
+        self.layers = layers
+        count, panels = len(layers.addresses), slots // COLUMNS + 1  # one slot takes the writes of padding
+        self.keys = np.zeros((count, batch, layers.key_heads, panels, layers.dim, COLUMNS), np.float32)
+        self.values = np.zeros((count, batch, layers.key_heads, panels * COLUMNS, layers.dim), np.float32)
+        cos, sin = layers.angles(slots)
+        self.cos, self.sin = cos.numpy(), sin.numpy()
+        self._of: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
+        self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
+
+    def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
+        """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
+        self._rows, self._used = rows, used
+        if isinstance(start, int):
+            self._slots = np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
+        else:
+            self._slots = np.array(start)
+
+    def run(
+        self,
+        x: np.ndarray,
+        positions: np.ndarray,
+        masks: Mapping[str, np.ndarray | None],
+        features: FeatureStore | None = None,
+    ) -> None:
+        """x [batch * n, d], of the nodes whose slots were aimed at, through every layer, in place. positions: of each,
+        in one axis. What enters the layers that `features` wants is kept there."""
+        from foretoken.models.kernel import forward
+
+        k, (b, n) = self.layers, self._slots.shape
+        given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else masks.values()
+        seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
+        for first, keys, values, kinds, weights in self._spans(() if features is None else features.layers):
+            if features is not None:
+                features.write(first, torch.from_numpy(x).view(b, n, -1))
+            forward(
+                x, positions, self._rows.start, self._slots, keys, values, seen, kinds, self._used, k.low,
+                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, use_threads(),
+            )  # fmt: skip
+
+    def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
+        """The runs of layers between which hidden states are read: first layer, and what `forward` takes of each."""
+        if wanted not in self._of:
+            k = self.layers
+            ends = sorted({0, len(k.addresses), *(layer for layer in wanted if layer >= 0)})
+            parts = [slice(first, last) for first, last in itertools.pairwise(ends)]
+            self._of[wanted] = [
+                (
+                    part.start, self.keys[part], self.values[part], k.kind_of_layer[part],
+                    (k.bare[part], k.norms[part], k.head_norms[part], k.addresses[part], k.halves[part],
+                     tuple(bias[part] for bias in k.biases)),
+                )
+                for part in parts
+            ]  # fmt: skip
+        return self._of[wanted]
+
+    def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
+        source, place = np.array(nodes) + start, np.arange(start, start + len(nodes))
+        keys, values = self.keys[:, row], self.values[:, row]
+        keys[:, :, place // COLUMNS, :, place % COLUMNS] = keys[:, :, source // COLUMNS, :, source % COLUMNS]
+        values[:, :, place] = values[:, :, source]
+
+    def copy_row(self, source: int, target: int, used: int) -> None:
+        """Copy the first `used` slots of row `source` to row `target`."""
+        panels = -(-used // COLUMNS)
+        self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
+        self.values[:, target, :, :used] = self.values[:, source, :, :used]
+
+
+def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:
+    """The bias, zeros where there is none, with zeros up to `width`."""
+    out = np.zeros(width or linear.out_features, np.float32)
+    if linear.bias is not None:
+        out[: linear.out_features] = array(linear.bias)
+    return out
+
+
+def array(parameter: Tensor) -> np.ndarray:
+    return parameter.detach().numpy()
+
+
+def _linears(layer: Any) -> list[PanelLinear]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]  # fmt: skip  # noqa: E501
