@@ -21,7 +21,7 @@ from foretoken.models.rows import Rows
 PROMPT = "def read(self, path):\n    with open("
 
 
-ROWS = {"drafter": Rows, "heads/eagle": SerialRows}
+ROWS = {"drafter": Rows, "heads/eagle": SerialRows, "heads/gumiho": SerialRows}
 
 
 @pytest.fixture(params=ROWS)

@@ -1,6 +1,7 @@
 """The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights, float32 on a CPU."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,16 +9,19 @@ from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import inverse
-from foretoken.heads.serial import Eagle
+from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.models.growing_tree import causal_mask
 from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of
 from foretoken.models.panels import PanelLinear, use_threads
+
+NEVER = 2**62  # levels after which an EAGLE head would turn to MLPs
 
 
 class EagleKernel(KernelLayers):
     """The weights of one head in the form that the kernel reads; shared by all rows.
 
-    embedding, unembedding: the target's, where they are a plain table and a packed product; else None.
+    serial: levels before those of Gumiho's MLPs. embedding, unembedding: the target's, where they are a plain table and
+    a packed product; else None.
     """
 
     def __init__(self, head: Eagle, fc: PanelLinear) -> None:
@@ -27,6 +31,8 @@ class EagleKernel(KernelLayers):
             list(head.layers), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
         )
         self.fc, self.feature_scale = fc, np.float32(head.feature_scale)
+        self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
+        self.mlps = _mlps(head)
         self.embedding = self.unembedding = None
         if (target.embedding_scale, target.logit_scale, target.softcap) == (1.0, 1.0, None):
             if type(target.embedding) is nn.Embedding:
@@ -52,6 +58,15 @@ class EagleSlots(KernelSlots):
         self.run(x.view(-1, x.shape[-1]).numpy(), positions.reshape(-1), {"": mask})
         return x
 
+    def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
+        """`Gumiho.parallel`."""
+        from foretoken.heads.kernel_chain import parallel
+
+        n, d = first.shape
+        out = np.empty((n, len(self.layers.mlps[0]), d), np.float32)
+        parallel(torch.cat((first, second), -1).numpy(), self.layers.mlps, out, use_threads())
+        return torch.from_numpy(out)
+
     @property
     def drafts_chains(self) -> bool:
         return self.layers.embedding is not None and self.layers.unembedding is not None
@@ -60,8 +75,9 @@ class EagleSlots(KernelSlots):
         self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
         temperature: float, floor: float,
     ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
-        """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states of all nodes."""
-        from foretoken.heads.kernel_chain import draft_eagle_chain
+        """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
+        which are zeros where no forward was run."""
+        from foretoken.heads.kernel_chain import draft_head_chain
 
         k, levels, m = self.layers, len(u), len(read)
         assert k.embedding is not None
@@ -70,22 +86,35 @@ class EagleSlots(KernelSlots):
             raise IndexError(f"Token {max(read)} has no embedding: the target has {len(k.embedding)}.")
         factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
         tokens, q = np.empty(levels, np.int64), np.empty((rows, k.unembedding.out_features), np.float32)
-        made = np.empty((m + levels - 1, k.embedding.shape[1]), np.float32)
+        made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
         none = (np.zeros((1, 1, 1, 0), np.float32),)
         masks = none if m == 1 else (causal_mask(start, m, float(k.low), None),)
         ((_, keys, values, kinds, weights),) = self._spans(())
         fc = (k.fc.panels.ctypes.data, k.fc.halved, bias_of(k.fc))
         last = (k.unembedding.panels.ctypes.data, k.unembedding.halved, bias_of(k.unembedding), k.feature_scale)
-        done = draft_eagle_chain(
+        done = draft_head_chain(
             np.array(read), states.numpy(), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin,
-            k.sizes, k.eps, k.head_eps, k.scale, weights, k.embedding, fc, last, u.numpy(), factor, floor,
-            use_threads(), q, tokens, made,
+            k.sizes, k.eps, k.head_eps, k.scale, weights, k.embedding, fc, k.serial, k.mlps, last, u.numpy(), factor,
+            floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
 
 
 def eagle_kernel(head: Eagle) -> EagleKernel | None:
     """None where the head's layers are not packed, or the kernel does not know their sizes."""
-    if not isinstance(head.fc, PanelLinear) or head.shape.head_dim % LANES:
-        return None
-    return EagleKernel(head, head.fc)
+    unknown = head.shape.head_dim % LANES or (isinstance(head, Gumiho) and head.shape.hidden % LANES)
+    return EagleKernel(head, head.fc) if isinstance(head.fc, PanelLinear) and not unknown else None
+
+
+def _mlps(head: Eagle) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What kernel_chain.parallel takes of Gumiho's packed MLPs; the addresses point into their panels."""
+    mlps: Any = head.mlp if isinstance(head, Gumiho) else ()
+    linears: list[list[PanelLinear]] = [[block.linear for block in mlp] for mlp in mlps]
+    blocks, d = (len(linears[0]), linears[0][0].out_features) if linears else (0, 0)
+    addresses, halves = np.zeros((len(linears), blocks), np.int64), np.zeros((len(linears), blocks), bool)
+    biases = np.ones((len(linears), blocks, 2 * d), np.float32)
+    for j, of_mlp in enumerate(linears):
+        addresses[j] = [linear.panels.ctypes.data for linear in of_mlp]
+        halves[j] = [linear.halved for linear in of_mlp]
+        biases[j, :, :d] = [bias_of(linear) for linear in of_mlp]
+    return addresses, halves, biases

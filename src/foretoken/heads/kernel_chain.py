@@ -1,50 +1,93 @@
-"""Drafting a chain with an EAGLE head in one compiled call, for one sequence; as models.kernel_chain does."""
+"""Drafting a chain with an EAGLE or Gumiho head in one compiled call, for one sequence, as models.kernel_chain does;
+and Gumiho's MLPs."""
 
 # pyright: reportCallIssue=false
 
 import numpy as np
 
-from foretoken.models.kernel import forward, shift
+from foretoken.models.kernel import forward, gate, shift
 from foretoken.models.kernel_chain import choose
 from foretoken.models.tile import machine_code, times
 
 
-def _draft_eagle_chain(
+def _parallel(both, mlps, out, threads):  # type: ignore[no-untyped-def]
+    """out [n, j, d] = the states that MLP j makes of each of both [n, 2d], by the first MLPs.
+
+    mlps: addresses, halved [mlps, blocks], and biases [mlps, blocks, 2d], each followed by ones.
+    """
+    addresses, halves, biases = mlps
+    n, count, d = out.shape
+    x, more = np.empty((n, d), np.float32), np.empty((n, d), np.float32)
+    y = np.zeros((n, 2 * d), np.float32)  # its right half stays 0: silu(left) is multiplied by 0 + 1
+    for j in range(count):
+        for block in range(addresses.shape[1]):
+            w, halved = addresses[j, block], halves[j, block]
+            if block == 0:
+                times(both, 2 * d, 2 * d, n, w, halved, y, 0, 2 * d, d, threads)
+                gate(y, d, biases[j, block], x)
+            else:
+                times(x, d, d, n, w, halved, y, 0, 2 * d, d, threads)
+                gate(y, d, biases[j, block], more)
+                x += more
+        out[:, j] = x
+
+
+parallel = machine_code(_parallel)
+
+
+def _scores(states, last, logits, threads):  # type: ignore[no-untyped-def]
+    """logits [n, v] of the target's LM head on states [n, d]. last: its address, halved, bias, the states' factor."""
+    address, halved, bias, scale = last
+    (n, d), v = states.shape, logits.shape[1]
+    times(states * scale, d, d, n, address, halved, logits, 0, v, v, threads)
+    shift(logits, bias)
+
+
+scores = machine_code(_scores)
+
+
+def _draft_head_chain(
     read, states, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-    embedding, fc, last, u, factor, floor, threads, q, tokens, made
+    embedding, fc, serial, mlps, last, u, factor, floor, threads, q, tokens, made
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """As `draft_chain`. states [len(read), d]: what the first forward takes beside its tokens; the next ones take the
-    state made at the token before. made [len(read) + len(tokens) - 1, d]: the states of all nodes read.
+    state made at the token before. Levels from `serial` on are those of `mlps`, on the states behind the first two.
 
-    fc: address, halved, bias. last: address, halved and bias of the target's LM head, and what states are scaled by.
+    fc: address, halved, bias. last: as `scores` takes it. made: the states of the nodes that forwards were run on.
     """
     bare, norms, head_norms, addresses, halves, biases = weights
     fc_address, fc_halved, fc_bias = fc
-    head_address, head_halved, head_bias, feature_scale = last
-    d = embedding.shape[1]
-    logits = np.empty((1, q.shape[1]), np.float32)
-    untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
+    d, levels = embedding.shape[1], len(tokens)
+    all_logits = np.empty((max(1, levels - serial), q.shape[1]), np.float32)  # one serial level, or all parallel ones
+    logits = all_logits[:1]
+    untempered = np.empty((1 if floor > 0 and factor == 0 else 0, q.shape[1]), np.float32)
+    front = np.empty((1, 2 * d), np.float32)
     used, done, sure = start, 0, 1.0
-    for level in range(len(tokens)):
-        m = len(read)
-        both = np.empty((m, 2 * d), np.float32)
-        for i in range(m):
-            both[i, :d] = embedding[read[i]]
-            both[i, d:] = states[i]
-        x = np.empty((m, d), np.float32)
-        times(both, 2 * d, 2 * d, m, fc_address, fc_halved, x, 0, d, d, threads)
-        shift(x, fc_bias)
-        positions = np.arange(used, used + m)
-        used += m
-        forward(
-            x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used, low, cos, sin, sizes, eps,
-            head_eps, scale, bare, norms, head_norms, addresses, halves, biases, threads,
-        )  # fmt: skip
-        made[done : done + m] = x
-        done += m
-        states = x[m - 1 :]
-        times(states * feature_scale, d, d, 1, head_address, head_halved, logits, 0, logits.shape[1], logits.shape[1], threads)  # fmt: skip  # noqa: E501
-        shift(logits, head_bias)
+    for level in range(levels):
+        if level < serial:
+            m = len(read)
+            both, x = np.empty((m, 2 * d), np.float32), made[done : done + m]
+            for i in range(m):
+                both[i, :d] = embedding[read[i]]
+                both[i, d:] = states[i]
+            times(both, 2 * d, 2 * d, m, fc_address, fc_halved, x, 0, d, d, threads)
+            shift(x, fc_bias)
+            positions = np.arange(used, used + m)
+            used, done = used + m, done + m
+            forward(
+                x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used, low, cos, sin, sizes,
+                eps, head_eps, scale, bare, norms, head_norms, addresses, halves, biases, threads,
+            )  # fmt: skip
+            states = x[m - 1 :]
+            if level < 2:
+                front[0, level * d : (level + 1) * d] = states[0]
+            scores(states, last, logits, threads)
+        elif level == serial:
+            ahead = np.empty((1, levels - serial, d), np.float32)
+            parallel(front, mlps, ahead, threads)
+            scores(ahead[0], last, all_logits, threads)
+        else:
+            logits = all_logits[level - serial : level - serial + 1]
         token, probability = choose(logits, factor, u[level, 0], level, floor, untempered, q)
         if token < 0:
             return 0
@@ -54,7 +97,7 @@ def _draft_eagle_chain(
             if sure < floor:
                 return level + 1
         read, masks = tokens[level : level + 1], none
-    return len(tokens)
+    return levels
 
 
-draft_eagle_chain = machine_code(_draft_eagle_chain)
+draft_head_chain = machine_code(_draft_head_chain)

@@ -93,7 +93,7 @@ class SerialRows(HeadRows[SerialRow]):
         self.slots.check_room(start + len(tokens) + len(u) - 1)
         of_row.tree.grow(range(-1, len(tokens) - 1))
         states = self._inputs(of_row, 0, len(tokens))
-        drafted, q, made = self.cache.draft_chain(row, tokens, states, start, u, temperature, floor)
+        drafted, q, made = self.cache.draft_chain(row, tokens, states, start, u[: self.head.depth], temperature, floor)
         if not drafted:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
         read = [*tokens, *drafted[:-1]]
@@ -146,9 +146,6 @@ class GumihoRows(SerialRows):
 
     head: Gumiho  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def drafts_chains(self, row: int, nodes: int) -> bool:
-        return False
-
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
         new = [range(first, len(row.tree)) for row, first in zip(self.rows, firsts, strict=True)]
@@ -181,6 +178,7 @@ class GumihoRows(SerialRows):
         of_rows = [(self.rows[row], node) for row, node in new]
         first = torch.stack([row.states[row.tree.parents[node]] for row, node in of_rows])
         second = torch.stack([row.states[node] for row, node in of_rows])
-        logits = self.head.logits(self.head.parallel(first, second))
+        parallel = self.cache.parallel if isinstance(self.cache, EagleSlots) else self.head.parallel
+        logits = self.head.logits(parallel(first, second))
         for (row, node), scores in zip(of_rows, logits, strict=True):
             row.parallel[node] = scores
