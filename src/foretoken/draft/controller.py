@@ -2,7 +2,8 @@
 
     choose the depth d that maximises   E(d) / T(d),   E(d) = sum over sequences of 1 + a_1 + a_1 a_2 + .. + a_1..a_d
     a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean of each sequence
-    T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T = 1 + r . (1, d, drafted nodes)
+    T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T = 1 + r . (1, d, drafted nodes),
+           and for each depth what its steps took beside that line, since forwards come in blocks of nodes
 
 d = 0 is plain decoding. From there a new try is made on credit only: every step books what it won or lost against
 plain decoding, plain steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and
@@ -24,8 +25,9 @@ FORGET_COST = 0.98
 HOPE, HOPE_WEIGHT = 0.7, 2.0  # acceptance assumed of an unknown drafter, and its weight in trials
 KNOWN_WEIGHT, FADE = 16.0, 100.0  # the weight it grows to in earlier texts, and the trials half-way there
 TRY, TRY_WEIGHT = 0.6, 1.0  # acceptance assumed at a new try
-ALIKE = 10.0  # trials by which depths share one acceptance
+ALIKE = 20.0  # trials by which depths share one acceptance
 STEEP = 2  # a step may go this much deeper than the tokens accepted lately
+ON_LINE = 5.0  # steps of a depth by which it lies on the line of all depths
 EXTRA = (0.1, 0.15, 0.03)  # r of an unknown pair, with the weight of one step
 LOOK_FIRST, LOOK = 16, 256  # steps after which one plain step is made to see what it costs now
 MEMORY = 10  # plain steps that count
@@ -38,7 +40,8 @@ class Costs:
     """What steps cost at one batch size.
 
     plain_s: seconds of a plain step, None before the first; fit: of r above. since_plain: steps since a plain one was
-    measured, look: after how many the next is due. accidents: drafted steps in a row that took far too long.
+    measured, look: after how many the next is due. accidents: drafted steps in a row that took far too long. beside:
+    by depth, the sum of what its steps took beside the line, and their number.
     """
 
     plain_s: float | None = None
@@ -47,6 +50,7 @@ class Costs:
     look: int = LOOK_FIRST
     accidents: int = 0
     fit: RunningFit = field(default_factory=lambda: RunningFit(EXTRA, FORGET_COST))
+    beside: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, depth: int, nodes: float, seconds: float) -> None:
         """nodes: drafted, a sequence."""
@@ -58,7 +62,11 @@ class Costs:
             self.accidents = self.accidents + 1 if seconds / self.plain_s > most else 0
             if 0 < self.accidents <= ACCIDENTS:
                 return
-            self.fit.learn((1.0, float(depth), nodes), min(seconds / self.plain_s, most) - 1)
+            extra = min(seconds / self.plain_s, most) - 1
+            self.fit.learn((1.0, float(depth), nodes), extra)
+            off, count = self.beside.get(depth, (0.0, 0.0))
+            more = 1 + extra - self._line(depth, nodes)
+            self.beside[depth] = (FORGET_COST * off + more, FORGET_COST * count + 1)
 
     def _learn_plain(self, seconds: float) -> None:
         if self.plain_s is None or seconds * OUTLIER < self.plain_s:  # only what is slow can be an accident
@@ -76,8 +84,14 @@ class Costs:
 
     def steps(self, depth: int, nodes: float) -> float:
         """T, in plain steps."""
+        if not depth:
+            return 1.0
+        off, count = self.beside.get(depth, (0.0, 0.0))
+        return self._line(depth, nodes) + off / (count + ON_LINE)
+
+    def _line(self, depth: int, nodes: float) -> float:
         once, level, node = self.fit.coefficients
-        return 1 + once + level * depth + node * nodes if depth else 1.0
+        return 1 + once + level * depth + node * nodes
 
     def like(self) -> "Costs":
         """A start for another batch size."""
