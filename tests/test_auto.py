@@ -208,13 +208,13 @@ def test_a_depth_beside_the_line_of_all_depths_is_learnt():
     """Forwards in blocks of six nodes: the sixth draft costs as much as three, the ones beside it nothing extra."""
     true = {d: 1.4 + 0.2 * d + (0.6 if d >= 6 else 0.0) for d in range(3, 9)}
     costs = Costs(plain_s=1.0, num_plain=5)
-    for i in range(240):
+    for i in range(600):
         depth = 3 + i % 6
         costs.learn(depth, float(depth), true[depth])
     line = [abs(costs._line(d, float(d)) - true[d]) for d in true]
     learnt = [abs(costs.steps(d, float(d)) - true[d]) for d in true]
-    assert max(line) > 0.15
-    assert max(learnt) < 0.07
+    assert max(line) > 0.2
+    assert max(learnt) < 0.5 * max(line)
 
 
 def test_an_accident_teaches_nothing_and_a_slow_drafter_does():

@@ -57,6 +57,11 @@ def test_command(folder, monkeypatch, capsys):
     )  # fmt: skip
     assert code == 2
     assert "drafts 2 to 7 levels, not 9" in err
+    tiny.save(tiny.llama(0, vocab=300), folder / "larger")
+    arguments = ("bench", "heads", "--target", folder / "target", "--head", folder / "eagle", "--nodes", 4)
+    code, out, err = run(monkeypatch, capsys, *arguments, "--drafter", folder / "larger")
+    assert code == 2
+    assert "has 300 tokens and target" in err
 
 
 def test_laps_add_up():

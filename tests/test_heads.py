@@ -23,6 +23,7 @@ from foretoken.heads.rows import HeadRows
 from foretoken.heads.save import save_head
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.panels import pack
 from foretoken.models.parts import TargetParts, parts
 from models_zoo import FAMILIES, path_to
 from models_zoo import tiny as zoo
@@ -334,3 +335,34 @@ def test_a_head_of_another_target_is_refused(target: TargetParts, tmp_path: Path
         (tmp_path / "config.json").write_text(json.dumps({**config, "target": damaged}))
         with pytest.raises(ForetokenError, match="is damaged, its target cannot be"):
             load_head(tmp_path, target)
+
+
+def test_eagle3_needs_layers_to_read() -> None:
+    with pytest.raises(ForetokenError, match="needs a target of 4 layers, and LlamaForCausalLM has 3"):
+        new_head("eagle3", parts(CausalLM(tiny.llama(0, layers=3))))
+
+
+def test_the_kernel_keeps_what_it_points_into() -> None:
+    """A head that is cut after it was made ready still drafts with the MLPs of before."""
+    head = made("gumiho", parts(CausalLM(tiny.llama(0, hidden=64, layers=6))))
+    assert isinstance(head, Gumiho)
+    first, second = torch.randn(2, 3, 64).unbind(0)
+    with torch.no_grad():
+        wanted = head.parallel(first, second)
+    rows = ready(head, "gumiho").open(1, 8)
+    head.cut(3)
+    torch.testing.assert_close(rows.cache.parallel(first, second), wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_a_table_shorter_than_the_lm_head_drafts_no_chains_in_one_call() -> None:
+    """The compiled loop reads embeddings without looking."""
+    model = tiny.llama(0, hidden=64, layers=6)
+    model.lm_head = torch.nn.Linear(64, 300, bias=False)
+    pack(model)
+    lm = CausalLM(model)
+    rows = ready(made("eagle", parts(lm)), "eagle").open(1, 8)
+    rows.join()
+    assert not rows.drafts_chains(0, 3)
+    own = lm.open(1, 8)
+    own.join()
+    assert not own.drafts_chains(0, 3)

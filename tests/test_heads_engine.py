@@ -22,7 +22,7 @@ PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
 def folders(tmp_path_factory):
     """The untrained heads guess badly, which is the hard case for losslessness; Medusa's LM heads are the target's."""
     root = tmp_path_factory.mktemp("heads")
-    model = tiny.llama(0, layers=6)
+    model = tiny.llama(0, hidden=64, layers=6)  # heads of 16: the compiled kernel serves eagle and gumiho
     out = {"target": tiny.save(model, root / "target")}
     target = parts(CausalLM(model))
     for kind in HEADS:
@@ -41,7 +41,7 @@ def load(folders, kind, **options):
 
 CASES = [
     *((kind, "kary:2x3", "transport") for kind in HEADS),
-    *((kind, "chain:9", "rrsw") for kind in ("gumiho", "medusa")),  # deeper than these heads go
+    *((kind, "chain:9", "rrsw") for kind in ("eagle", "gumiho", "medusa")),  # deeper than these heads go
     *((kind, "dynamic:14", None) for kind in HEADS),
     *((kind, "product:14", None) for kind in ("gumiho", "medusa")),
 ]
@@ -58,7 +58,16 @@ def test_greedy_text_is_the_plain_text(folders, kind, tree, verifier):
     assert all(r.stats.num_drafted > 0 for r in fast)
 
 
-@pytest.mark.parametrize(("kind", "tree"), [("gumiho", "kary:2x3"), ("hydra", "kary:2x3"), ("gumiho", "product:14")])
+@pytest.mark.parametrize(
+    ("kind", "tree"),
+    [
+        ("gumiho", "kary:2x3"),
+        ("hydra", "kary:2x3"),
+        ("gumiho", "product:14"),
+        ("eagle", "chain:4"),
+        ("gumiho", "chain:9"),
+    ],
+)
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree):
     engine = load(folders, kind, tree=tree, max_batch=3)
     with warnings.catch_warnings():
@@ -72,7 +81,7 @@ def test_refused(folders, tmp_path):
     with pytest.raises(ForetokenError, match="leave vocab"):
         load(folders, "eagle", vocab="tli")
     other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
-    with pytest.raises(ForetokenError, match=r"hidden size 32, and .* has 48"):
+    with pytest.raises(ForetokenError, match=r"hidden size 64, and .* has 48"):
         foretoken.load(other, drafter=folders["eagle"], device="cpu")
     with pytest.raises(ForetokenError, match="needs parallel ones"):
         load(folders, "eagle", tree="product:20")

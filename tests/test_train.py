@@ -37,7 +37,9 @@ def lm() -> CausalLM:
 def trainer(lm: CausalLM, kind: str, folder: Path, tokens: int = 960, optimizer: str = ADAMW) -> Trainer:
     torch.manual_seed(0)
     data = rows(TEXTS, tiny.tokenizer(), 48)
-    plan = Plan(kind, tokens, "data", batch=2, length=48, lr=1e-2 if optimizer == ADAMW else 5e-2, optimizer=optimizer)
+    plan = Plan(
+        kind, tokens, "data", "target", batch=2, length=48, lr=1e-2 if optimizer == ADAMW else 5e-2, optimizer=optimizer
+    )
     made = Trainer(new_head(kind, parts(lm)), lm, Batches(data, 2, 0), plan, folder)
     made.prepare()
     return made
@@ -77,7 +79,7 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
     second.run(lambda _: None)
     for a, b in zip(whole.head.parameters(), second.head.parameters(), strict=True):
         assert torch.equal(a, b)
-    other = Trainer(second.head, lm, second.batches, Plan(kind, 5, "other"), tmp_path / "parts")
+    other = Trainer(second.head, lm, second.batches, Plan(kind, 5, "other", "target"), tmp_path / "parts")
     with pytest.raises(ForetokenError, match="was made with another tokens, data"):
         other.resume()
     (tmp_path / "parts" / "checkpoint.pt").write_bytes(b"broken")
@@ -89,7 +91,7 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
 def test_cached_states_train_the_same_head(kind: str, lm: CausalLM, tmp_path: Path) -> None:
     """Texts of several lengths: cached row by row, read again in another order and by another head."""
     data = rows([*TEXTS, Record("abc", "x" * 30)], tiny.tokenizer(), 48)
-    plan = Plan(kind, 960, "data", batch=2, length=48, lr=1e-2)
+    plan = Plan(kind, 960, "data", "target", batch=2, length=48, lr=1e-2)
     heads = []
     for cache in (None, StateCache(tmp_path / "cache", lm), StateCache(tmp_path / "cache", lm)):
         torch.manual_seed(0)
@@ -125,16 +127,43 @@ def test_a_cache_is_of_one_target_and_of_whole_files(lm: CausalLM, tmp_path: Pat
 
 def test_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
     """Every singular value of a step is near the rate, whatever the gradient's; wide and tall matrices side by side."""
-    matrices = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((12, 20), (20, 12), (12, 20))]
-    optimizer = Muon(matrices)
+    matrices = [torch.nn.Parameter(torch.randn(shape)) for shape in ((12, 20), (20, 12), (12, 20))]
+    before = [0.9 * matrix.detach() for matrix in matrices]  # less rate times decay, 0.5 times 0.2
+    unreached = torch.nn.Parameter(torch.ones(12, 20))
+    optimizer = Muon([*matrices, unreached])
     optimizer.param_groups[0]["lr"] = 0.5
     for matrix in matrices:
         matrix.grad = torch.randn(matrix.shape) @ torch.diag(torch.logspace(-1, 1, matrix.shape[1]))
     optimizer.step()
-    for matrix in matrices:
-        sizes = torch.linalg.svdvals(matrix.detach()) / (0.5 * max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+    assert torch.equal(unreached, torch.ones(12, 20))
+    for matrix, old in zip(matrices, before, strict=True):
+        sizes = torch.linalg.svdvals(matrix.detach() - old) / (0.5 * max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5)
         assert (sizes > 0.6).all()
         assert (sizes < 1.3).all()
+
+
+def test_muon_leaves_lm_heads_norms_and_biases_to_adamw(lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, "medusa", tmp_path, optimizer=MUON)
+    (muon, _), (adam, share) = made.optimizers
+    of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
+    of_adam = {id(p) for group in adam.param_groups for p in group["params"]}
+    lm_heads = {id(linear.weight) for linear in made.head.own_lm_heads()}
+    assert lm_heads <= of_adam
+    assert of_muon == {id(p) for p in made.head.parameters() if p.ndim == 2} - lm_heads
+    assert len(of_adam) + len(of_muon) == len(list(made.head.parameters()))
+    assert share < 1
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_target_in_bfloat16(kind: str, tmp_path: Path) -> None:
+    """Heads are trained in float32 and measured as they will draft."""
+    lm = CausalLM(tiny.llama(0, layers=6).bfloat16().requires_grad_(False))
+    made = trainer(lm, kind, tmp_path, tokens=200)
+    made.run(lambda _: None)
+    assert all(p.dtype == torch.float32 for p in made.head.parameters())
+    measured = accuracy(made.head, lm, made.batches.data, num_roots=4)
+    assert made.head.training
+    assert all(0 <= x <= 1.01 for x in (*measured.greedy, *measured.shared))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "gumiho"])
@@ -142,8 +171,13 @@ def test_a_head_begins_with_the_layers_of_a_model(kind: str, lm: CausalLM) -> No
     """With states of zero its first layer turns an embedding into what the model's layer makes of it, but for scale."""
     model: Any = tiny.llama(3, layers=2).requires_grad_(False)
     model.model.embed_tokens.weight.copy_(lm.model.get_input_embeddings().weight)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.uniform_(0.5, 2.0)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     head = new_head(kind, parts(lm))
     start_from_model(head, CausalLM(model))
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     first = model.model.layers[-head.num_layers]
     embedded = head.target.embed(torch.arange(6)[None])
     size = float(head.target.embedding.weight.square().mean().sqrt())
@@ -153,14 +187,17 @@ def test_a_head_begins_with_the_layers_of_a_model(kind: str, lm: CausalLM) -> No
     for name in ("q_proj", "k_proj", "v_proj"):
         got = getattr(head.layers[0].self_attn, name)(read)
         torch.testing.assert_close(got, getattr(first.self_attn, name)(normed))
-    mlp, x = head.layers[0].mlp, torch.randn(3, embedded.shape[-1])
-    torch.testing.assert_close(mlp(x), first.mlp(x) / size)
+    states = torch.randn_like(embedded)
+    torch.testing.assert_close(head.fc(torch.cat((embedded, states), -1)), embedded / size + 0.3 * states)
+    layer, x = head.layers[0], torch.randn(3, embedded.shape[-1])
+    torch.testing.assert_close(layer.mlp(x), first.mlp(x) / size)
+    torch.testing.assert_close(layer.self_attn.o_proj(x), first.self_attn.o_proj(x) / size)
 
 
 def test_layers_that_do_not_fit_are_refused(lm: CausalLM) -> None:
     with pytest.raises(ForetokenError, match="has 1 layers to begin with, and the head 2"):
         start_from_model(new_head("gumiho", parts(lm)), CausalLM(tiny.llama(0, layers=1)))
-    with pytest.raises(ForetokenError, match="no Llama layers of the target's sizes"):
+    with pytest.raises(ForetokenError, match="other sizes than the target's"):
         start_from_model(new_head("eagle", parts(lm)), CausalLM(tiny.llama(0, layers=2, hidden=64)))
     with pytest.raises(ForetokenError, match="Head medusa has no layers"):
         start_from_model(new_head("medusa", parts(lm)), lm)
@@ -268,6 +305,12 @@ def test_a_diverging_run_stops(lm: CausalLM, tmp_path: Path) -> None:
         made.run(lambda _: None)
 
 
+def test_reports_come_when_they_are_asked_for(lm: CausalLM, tmp_path: Path) -> None:
+    reports = []
+    trainer(lm, "eagle", tmp_path).run(reports.append, every=4, also_every=3)
+    assert [r.step for r in reports] == [3, 4, 6, 8, 9, 10]
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("train")
@@ -294,6 +337,20 @@ def test_command(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert facts["argv"]
     assert facts["torch"]
     assert "Held-out" in (folder / "README.md").read_text()
+    # Nothing is left to do; the log tells each step once, also after reports that came behind the last checkpoint.
+    log = (folder / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(log + json.dumps({"step": 10_000}) + "\n")
+    code, _, err = run(monkeypatch, capsys, *options)
+    assert code == 0, err
+    assert (folder / "log.jsonl").read_text() == log
+    tiny.save(tiny.llama(1, layers=6), workplace / "other")
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        *[str(workplace / "other") if x.endswith("target") and x != "--target" else x for x in options],
+    )
+    assert code == 2
+    assert "made with another target" in err
     again = arguments(workplace, "again", "--tokens", "400", "--cache", str(workplace / "cache"), "--json")
     code, second, err = run(monkeypatch, capsys, *again)
     assert code == 0, err

@@ -93,9 +93,14 @@ def heads(
             if isinstance(fewer, Gumiho):
                 fewer.cut(number)
                 methods += _methods(ready(fewer, f"{Path(folder).name}, {number} levels"), nodes, sampled=False)
-    if drafter != "none":
+    if drafter != "none" and (drafter is not None or target is None):
         path = drafter or str(options.demo_folder() / "drafter")
         model = load_model(path, chosen, kind)
+        if model.vocab_size != small.vocab_size:
+            raise ForetokenError(
+                f"Drafter {path} has {model.vocab_size} tokens and target {source} {small.vocab_size}: take a drafter "
+                "with the target's vocabulary, or none."
+            )
         methods += [method(model, spec) for spec in ("chain:5", f"dynamic:{nodes}")]
         methods.append(method(model, "kary:2x3", sampled=True))
     tokenizer = load_tokenizer(source)

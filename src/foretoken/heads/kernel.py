@@ -13,6 +13,7 @@ from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.models.growing_tree import causal_mask
 from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of
 from foretoken.models.panels import PanelLinear, use_threads
+from foretoken.models.parts import TargetParts
 
 NEVER = 2**62  # levels after which an EAGLE head would turn to MLPs
 
@@ -20,8 +21,9 @@ NEVER = 2**62  # levels after which an EAGLE head would turn to MLPs
 class EagleKernel(KernelLayers):
     """The weights of one head in the form that the kernel reads; shared by all rows.
 
-    serial: levels before those of Gumiho's MLPs. embedding, unembedding: the target's, where they are a plain table and
-    a packed product; else None.
+    serial: levels before those of Gumiho's MLPs. fc, mlps, last: as kernel_chain takes them. embedding, unembedding:
+    the target's, where they are a table and a packed product and nothing else changes states or scores; else None,
+    as is `last`.
     """
 
     def __init__(self, head: Eagle, fc: PanelLinear) -> None:
@@ -30,15 +32,16 @@ class EagleKernel(KernelLayers):
         super().__init__(
             list(head.layers), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
         )
-        self.fc, self.feature_scale = fc, np.float32(head.feature_scale)
+        self.enter, self.fc = fc, (fc.panels.ctypes.data, fc.halved, bias_of(fc))
         self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
-        self.mlps = _mlps(head)
-        self.embedding = self.unembedding = None
-        if (target.embedding_scale, target.logit_scale, target.softcap) == (1.0, 1.0, None):
-            if type(target.embedding) is nn.Embedding:
-                self.embedding = array(target.embedding.weight)
-            if isinstance(target.unembedding, PanelLinear):
-                self.unembedding = target.unembedding
+        self.blocks: list[list[PanelLinear]] = _blocks(head)  # the addresses below point into their panels
+        self.mlps = _addresses(self.blocks)
+        self.embedding = self.unembedding = self.last = None
+        table, last = target.embedding, target.unembedding
+        if type(table) is nn.Embedding and isinstance(last, PanelLinear) and _plain(target):
+            self.embedding, self.unembedding = array(table.weight), last
+            bias = np.zeros(0, np.float32) if last.bias is None else bias_of(last)
+            self.last = (last.panels.ctypes.data, last.halved, bias, np.float32(head.feature_scale))
 
 
 class EagleSlots(KernelSlots):
@@ -54,7 +57,7 @@ class EagleSlots(KernelSlots):
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
         """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
-        x = self.layers.fc(torch.cat((embedded, states), -1))
+        x = self.layers.enter(torch.cat((embedded, states), -1))
         self.run(x.view(-1, x.shape[-1]).numpy(), positions.reshape(-1), {"": mask})
         return x
 
@@ -69,7 +72,7 @@ class EagleSlots(KernelSlots):
 
     @property
     def drafts_chains(self) -> bool:
-        return self.layers.embedding is not None and self.layers.unembedding is not None
+        return self.layers.last is not None
 
     def draft_chain(
         self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
@@ -90,12 +93,10 @@ class EagleSlots(KernelSlots):
         none = (np.zeros((1, 1, 1, 0), np.float32),)
         masks = none if m == 1 else (causal_mask(start, m, float(k.low), None),)
         ((_, keys, values, kinds, weights),) = self._spans(())
-        fc = (k.fc.panels.ctypes.data, k.fc.halved, bias_of(k.fc))
-        last = (k.unembedding.panels.ctypes.data, k.unembedding.halved, bias_of(k.unembedding), k.feature_scale)
         done = draft_head_chain(
             np.array(read), states.numpy(), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin,
-            k.sizes, k.eps, k.head_eps, k.scale, weights, k.embedding, fc, k.serial, k.mlps, last, u.numpy(), factor,
-            floor, use_threads(), q, tokens, made,
+            k.sizes, k.eps, k.head_eps, k.scale, weights, k.embedding, k.fc, k.serial, k.mlps, k.last, u.numpy(),
+            factor, floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
 
@@ -106,15 +107,25 @@ def eagle_kernel(head: Eagle) -> EagleKernel | None:
     return EagleKernel(head, head.fc) if isinstance(head.fc, PanelLinear) and not unknown else None
 
 
-def _mlps(head: Eagle) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What kernel_chain.parallel takes of Gumiho's packed MLPs; the addresses point into their panels."""
+def _plain(target: TargetParts) -> bool:
+    """Whether its embedding and LM head are a table and a product alone, and every token that it can draw is in the
+    table, since compiled loops do not look."""
+    changes = (target.embedding_scale, target.logit_scale, target.softcap) != (1.0, 1.0, None)
+    return not changes and len(target.embedding.get_parameter("weight")) >= target.vocab_size
+
+
+def _blocks(head: Eagle) -> list[list[PanelLinear]]:
     mlps: Any = head.mlp if isinstance(head, Gumiho) else ()
-    linears: list[list[PanelLinear]] = [[block.linear for block in mlp] for mlp in mlps]
-    blocks, d = (len(linears[0]), linears[0][0].out_features) if linears else (0, 0)
-    addresses, halves = np.zeros((len(linears), blocks), np.int64), np.zeros((len(linears), blocks), bool)
-    biases = np.ones((len(linears), blocks, 2 * d), np.float32)
-    for j, of_mlp in enumerate(linears):
-        addresses[j] = [linear.panels.ctypes.data for linear in of_mlp]
-        halves[j] = [linear.halved for linear in of_mlp]
-        biases[j, :, :d] = [bias_of(linear) for linear in of_mlp]
+    return [[block.linear for block in mlp] for mlp in mlps]
+
+
+def _addresses(mlps: list[list[PanelLinear]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What kernel_chain.parallel takes."""
+    blocks, d = (len(mlps[0]), mlps[0][0].out_features) if mlps else (0, 0)
+    addresses, halves = np.zeros((len(mlps), blocks), np.int64), np.zeros((len(mlps), blocks), bool)
+    biases = np.ones((len(mlps), blocks, 2 * d), np.float32)
+    for j, mlp in enumerate(mlps):
+        addresses[j] = [linear.panels.ctypes.data for linear in mlp]
+        halves[j] = [linear.halved for linear in mlp]
+        biases[j, :, :d] = [bias_of(linear) for linear in mlp]
     return addresses, halves, biases

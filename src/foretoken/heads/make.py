@@ -35,6 +35,8 @@ def _hydra(parts: TargetParts, layers: int | None, levels: int | None) -> Hydra:
 
 
 def _eagle3(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle3:
+    if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
+        raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
     return Eagle3(parts, layer_shape(parts, 2 * parts.hidden))
 
 

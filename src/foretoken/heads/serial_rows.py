@@ -123,9 +123,9 @@ class SerialRows(HeadRows[SerialRow]):
         """The states that the nodes from `first` on take: the target's where known, else the parent's; padded to n."""
         tree, features = row.tree, row.features
         at = [row.length - 1 + depth for depth in tree.depths[first:]]
-        known = [i for i in at if i < len(features)]  # they come first: the pending text, then drafted nodes
-        parts = [self.head.enter(features[torch.tensor(known, device=features.device)])] if known else []
-        parts += [row.states[parent][None] for parent in tree.parents[first + len(known) :]]
+        known = sum(i < len(features) for i in at)  # they come first: the pending text, then drafted nodes
+        parts = [self.head.enter(features[at[0] : at[0] + known])] if known else []
+        parts += [row.states[parent][None] for parent in tree.parents[first + known :]]
         if len(at) < n:
             parts.append(torch.zeros(n - len(at), self.head.shape.hidden, device=self.target.device))
         return torch.cat([part.to(self.target.dtype) for part in parts])

@@ -75,6 +75,11 @@ class KernelRows(KernelSlots):
         loops.head(x, k.norm, eps, k.head_address, k.head.halved, k.head_bias, y, use_threads())
         return torch.from_numpy(y.reshape(b, n, -1))
 
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether every token that could be drawn is in the embedding: the loop does not look."""
+        return len(self.kernel.embedding) >= self.kernel.head.out_features
+
     def draft_chain(
         self, row: int, read: Sequence[int], start: int, u: Float[Tensor, "n 1"], temperature: float, floor: float
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:

@@ -221,7 +221,7 @@ class Rows:
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
         """Whether `draft_chain` can be called where it scores so many nodes."""
-        if not isinstance(self._kernel, KernelRows) or self._features is not None:
+        if not isinstance(self._kernel, KernelRows) or self._features is not None or not self._kernel.drafts_chains:
             return False
         used = self.lengths[row] + nodes
         return all(window is None or used <= window for window in self._windows.values())

@@ -3,13 +3,14 @@
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import LlamaForCausalLM
 
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.make import Head
 from foretoken.heads.serial import Eagle
 from foretoken.models.causal_lm import CausalLM
 
+NOT_ALIKE = "The layers of model {} have other sizes than the target's, so that a head cannot begin as they are."
 STATE_SHARE = 0.3  # of the target's state in what the first layer reads, beside the embedding
 
 
@@ -36,7 +37,12 @@ def start_from_model(head: Head, lm: CausalLM) -> None:
     table = head.target.embedding.get_parameter("weight") * head.target.embedding_scale
     size = float(table.float().square().mean().sqrt())
     model: Any = lm.model
-    found: list[nn.Module] = list(getattr(getattr(model, "model", None), "layers", ()))
+    config: Any = model.config
+    if not isinstance(model, LlamaForCausalLM) or config.hidden_act != "silu":
+        raise ForetokenError(f"Model {lm.name} is no Llama, whose layers a head could begin with: leave it out.")
+    found: list[Any] = list(model.model.layers)
+    if found[0].self_attn.head_dim != head.shape.head_dim:
+        raise ForetokenError(NOT_ALIKE.format(lm.name))
     if len(found) < head.num_layers:
         raise ForetokenError(f"Model {lm.name} has {len(found)} layers to begin with, and the head {head.num_layers}.")
     unit = torch.eye(head.shape.hidden, device=head.fc.weight.device)
@@ -48,13 +54,10 @@ def start_from_model(head: Head, lm: CausalLM) -> None:
         if i == 0 and "input_layernorm.weight" in weights:
             gain = weights.pop("input_layernorm.weight")
             for name in "qkv":
-                weights[f"self_attn.{name}_proj.weight"] *= gain
+                weights[f"self_attn.{name}_proj.weight"] = weights[f"self_attn.{name}_proj.weight"] * gain
         for key in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
             weights[key] = weights[key] / size
         try:
             layer.load_state_dict(weights)
         except (RuntimeError, KeyError) as error:
-            raise ForetokenError(
-                f"The layers of model {lm.name} are no Llama layers of the target's sizes, so that a head cannot begin "
-                "as they are."
-            ) from error
+            raise ForetokenError(NOT_ALIKE.format(lm.name)) from error

@@ -1,5 +1,6 @@
 """How well a head drafts on held-out text, position by position, with the very code that drafts in an engine."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,11 @@ def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int = 64,
     usable = [row for row in data if len(row.ids) > depth + 3]
     if not usable:
         raise ForetokenError(f"The held-out data has no text of {depth + 4} tokens: give longer texts.")
-    was_training = head.training
-    head.eval()
+    # As it will draft: in the target's dtype, and with parts that are not the training's own.
+    head = copy.deepcopy(head, {id(head.target): head.target}).to(lm.dtype).eval()
     chosen = [usable[i] for i in rng.integers(len(usable), size=num_roots)]
     starts = [int(rng.integers(2, len(row.ids) - depth)) for row in chosen]  # committed tokens of each text
-    layers = tuple(dict.fromkeys((*head.feature_layers, FINAL)))
+    layers = (*head.feature_layers, FINAL)
     width = len(head.feature_layers) * lm.hidden_size
     rows = HeadLM(head, "head").open(num_roots, max(starts) + depth + 1)
     features, p = [], []
@@ -63,5 +64,4 @@ def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int = 64,
         wanted = torch.stack([of_row[position] for of_row in p])
         greedy.append(float((scores.argmax(-1) == wanted.argmax(-1)).double().mean()))
         shared.append(float(torch.minimum(scores.softmax(-1), wanted).sum(-1).mean()))
-    head.train(was_training)
     return Accuracy(tuple(greedy), tuple(shared), num_roots)

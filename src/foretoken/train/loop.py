@@ -31,12 +31,13 @@ class Plan:
     """What decides a run's outcome; a checkpoint resumes only under the same plan.
 
     Defaults are Gumiho's (paper 004, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
-    matrices beside it. begin: fingerprint of the model whose layers the head begins with.
+    matrices beside it. target, begin: fingerprints of the target and of the model whose layers the head begins with.
     """
 
     kind: str
     tokens: int
     data: str
+    target: str
     seed: int = 0
     batch: int = 4
     length: int = 2048
@@ -93,8 +94,13 @@ class Trainer:
         """Linear warm-up, then linear decay to a tenth."""
         return self.plan.lr * min(1.0, progress / self.plan.warmup, 1.0 - 0.9 * progress)
 
-    def run(self, report: Callable[[Report], None], every: int = 20, save_s: float = 60.0) -> None:
-        """To the end. On an interrupt the last checkpoint stands; the same command goes on from it."""
+    def run(
+        self, report: Callable[[Report], None], every: int = 20, also_every: int | None = None, save_s: float = 60.0
+    ) -> None:
+        """To the end; reports come after `every` steps, and after `also_every`.
+
+        On an interrupt the last checkpoint stands; the same command goes on from it.
+        """
         began, first, saved = time.monotonic(), self.tokens, time.monotonic()
         self.head.train()
         while self.step < self.steps:
@@ -115,7 +121,7 @@ class Trainer:
             self.step += 1
             self.tokens += int(texts.mask.sum())
             speed = (self.tokens - first) / (time.monotonic() - began)
-            if self.step % every == 0 or self.step == self.steps:
+            if self.step % every == 0 or self.step % (also_every or every) == 0 or self.step == self.steps:
                 left = (self.steps - self.step) * (self.tokens / self.step) / speed
                 report(Report(self.step, self.steps, self.tokens, self.smooth, speed, left))
             if time.monotonic() - saved > save_s or self.step == self.steps:

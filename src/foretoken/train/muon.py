@@ -17,10 +17,14 @@ class Muon(torch.optim.Optimizer):
         group = self.param_groups[0]
         shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for param in group["params"]:
+            if param.grad is None:  # no text was long enough to reach it
+                continue
+            if "momentum" not in self.state[param]:
+                self.state[param]["momentum"] = torch.zeros_like(param)
             shapes.setdefault(param.shape, []).append(param)
         for (rows, cols), params in shapes.items():
             grads = torch.stack([param.grad for param in params if param.grad is not None])
-            means = [self.state[param].setdefault("momentum", torch.zeros_like(param)) for param in params]
+            means = [self.state[param]["momentum"] for param in params]
             for mean, grad in zip(means, grads, strict=True):
                 mean.lerp_(grad, 1 - group["momentum"])
             x = grads.lerp_(torch.stack(means), group["momentum"])

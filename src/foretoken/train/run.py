@@ -95,26 +95,29 @@ def train(
         if not texts:
             raise ForetokenError("One text cannot be split: give more texts, or name held-out ones with --held-out.")
     learnt, checked = rows(texts, tokenizer, options.length), rows(held, tokenizer, options.length)
-    plan = _plan(options, learnt, texts, begin)
+    plan = _plan(options, learnt, texts, lm, begin)
     torch.manual_seed(options.seed)
     head = new_head(options.kind, parts(lm), options.layers, options.levels)
     folder.mkdir(parents=True, exist_ok=True)
     kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
     trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept, begin)
-    if not trainer.resume():
+    log = folder / "log.jsonl"
+    if trainer.resume():
+        _cut(log, trainer.step)
+    else:
         trainer.prepare()
-        (folder / "log.jsonl").unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
     last: list[Progress] = []
 
     def report(report: Report) -> None:
         look = report.step % evaluate_every == 0 or report.step == report.steps
         progress = Progress(report, accuracy(head, lm, checked, seed=options.seed) if look else None)
-        with (folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(progress.json()) + "\n")
+        with log.open("a") as file:
+            file.write(json.dumps(progress.json()) + "\n")
         last.append(progress)
         tell(progress)
 
-    trainer.run(report)
+    trainer.run(report, also_every=evaluate_every)
     finish(trainer, lm, plan, checked, last[-1] if last else None, made_with)
     return head
 
@@ -126,15 +129,24 @@ def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Calla
     return cache
 
 
+def _cut(log: Path, step: int) -> None:
+    """Without what was reported after the checkpoint's step, which will be reported again."""
+    if log.exists():
+        kept = [line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
+        write(log, lambda path: path.write_text("".join(kept)))
+
+
 def _count(data: Sequence[Row]) -> int:
     return sum(len(row.ids) for row in data)
 
 
-def _plan(options: Options, learnt: Sequence[Row], texts: Sequence[Record], begin: CausalLM | None) -> Plan:
+def _plan(
+    options: Options, learnt: Sequence[Row], texts: Sequence[Record], lm: CausalLM, begin: CausalLM | None
+) -> Plan:
     tokens = options.tokens or options.epochs * _count(learnt)
     usual = MUON_RATE if options.optimizer == MUON else RATES[options.kind]
     return Plan(
-        options.kind, tokens, digest(texts), options.seed, options.batch, options.length,
+        options.kind, tokens, digest(texts), fingerprint(lm), options.seed, options.batch, options.length,
         usual if options.lr is None else options.lr, layers=options.layers, levels=options.levels,
         optimizer=options.optimizer, begin=None if begin is None else fingerprint(begin),
     )  # fmt: skip
