@@ -389,3 +389,69 @@ def test_no_text_is_ever_all_padding() -> None:
     ids, mask = Batches(data, 2, 0)[0]
     assert ids.shape == (2, 40)
     assert sorted(mask.sum(1).tolist()) == [16, 40]
+
+
+def turns(*contents: object) -> dict[str, Any]:
+    return {"conversations": [{"role": "assistant", "content": content} for content in contents]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (turns(None), "must hold strings, but its content of turn 1 is null: write it as one"),
+        (turns(["a"], "b"), r'its content of turn 1 is \["a"\]'),
+        (turns("a", {"text": "b"}), "its content of turn 2 is"),
+        (
+            {"conversations": [{"role": 7, "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "role of turn 1 is 7",
+        ),
+        ({"prompt": None, "text": "a"}, "its prompt is null"),
+        ({"text": "a\ud83d"}, r"holds half a character, \\ud83d, in its text"),
+        (turns("\ude00"), r"half a character, \\ude00, in its content of turn 1"),
+    ],
+)
+def test_a_line_that_is_no_text_is_named(bad: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps({"text": "good \U0001f600"}) + "\n" + json.dumps(bad) + "\n")
+    with pytest.raises(ForetokenError, match=f"d.jsonl, line 2 .*{message}"):
+        list(records([str(path)]))
+
+
+def test_json_lines_end_at_newlines_alone(tmp_path: Path) -> None:
+    path, texts = tmp_path / "d.jsonl", [f"a{end}b" for end in ("\u2028", "\u2029", "\x85")]
+    path.write_text("\n\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts), encoding="utf-8")
+    assert [record.text for record in records([str(path)])] == texts
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "none.txt"])
+@pytest.mark.parametrize("option", ["--data", "--held-out"])
+@pytest.mark.parametrize("content", ["", " \n\n"])
+def test_empty_files_are_named(
+    name: str, option: str, content: str, workplace: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = workplace / name
+    path.write_text(content)
+    data = ["--data", str(workplace / "data.jsonl")] if option == "--held-out" else []
+    code, _, err = run(
+        monkeypatch, capsys, "train", "medusa", "--target", workplace / "target", "--out", workplace / "bad", *data,
+        option, path,
+    )  # fmt: skip
+    assert code == 2
+    assert f"There is no text at all in {path}" in " ".join(err.split())
+
+
+def test_files_of_short_texts_alone_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("short")
+    with pytest.raises(ForetokenError, match=r"among the 1 from .*short\.txt: give"):
+        rows(list(records([str(path)])), tiny.tokenizer(), 64)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_out_of_range_are_refused(
+    seed: int, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(monkeypatch, capsys, *arguments(workplace, "bad", "--seed", str(seed)))
+    assert code == 2
+    assert f"seed is {seed}: it must be in 0..2**32 - 1" in err

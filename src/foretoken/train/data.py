@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,11 @@ SHORTEST = 16  # tokens; shorter rows teach next to nothing
 
 @dataclass(frozen=True)
 class Record:
-    """prompt: given, not learnt; text: learnt."""
+    """prompt: given, not learnt; text: learnt; file: where it stands."""
 
     prompt: str
     text: str
+    file: str = field(default="the data", compare=False)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ def records(files: Sequence[str]) -> Iterator[Record]:
     """Text files whole; .jsonl files by line: {"text"}, {"prompt", "text"} or {"conversations": [{"role", "content"}]}.
 
     Of a conversation the last assistant turn and all before it: the assistant's last turn is learnt.
+    Blank files and lines are left out. Raises ForetokenError where there is nothing else.
     """
+    empty = True
     for name in files:
         path = Path(name)
         try:
@@ -44,31 +47,49 @@ def records(files: Sequence[str]) -> Iterator[Record]:
             raise ForetokenError(
                 f"Cannot read data file {name}: {getattr(error, 'strerror', None) or error}."
             ) from error
-        if path.suffix != ".jsonl":
-            yield Record("", content)
-            continue
-        for number, line in enumerate(content.splitlines(), start=1):
-            if line.strip():
-                yield _record(line, f"{name}, line {number}")
+        by_line = path.suffix == ".jsonl"
+        pieces = content.split("\n") if by_line else [content]  # JSON strings may hold other ends of lines
+        for number, piece in enumerate(pieces, start=1):
+            if piece.strip():
+                empty = False
+                yield _record(piece, name, f"{name}, line {number}") if by_line else Record("", piece, name)
+    if empty:
+        raise ForetokenError(f"There is no text at all in {', '.join(files)}: name files that hold some.")
 
 
-def _record(line: str, place: str) -> Record:
+def _record(line: str, file: str, place: str) -> Record:
+    turns, last = [], 0
     try:
         value = json.loads(line)
         if "conversations" in value:
             turns = [(turn["role"], turn["content"]) for turn in value["conversations"]]
             last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
-            said = [f"{role}: {content}\n" for role, content in turns[:last]]
-            return Record("".join(said) + "assistant: ", turns[last][1])
-        prompt, text = value.get("prompt", ""), value["text"]
+            strings = {f"role of turn {i}": role for i, (role, _) in enumerate(turns, start=1)}
+            strings |= {f"content of turn {i}": content for i, (_, content) in enumerate(turns, start=1)}
+        else:
+            strings = {"prompt": value.get("prompt", ""), "text": value["text"]}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForetokenError(
             f'{place} is no training text: write {{"text": ...}} or {{"conversations": [{{"role", "content"}}, ...]}}, '
             "with an assistant turn."
         ) from error
-    if not isinstance(prompt, str) or not isinstance(text, str):
-        raise ForetokenError(f"{place} must hold strings, not {type(prompt).__name__} and {type(text).__name__}.")
-    return Record(prompt, text)
+    for what, string in strings.items():
+        _check(string, what, place)
+    if not turns:
+        return Record(strings["prompt"], strings["text"], file)
+    said = [f"{role}: {content}\n" for role, content in turns[:last]]
+    return Record("".join(said) + "assistant: ", turns[last][1], file)
+
+
+def _check(string: object, what: str, place: str) -> None:
+    if not isinstance(string, str):
+        raise ForetokenError(f"{place} must hold strings, but its {what} is {json.dumps(string):.40}: write it as one.")
+    try:
+        string.encode()
+    except UnicodeEncodeError as error:
+        raise ForetokenError(
+            f"{place} holds half a character, \\u{ord(string[error.start]):x}, in its {what}: mend or remove it."
+        ) from error
 
 
 def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row]:
@@ -84,7 +105,10 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
             if len(piece) >= SHORTEST and skipped < len(piece):
                 out.append(Row(piece, skipped))
     if not out:
-        raise ForetokenError(f"The data holds no text of {SHORTEST} tokens or more: give more, or longer texts.")
+        files = ", ".join(dict.fromkeys(text.file for text in texts))
+        raise ForetokenError(
+            f"There is no text of {SHORTEST} tokens or more among the {len(texts)} from {files}: give longer ones."
+        )
     return out
 
 
@@ -102,6 +126,8 @@ class Batches:
     """The rows of step s depend on the seed and on s alone, so that a resumed run sees what an unbroken one sees."""
 
     def __init__(self, data: Sequence[Row], batch: int, seed: int) -> None:
+        if not 0 <= seed < 2**32:
+            raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1.")
         self.data, self.batch, self.seed = data, min(batch, len(data)), seed
         self.per_epoch = len(data) // self.batch
 
