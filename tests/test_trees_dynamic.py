@@ -12,8 +12,10 @@ from foretoken.core.laws import IID, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
+from foretoken.names import tree_policy
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, Scored
+from foretoken.trees.static import MAX_NODES
 from foretoken.verify import VERIFIERS
 from tables import table_decoding, tiny_engine
 
@@ -100,3 +102,16 @@ def test_rules_that_need_a_density_are_refused() -> None:
     with pytest.raises(ForetokenError, match="only verifier exact-match"):
         tiny_engine(tree="dynamic:8", verifier="rrsw")
     assert BudgetTree(9).laws(IID) != BudgetTree(9).laws(Opaque)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "opt-tree", "product"])
+def test_larger_trees_than_fit_are_refused(kind: str) -> None:
+    assert tree_policy(f"{kind}:{MAX_NODES}").max_nodes > MAX_NODES
+    with pytest.raises(ForetokenError, match=f"A tree of {MAX_NODES + 1} nodes has more than {MAX_NODES}: make it"):
+        tree_policy(f"{kind}:{MAX_NODES + 1}")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_so_are_those_of_a_budget() -> None:
+    with pytest.raises(ForetokenError, match="A tree of 100000 nodes"):
+        tiny_engine(tree="budget:100000", verifier=None).generate([3, 1, 4], max_new_tokens=2)

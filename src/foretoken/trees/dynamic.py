@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
+from foretoken.trees.static import MAX_NODES
 
 WIDTH, DEPTH = 10, 7
 WIDE = 35
@@ -43,6 +45,10 @@ class RankedTree(ABC):
     width: int
     depth: int
     weighs: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        if self.budget > MAX_NODES:
+            raise ForetokenError(f"A tree of {self.budget} nodes has more than {MAX_NODES}: make it smaller.")
 
     def root(self, past: None) -> Scored:
         return Scored()
