@@ -366,3 +366,53 @@ def test_a_table_shorter_than_the_lm_head_drafts_no_chains_in_one_call() -> None
     own = lm.open(1, 8)
     own.join()
     assert not own.drafts_chains(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        *(("feature_scale", value, "a number above 0") for value in ("abc", 0, -1.5, None, True, [], 10**400)),
+        *(("feature_scale", float(value), "a number above 0") for value in ("nan", "inf")),
+        *(("rms_norm_eps", value, "a number above 0") for value in ("q", 0, -1e-5, float("nan"))),
+        *(("head_dim", value, "a whole number above 0") for value in ("x", 0, -8, 8.0, True)),
+        *(("num_attention_heads", value, "a whole number above 0") for value in ("4", 0, [4])),
+        *(("transformer_layer_config", value, "an object") for value in (None, [], "x")),
+        *(("eagle_aux_hidden_state_layer_ids", value, "a list of layers") for value in (3, "123", [1, "2", 3])),
+        ("norm_output", "false", "true or false"),
+    ],
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_damaged_configurations_are_refused(
+    key: str, value: object, wanted: str, inner: bool, target: TargetParts, tmp_path: Path
+) -> None:
+    save_file(checkpoint("eagle3", target), tmp_path / "model.safetensors")
+    config = {key: value}
+    if inner and key != "transformer_layer_config":
+        config = {"transformer_layer_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ForetokenError, match=rf"config.json, {key} must be {wanted}.*, not .*: mend it"):
+        load_head(tmp_path, target)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", '"x"'])
+def test_a_configuration_that_is_no_object_is_refused(content: str, target: TargetParts, tmp_path: Path) -> None:
+    save_file(checkpoint("eagle", target), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ForetokenError, match=r"config.json is no JSON object: remove it"):
+        load_head(tmp_path, target)
+
+
+def test_null_stands_for_the_default(target: TargetParts, tmp_path: Path) -> None:
+    save_file(checkpoint("eagle3", target), tmp_path / "model.safetensors")
+    keys = ("head_dim", "num_attention_heads", "rms_norm_eps", "eagle_aux_hidden_state_layer_ids", "norm_output")
+    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys)))
+    with pytest.warns(UnknownTargetWarning):
+        assert load_head(tmp_path, target).kind == "eagle3"
+
+
+@pytest.mark.parametrize("layers", [[1, 2, 6], [-2, 2, 3]])
+def test_layers_that_the_target_lacks_are_refused(layers: list[int], target: TargetParts, tmp_path: Path) -> None:
+    save_file(checkpoint("eagle3", target), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"eagle_aux_hidden_state_layer_ids": layers}))
+    with pytest.raises(ForetokenError, match=r"reads the target's layers \(.*\), and .* has 6"):
+        load_head(tmp_path, target)

@@ -23,6 +23,7 @@ from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import LayerShape
 from foretoken.heads.make import Head
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
 FILES = (
@@ -123,6 +124,8 @@ def _eagle3(weights: Weights, config: dict[str, Any], parts: TargetParts, path: 
     weights = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in weights.items()}
     shape = _shape(weights, "midlayer.", config, parts, path)
     layers = tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
+    if not all(FINAL <= layer < parts.layers for layer in layers):
+        raise ForetokenError(f"{path} reads the target's layers {layers}, and {parts.name} has {parts.layers}.")
     width = _size(weights, "fc.weight", path)[1]
     _check("hidden size", width // (len(layers) or 3), parts.hidden, parts, path)
     vocab = _size(weights, "lm_head.weight", path)[0]

@@ -1,6 +1,8 @@
 """Draft heads from folders, as published or as we save them (layout.py)."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,47 @@ def _config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except ValueError as error:
         raise ForetokenError(f"{path} is not JSON: remove it or put the head's own one there.") from error
-    return {**config, **config.get("transformer_layer_config", {})}
+    if not isinstance(config, dict):
+        raise ForetokenError(f"{path} is no JSON object: remove it or put the head's own one there.")
+    _check(config, path)
+    inner = config.get("transformer_layer_config", {})
+    _check(inner, path)
+    return {**config, **inner}
+
+
+def _check(config: dict[str, Any], path: Path) -> None:
+    for key, (good, wanted) in WANTED.items():
+        if key in config and not good(config[key]):
+            raise ForetokenError(f"In {path}, {key} must be {wanted}, not {json.dumps(config[key]):.40}: mend it.")
+
+
+def _positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _layers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(x) is int for x in value)
+
+
+def _or_null(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or good(value)
+
+
+# What is read of config.json, and in words; null stands for the default where published heads write it.
+WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "transformer_layer_config": (lambda value: isinstance(value, dict), "an object"),
+    "feature_scale": (_positive, "a number above 0"),
+    "rms_norm_eps": (_or_null(_positive), "a number above 0"),
+    **dict.fromkeys(("head_dim", "num_attention_heads"), (_or_null(_whole), "a whole number above 0")),
+    "eagle_aux_hidden_state_layer_ids": (_or_null(_layers), "a list of layers' numbers"),
+    **dict.fromkeys(
+        ("norm_before_residual", "norm_output"), (_or_null(lambda value: isinstance(value, bool)), "true or false")
+    ),
+}
 
 
 def _opened(path: Path) -> Any:
