@@ -126,8 +126,6 @@ class Batches:
     """The rows of step s depend on the seed and on s alone, so that a resumed run sees what an unbroken one sees."""
 
     def __init__(self, data: Sequence[Row], batch: int, seed: int) -> None:
-        if not 0 <= seed < 2**32:
-            raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1.")
         self.data, self.batch, self.seed = data, min(batch, len(data)), seed
         self.per_epoch = len(data) // self.batch
 

@@ -87,6 +87,8 @@ def train(
     made_with: machine and versions, for the record. cache: folder that keeps the target's states for other heads and
     runs; `note` is told what it may take. begin: a small model whose layers the head begins with.
     """
+    if not 0 <= options.seed < 2**32:
+        raise ForetokenError(f"seed is {options.seed}: it must be in 0..2**32 - 1.")
     texts = list(records(data))
     if held_out:
         held = list(records(held_out))
