@@ -22,7 +22,13 @@ DEFAULT_OUT = "foretoken-bench.jsonl"
 @app.command("decoding")
 def bench(
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help='Model folder or hub id with the same vocabulary, "ngram" (prompt lookup), or "none"; heads: '
+            "foretoken bench heads. Default: the demo drafter for the demo target, else ngram."
+        ),
+    ] = None,
     tree: Annotated[
         list[str] | None,
         typer.Option(help=f"Token tree; may be repeated. Default: {' and '.join(DEFAULT_TREES)}."),

@@ -101,6 +101,7 @@ def heads(
                 f"Drafter {path} has {model.vocab_size} tokens and target {source} {small.vocab_size}: take a drafter "
                 "with the target's vocabulary, or none."
             )
+        model.name = Path(path).name  # as the heads are called in the table
         methods += [method(model, spec) for spec in ("chain:5", f"dynamic:{nodes}")]
         methods.append(method(model, "kary:2x3", sampled=True))
     tokenizer = load_tokenizer(source)

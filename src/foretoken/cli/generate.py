@@ -281,8 +281,8 @@ def _plain_steps(engine: "Engine", stats: "Stats") -> list[str]:
         return []
     acceptance, cost = engine.drafter.outlook
     return [
-        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: a draft is accepted at "
-        f"{acceptance:.2f}, a step with one takes {cost:.2f} plain steps"
+        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: a draft is expected "
+        f"to be accepted at {acceptance:.2f}, a step with one takes {cost:.2f} plain steps"
     ]
 
 

@@ -72,7 +72,10 @@ DraftProbability = Annotated[
 ]
 Profile = Annotated[
     str | None,
-    typer.Option(help="Profile file of `foretoken tune`: what to use where tree and verifier are not named."),
+    typer.Option(
+        help="Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto "
+        "takes its costs and chooses the depth itself."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16.")]

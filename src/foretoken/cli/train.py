@@ -58,6 +58,7 @@ def train(
     from foretoken.core.files import check_folder
     from foretoken.heads.make import HEADS
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
+    from foretoken.train.loop import CHECKPOINT
     from foretoken.train.run import Options, Progress
     from foretoken.train.run import train as run
 
@@ -86,7 +87,9 @@ def train(
             lambda line: print(line, file=sys.stderr), first,
         )  # fmt: skip
     except KeyboardInterrupt:
-        print(f"\nStopped: the same command goes on from the last checkpoint in {out}.", file=sys.stderr)
+        saved = (out / CHECKPOINT).exists()
+        what = f"goes on from the last checkpoint in {out}" if saved else "begins anew: there is no checkpoint yet"
+        print(f"\nStopped: the same command {what}.", file=sys.stderr)
         raise
     except OSError as error:
         raise ForetokenError(f"Cannot use {error.filename or out}: {error.strerror or error}.") from error

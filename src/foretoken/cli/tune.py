@@ -193,7 +193,7 @@ def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iter
 def chosen_prompts(workload: str | None, count: int) -> list[str]:
     found = [p["prompt"] for p in options.heldout_prompts()] if workload is None else read_prompts(workload)
     if not 1 <= count <= len(found):
-        raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}.")
+        raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")
     return found[:count]
 
 

@@ -120,7 +120,7 @@ def _check_folder(source: str) -> None:
     if looks_local and not _is_folder(source):
         raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
     if _is_folder(source) and not (Path(source) / "config.json").exists():
-        raise ForetokenError(f"Folder {source} has no config.json: it is not a Hugging Face model folder.")
+        raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
 
 
 def _first_line(error: Exception) -> str:
