@@ -219,7 +219,8 @@ class Controller:
         rates = [n / costs.steps(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
         best = max(range(1, deepest + 1), key=rates.__getitem__)
         if rates[best] <= rates[0]:
-            self.experience.drafting = False
+            # Not before a look at what a plain step takes now: the machine may have become slower for both.
+            self.experience.drafting = costs.since_plain > 0
             return 0
         return best
 
@@ -249,6 +250,7 @@ class Controller:
         if depth == 0:
             self.experience.balance += 0 if self.experience.drafting else ALLOWANCE
         elif costs.plain_s is not None:
-            most = OUTLIER * costs.steps(depth, nodes) if usual else READING + tokens
-            balance = self.experience.balance + tokens - min(seconds / costs.plain_s, most)
+            # By what such steps are known to take: a machine that became slower is no loss of drafting.
+            spent = costs.steps(depth, nodes) if usual else min(seconds / costs.plain_s, READING + tokens)
+            balance = self.experience.balance + tokens - spent
             self.experience.balance = max(-DEBT if usual else -READING, min(CREDIT, balance))
