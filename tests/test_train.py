@@ -339,7 +339,7 @@ def test_command(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "Held-out" in (folder / "README.md").read_text()
     # Nothing is left to do; the log tells each step once, also after reports that came behind the last checkpoint.
     log = (folder / "log.jsonl").read_text()
-    (folder / "log.jsonl").write_text(log + json.dumps({"step": 10_000}) + "\n")
+    (folder / "log.jsonl").write_text(log + json.dumps({"step": 10_000}) + '\n{"step": 10_')
     code, _, err = run(monkeypatch, capsys, *options)
     assert code == 0, err
     assert (folder / "log.jsonl").read_text() == log

@@ -79,8 +79,9 @@ class HydraRows(FlatRows[HydraRow]):
     def __init__(self, head: Hydra, batch: int, slots: int) -> None:
         super().__init__(head.target, batch)
         self.head = head
-        self.cache = slot_cache(head.shape, 1, head.target, batch, slots)
-        self.slots = None if head.prefix is None else HeadSlots(self.cache, slots)
+        self.slots = None
+        if head.prefix is not None:
+            self.slots = HeadSlots(slot_cache(head.shape, 1, head.target, batch, slots), slots)
 
     def _new_row(self) -> HydraRow:
         return HydraRow()
@@ -88,7 +89,7 @@ class HydraRows(FlatRows[HydraRow]):
     @torch.inference_mode()
     def _copy_slots(self, source: int, target: int) -> None:
         if self.slots is not None:
-            self.cache.copy_row(source, target, self.rows[source].read)
+            self.slots.cache.copy_row(source, target, self.rows[source].read)
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
@@ -132,7 +133,7 @@ class HydraRows(FlatRows[HydraRow]):
             places = torch.tensor(at, device=known[0].device)
             new = torch.stack([f[of_row] for f, of_row in zip(known, places, strict=True)])
             cos, sin = self.target.angles(places)
-            states = self.head.prefix_states(new, cos, sin, cached(self.cache, 0, on_device(mask, self.target)))
+            states = self.head.prefix_states(new, cos, sin, cached(self.slots.cache, 0, on_device(mask, self.target)))
             for i, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
                 if count:
                     row.prefix = states[i, count - 1]

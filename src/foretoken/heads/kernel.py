@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import inverse
 from foretoken.heads.serial import Eagle, Gumiho
-from foretoken.models.growing_tree import causal_mask
-from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of
+from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs
 from foretoken.models.panels import PanelLinear, use_threads
 from foretoken.models.parts import TargetParts
 
@@ -85,18 +83,11 @@ class EagleSlots(KernelSlots):
         k, levels, m = self.layers, len(u), len(read)
         assert k.embedding is not None
         assert k.unembedding is not None
-        if not 0 <= min(read) <= max(read) < len(k.embedding):  # the loop does not look
-            raise IndexError(f"Token {max(read)} has no embedding: the target has {len(k.embedding)}.")
-        factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
-        tokens, q = np.empty(levels, np.int64), np.empty((rows, k.unembedding.out_features), np.float32)
+        factor, q, tokens = chain_outputs(levels, k.unembedding.out_features, temperature)
         made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
-        none = (np.zeros((1, 1, 1, 0), np.float32),)
-        masks = none if m == 1 else (causal_mask(start, m, float(k.low), None),)
-        ((_, keys, values, kinds, weights),) = self._spans(())
         done = draft_head_chain(
-            np.array(read), states.numpy(), row, start, keys, values, masks, none, kinds, k.low, self.cos, self.sin,
-            k.sizes, k.eps, k.head_eps, k.scale, weights, k.embedding, k.fc, k.serial, k.mlps, k.last, u.numpy(),
-            factor, floor, use_threads(), q, tokens, made,
+            np.array(read), states.numpy(), row, *self._chain(read, start, k.embedding), k.fc, k.serial, k.mlps, k.last,
+            u.numpy(), factor, floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
 

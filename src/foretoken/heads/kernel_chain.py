@@ -88,14 +88,11 @@ def _draft_head_chain(
             scores(ahead[0], last, all_logits, threads)
         else:
             logits = all_logits[level - serial : level - serial + 1]
-        token, probability = choose(logits, factor, u[level, 0], level, floor, untempered, q)
-        if token < 0:
+        sure = choose(logits, factor, u[level, 0], level, sure, floor, untempered, q, tokens)
+        if sure < 0:
             return 0
-        tokens[level] = token
-        if floor > 0:
-            sure *= probability
-            if sure < floor:
-                return level + 1
+        if sure < floor:
+            return level + 1
         read, masks = tokens[level : level + 1], none
     return levels
 

@@ -1,6 +1,7 @@
 """The keys and values of a head's own layers, slot by slot, and the masks of its forwards."""
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -26,10 +27,13 @@ def on_device(mask: np.ndarray | None, target: TargetParts) -> Float[torch.Tenso
     return None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
 
 
-class HeadSlots:
+C = TypeVar("C", bound=SlotCache | KernelSlots)
+
+
+class HeadSlots(Generic[C]):
     """Where the next forward writes and what it sees; masks are [b, 1, n, used] of 0 and low, None if all is seen."""
 
-    def __init__(self, cache: SlotCache | KernelSlots, slots: int) -> None:
+    def __init__(self, cache: C, slots: int) -> None:
         self.cache, self.slots = cache, slots
 
     def aim(

@@ -12,21 +12,24 @@ from foretoken.models.tile import machine_code
 softmax = machine_code(softmax_loop)
 
 
-def _choose(logits, factor, u, level, floor, untempered, q):  # type: ignore[no-untyped-def]
-    """(token, its probability): drawn by u from q[level], which becomes softmax(factor logits); with factor 0 the
-    likeliest, of softmax(logits), which is only computed if there is a floor. -1 where logits are not finite."""
+def _choose(logits, factor, u, level, sure, floor, untempered, q, tokens):  # type: ignore[no-untyped-def]
+    """`sure` times the probability of the token chosen, tokens[level]; -1 where logits are not finite.
+
+    It is drawn by u from q[level], which becomes softmax(factor logits); with factor 0 it is the likeliest, of
+    softmax(logits), which is only computed if there is a floor.
+    """
     if factor > 0:
         if not softmax(logits, factor, q[level : level + 1]):
-            return -1, 0.0
-        token = pick(q[level], u)
-        return token, q[level, token]
-    token = np.argmax(logits)  # of NaN, if there is one
-    if not np.isfinite(logits[0, token]):
-        return -1, 0.0
+            return -1.0
+        tokens[level] = pick(q[level], u)
+        return sure * q[level, tokens[level]]
+    tokens[level] = np.argmax(logits)  # of NaN, if there is one
+    if not np.isfinite(logits[0, tokens[level]]):
+        return -1.0
     if floor > 0:
         softmax(logits, np.float32(1), untempered)
-        return token, untempered[0, token]
-    return token, 1.0
+        return sure * untempered[0, tokens[level]]
+    return sure
 
 
 choose = machine_code(_choose)
@@ -60,14 +63,11 @@ def _draft_chain(
             head_eps, scale, bare, norms, head_norms, addresses, halves, biases, threads,
         )  # fmt: skip
         head(x[len(x) - 1 :], norm, eps, head_address, head_halved, head_bias, logits, threads)
-        token, probability = choose(logits, factor, u[level, 0], level, floor, untempered, q)
-        if token < 0:
+        sure = choose(logits, factor, u[level, 0], level, sure, floor, untempered, q, tokens)
+        if sure < 0:
             return 0
-        tokens[level] = token
-        if floor > 0:
-            sure *= probability
-            if sure < floor:
-                return level + 1
+        if sure < floor:
+            return level + 1
         read, masks = tokens[level : level + 1], none
     return len(tokens)
 

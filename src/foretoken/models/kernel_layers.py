@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.softmax import inverse
 from foretoken.models.features import FeatureStore
+from foretoken.models.growing_tree import causal_mask
 from foretoken.models.panels import COLUMNS, PanelLinear, use_threads
 
 LANES = 16  # tile.LANES
@@ -96,7 +98,7 @@ class KernelSlots:
         in one axis. What enters the layers that `features` wants is kept there."""
         from foretoken.models.kernel import forward
 
-        k, (b, n) = self.layers, self._slots.shape
+        k, (b, n), threads = self.layers, self._slots.shape, use_threads()
         given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else masks.values()
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         for first, keys, values, kinds, weights in self._spans(() if features is None else features.layers):
@@ -104,8 +106,22 @@ class KernelSlots:
                 features.write(first, torch.from_numpy(x).view(b, n, -1))
             forward(
                 x, positions, self._rows.start, self._slots, keys, values, seen, kinds, self._used, k.low,
-                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, use_threads(),
+                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, threads,
             )  # fmt: skip
+
+    def _chain(self, read: Sequence[int], start: int, table: np.ndarray) -> tuple[Any, ...]:
+        """What a compiled chain takes of the layers and their slots, masks of its first and its other forwards
+        included. Raises IndexError for a token beyond `table`, its embedding, since the loop does not look."""
+        if not 0 <= min(read) <= max(read) < len(table):
+            raise IndexError(f"Token {max(read)} has no embedding: the model has {len(table)}.")
+        k, n = self.layers, len(read)
+        none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
+        masks = none if n == 1 else (causal_mask(start, n, float(k.low), None),) * len(k.kinds)
+        ((_, keys, values, kinds, weights),) = self._spans(())
+        return (
+            start, keys, values, masks, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale,
+            weights, table,
+        )  # fmt: skip
 
     def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
         """The runs of layers between which hidden states are read: first layer, and what `forward` takes of each."""
@@ -149,6 +165,12 @@ def array(parameter: Tensor) -> np.ndarray:
     return parameter.detach().numpy()
 
 
+def chain_outputs(levels: int, vocab_size: int, temperature: float) -> tuple[np.float32, np.ndarray, np.ndarray]:
+    """What scores are multiplied by, and room for the q and the tokens of a compiled chain; 0 and no q at 0."""
+    factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
+    return factor, np.empty((rows, vocab_size), np.float32), np.empty(levels, np.int64)
+
+
 def _linears(layer: Any) -> list[PanelLinear]:
-    attention, mlp = layer.self_attn, layer.mlp
-    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]  # fmt: skip  # noqa: E501
+    a, mlp = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]

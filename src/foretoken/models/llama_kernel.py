@@ -9,10 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import inverse
 from foretoken.models.features import FINAL, FeatureStore
-from foretoken.models.growing_tree import causal_mask
-from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of
+from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
 
@@ -91,18 +89,12 @@ class KernelRows(KernelSlots):
         """
         from foretoken.models.kernel_chain import draft_chain
 
-        if not 0 <= min(read) <= max(read) < len(self.kernel.embedding):  # the loop does not look
-            raise IndexError(f"Token {max(read)} has no embedding: the model has {len(self.kernel.embedding)}.")
-        k, of, levels = self.kernel, self.layers, len(u)
-        factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
-        tokens, q = np.empty(levels, np.int64), np.empty((rows, k.head.out_features), np.float32)
-        none = (np.zeros((1, 1, 1, 0), np.float32),) * len(of.kinds)
-        masks = none if len(read) == 1 else (causal_mask(start, len(read), float(of.low), None),) * len(of.kinds)
-        ((_, keys, values, kinds, weights),) = self._spans(())
+        k = self.kernel
+        factor, q, tokens = chain_outputs(len(u), k.head.out_features, temperature)
         last = (k.norm, k.head_address, k.head.halved, k.head_bias)
         done = draft_chain(
-            np.array(read), row, start, keys, values, masks, none, kinds, of.low, self.cos, self.sin, of.sizes, of.eps,
-            of.head_eps, of.scale, weights, k.embedding, last, u.numpy(), factor, floor, use_threads(), q, tokens,
+            np.array(read), row, *self._chain(read, start, k.embedding), last, u.numpy(), factor, floor, use_threads(),
+            q, tokens,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
 

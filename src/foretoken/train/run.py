@@ -132,9 +132,10 @@ def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Calla
 
 
 def _cut(log: Path, step: int) -> None:
-    """Without what was reported after the checkpoint's step, which will be reported again."""
+    """Without lines after the checkpoint's step, which will be told again, and one that was not written to its end."""
     if log.exists():
-        kept = [line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
+        whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
         write(log, lambda path: path.write_text("".join(kept)))
 
 
