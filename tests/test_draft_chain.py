@@ -78,7 +78,16 @@ def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[
 @pytest.mark.parametrize("law", ["iid", "without_replacement"])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 def test_the_trees_are_the_same(name, law, temperature, tree, calls, monkeypatch):
-    engine, sampling = load(name, tree=tree, law=law, verifier="rrs" if law == "iid" else "rrsw"), Sampling(temperature)
+    check_trees(name, temperature, tree, calls, monkeypatch, law=law, verifier="rrs" if law == "iid" else "rrsw")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_trees_are_the_same_in_bfloat16(name, temperature, calls, monkeypatch):
+    check_trees(name, temperature, "chain:6", calls, monkeypatch, dtype="bfloat16")
+
+
+def check_trees(name, temperature, tree, calls, monkeypatch, **options):
+    engine, sampling = load(name, tree=tree, **options), Sampling(temperature)
     compiled = trees(engine, sampling)
     assert calls == [6, 6, 6, 6]
     level_by_level(name, monkeypatch)

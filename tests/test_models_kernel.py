@@ -13,9 +13,9 @@ from foretoken.core.vectors import LANES, softmax_row
 from foretoken.models import kernel, panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
-from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.panels import DOTTED, HALVED, WHOLE, PanelLinear, pack
 from foretoken.models.rows import Rows
-from foretoken.models.tile import gate_row, machine_code, times
+from foretoken.models.tile import gate_row, machine_code, nearest, times
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
 
@@ -26,27 +26,29 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def product(x: torch.Tensor, linear: PanelLinear, threads: bool | None = None) -> torch.Tensor:
     y = np.full((len(x), linear.out_features), np.nan, np.float32)
     m, k = x.shape
-    times(x.numpy(), k, k, m, linear.panels.ctypes.data, linear.halved, y, 0, y.shape[1], y.shape[1], threads)
+    times(x.numpy(), k, k, m, linear.address, linear.form, y, 0, y.shape[1], y.shape[1], threads)
     return torch.from_numpy(y)
 
 
-def linear(out: int, k: int, halved: bool) -> PanelLinear:
+def linear(out: int, k: int, form: int) -> PanelLinear:
     plain = nn.Linear(k, out, bias=False)
-    if halved:
+    if form != WHOLE:
         plain.weight = nn.Parameter(plain.weight.detach().bfloat16().float())
+    if form == DOTTED:
+        plain = nn.Module.to(plain, torch.bfloat16)
     made = PanelLinear(plain)
-    assert made.halved == halved
+    assert made.form == (WHOLE if form == HALVED and k % 2 else form)
     made.dense = plain.weight.detach().double()
     return made
 
 
-@pytest.mark.parametrize("halved", [False, True])
-@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (320, 192), (330, 1100)])
-def test_product(out: int, k: int, halved: bool) -> None:
+@pytest.mark.parametrize("form", [WHOLE, HALVED, DOTTED])
+@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (70, 38), (320, 192), (330, 1100)])
+def test_product(out: int, k: int, form: int) -> None:
     torch.manual_seed(0)
-    w = linear(out, k, halved)
+    w = linear(out, k, form)
     x = torch.randn(29, k)
-    want = (x.double() @ w.dense.T).float()
+    want = ((x.bfloat16() if form == DOTTED else x).double() @ w.dense.T).float()
     for m in [*range(1, 15), 29]:  # every height of a block, and several blocks
         got = product(x[:m].contiguous(), w)
         torch.testing.assert_close(got, want[:m], rtol=0, atol=1e-5)
@@ -54,9 +56,28 @@ def test_product(out: int, k: int, halved: bool) -> None:
         assert torch.equal(got[-1:], product(x[m - 1 : m].contiguous(), w))
 
 
-def test_threads_give_the_same_bits() -> None:
+def test_rows_are_rounded_to_the_nearest_bfloat16() -> None:
+    some = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, 1e-40, 3.3895e38, 3.4e38, 1.00390625, 1.01171875]
+    x = torch.cat((torch.tensor(some), torch.randn(1000) * 10.0 ** torch.randint(-30, 30, (1000,))))
+    want = x.bfloat16().float().view(torch.int32).long() & 0xFFFFFFFF
+    got = torch.tensor([nearest(int(bits) & 0xFFFFFFFF) for bits in x.view(torch.int32)])
+    numbers = ~x.isnan()
+    assert torch.equal(got[numbers], want[numbers])
+    assert all(bits & 0x7FFFFFFF > 0x7F800000 for bits in got[~numbers].tolist())
+
+
+def test_not_a_number_stays_one() -> None:
+    x = torch.ones(3, 50)
+    x[1, 7] = math.nan
+    for form in (WHOLE, HALVED, DOTTED):
+        finite = product(x, linear(70, 50, form)).isfinite()
+        assert finite.all(-1).tolist() == finite.any(-1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("form", [HALVED, DOTTED])
+def test_threads_give_the_same_bits(form: int) -> None:
     torch.manual_seed(0)
-    w, x = linear(1500, 300, True), torch.randn(4, 300)
+    w, x = linear(1500, 300, form), torch.randn(4, 300)
     assert torch.equal(product(x, w), product(x, w, threads=True))
 
 
@@ -109,7 +130,7 @@ def compiled_rows(model: PreTrainedModel, batch: int, slots: int) -> tuple[Rows,
     return fast, slow
 
 
-def assert_equal_paths(model: PreTrainedModel) -> None:
+def assert_equal_paths(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Prefill, ragged batches, trees, kept paths and rows that leave, step by step through both paths."""
     both = compiled_rows(model, 3, 120)
     for rows in both:
@@ -126,27 +147,36 @@ def assert_equal_paths(model: PreTrainedModel) -> None:
     for new, above, paths in steps:
         for x, y in zip(*(rows.score(new, above) for rows in both), strict=True):
             assert x.shape == y.shape
-            assert_close(x, y, torch.float32)
+            assert_close(x, y, dtype)
         for rows in both:
             rows.keep(paths)
     for rows in both:
         rows.leave(0)
     for x, y in zip(*(rows.score([[9], [8]], [[-1], [-1]]) for rows in both), strict=True):
-        assert_close(x, y, torch.float32)
+        assert_close(x, y, dtype)
 
 
-@pytest.mark.parametrize("halved", [False, True])
-@pytest.mark.parametrize(("family", "changes"), VARIANTS + CHANGED)
-def test_equals_the_generic_path(family: str, changes: dict[str, Any], halved: bool) -> None:
-    model = random_model(family, {"head_dim": 16, **changes})
-    if halved:
+def in_form(model: PreTrainedModel, form: int) -> torch.dtype:
+    """Change a float32 model so that its linear layers will be packed in this form; its dtype."""
+    if form == HALVED:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()
-    assert_equal_paths(model)
+    if form == DOTTED:
+        nn.Module.to(model, torch.bfloat16)
+    return model.dtype
 
 
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", [WHOLE, HALVED, DOTTED])
+@pytest.mark.parametrize(("family", "changes"), VARIANTS + CHANGED)
+def test_equals_the_generic_path(family: str, changes: dict[str, Any], form: int) -> None:
+    model = random_model(family, {"head_dim": 16, **changes})
+    assert_equal_paths(model, in_form(model, form))
+
+
+@pytest.mark.parametrize("form", [WHOLE, DOTTED])
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, form: int) -> None:
     model = random_model("llama", {"head_dim": 16, "hidden_size": 512, "intermediate_size": 700})
+    in_form(model, form)
     pack(model)
     lm = CausalLM(model)
     scores = []
@@ -160,8 +190,10 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(*scores)
 
 
-def test_a_chain_gives_the_bits_of_plain_decoding() -> None:
+@pytest.mark.parametrize("form", [WHOLE, HALVED, DOTTED])
+def test_a_chain_gives_the_bits_of_plain_decoding(form: int) -> None:
     model = random_model("llama", {"head_dim": 16})
+    in_form(model, form)
     pack(model)
     lm = CausalLM(model)
     at_once, one_by_one = lm.open(1, 40), lm.open(1, 40)
@@ -220,7 +252,7 @@ def test_stands_back() -> None:
 
 def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama")
-    nn.Module.to(model, torch.bfloat16)
+    nn.Module.to(model, torch.float16)
     pack(model)
     assert not any(isinstance(m, PanelLinear) for m in model.modules())
     monkeypatch.setattr(panels, "_works", lambda: False)
@@ -232,9 +264,9 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     from foretoken.models import tile
 
-    def wrong(x: Any, x_row: int, k: int, m: int, w: int, halved: bool, y: Any, *rest: Any) -> None:
-        right(x, x_row, k, m, w, halved, y, *rest)
-        if k * (2 if halved else 4) > tile.CHUNK:
+    def wrong(x: Any, x_row: int, k: int, m: int, w: int, form: int, y: Any, *rest: Any) -> None:
+        right(x, x_row, k, m, w, form, y, *rest)
+        if k > 2 * tile.CHUNK:
             y[-1, -1] += 0.1
 
     right = tile.times

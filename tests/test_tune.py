@@ -37,7 +37,7 @@ from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
-from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.panels import HALVED, PanelLinear, pack
 from foretoken.models.parts import parts
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
@@ -539,7 +539,7 @@ def test_the_fingerprint_of_a_packed_model_sees_every_projection(models, rounded
                 weight.data = weight.data.bfloat16().float()
         pack(model)
         lm = CausalLM(model)
-        assert any(isinstance(m, PanelLinear) and m.halved == rounded for m in model.modules())
+        assert any(isinstance(m, PanelLinear) and (m.form == HALVED) == rounded for m in model.modules())
         found.add(fingerprint(lm))
     assert len(found) == 3
 

@@ -1,4 +1,4 @@
-"""The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights, float32 on a CPU."""
+"""The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights on a CPU; all but products in float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ class EagleKernel(KernelLayers):
         super().__init__(
             list(head.layers), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
         )
-        self.enter, self.fc = fc, (fc.panels.ctypes.data, fc.halved, bias_of(fc))
+        self.enter, self.fc = fc, (fc.address, fc.form, bias_of(fc))
         self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
         self.blocks: list[list[PanelLinear]] = _blocks(head)  # the addresses below point into their panels
         self.mlps = _addresses(self.blocks)
@@ -39,7 +39,7 @@ class EagleKernel(KernelLayers):
         if type(table) is nn.Embedding and isinstance(last, PanelLinear) and _plain(target):
             self.embedding, self.unembedding = array(table.weight), last
             bias = np.zeros(0, np.float32) if last.bias is None else bias_of(last)
-            self.last = (last.panels.ctypes.data, last.halved, bias, np.float32(head.feature_scale))
+            self.last = (last.address, last.form, bias, np.float32(head.feature_scale))
 
 
 class EagleSlots(KernelSlots):
@@ -55,7 +55,7 @@ class EagleSlots(KernelSlots):
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
         """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
-        x = self.layers.enter(torch.cat((embedded, states), -1))
+        x = self.layers.enter(torch.cat((embedded.float(), states.float()), -1))
         self.run(x.view(-1, x.shape[-1]).numpy(), positions.reshape(-1), {"": mask})
         return x
 
@@ -65,7 +65,7 @@ class EagleSlots(KernelSlots):
 
         n, d = first.shape
         out = np.empty((n, len(self.layers.mlps[0]), d), np.float32)
-        parallel(torch.cat((first, second), -1).numpy(), self.layers.mlps, out, use_threads())
+        parallel(torch.cat((first, second), -1).float().numpy(), self.layers.mlps, out, use_threads())
         return torch.from_numpy(out)
 
     @property
@@ -86,7 +86,7 @@ class EagleSlots(KernelSlots):
         factor, q, tokens = chain_outputs(levels, k.unembedding.out_features, temperature)
         made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
         done = draft_head_chain(
-            np.array(read), states.numpy(), row, *self._chain(read, start, k.embedding), k.fc, k.serial, k.mlps, k.last,
+            np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.fc, k.serial, k.mlps, k.last,
             u.numpy(), factor, floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
@@ -113,10 +113,10 @@ def _blocks(head: Eagle) -> list[list[PanelLinear]]:
 def _addresses(mlps: list[list[PanelLinear]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What kernel_chain.parallel takes."""
     blocks, d = (len(mlps[0]), mlps[0][0].out_features) if mlps else (0, 0)
-    addresses, halves = np.zeros((len(mlps), blocks), np.int64), np.zeros((len(mlps), blocks), bool)
+    addresses, forms = np.zeros((len(mlps), blocks), np.int64), np.zeros((len(mlps), blocks), np.int64)
     biases = np.ones((len(mlps), blocks, 2 * d), np.float32)
     for j, mlp in enumerate(mlps):
-        addresses[j] = [linear.panels.ctypes.data for linear in mlp]
-        halves[j] = [linear.halved for linear in mlp]
+        addresses[j] = [linear.address for linear in mlp]
+        forms[j] = [linear.form for linear in mlp]
         biases[j, :, :d] = [bias_of(linear) for linear in mlp]
-    return addresses, halves, biases
+    return addresses, forms, biases

@@ -13,20 +13,20 @@ from foretoken.models.tile import machine_code, times
 def _parallel(both, mlps, out, threads):  # type: ignore[no-untyped-def]
     """out [n, j, d] = the states that MLP j makes of each of both [n, 2d], by the first MLPs.
 
-    mlps: addresses, halved [mlps, blocks], and biases [mlps, blocks, 2d], each followed by ones.
+    mlps: addresses, forms [mlps, blocks], and biases [mlps, blocks, 2d], each followed by ones.
     """
-    addresses, halves, biases = mlps
+    addresses, forms, biases = mlps
     n, count, d = out.shape
     x, more = np.empty((n, d), np.float32), np.empty((n, d), np.float32)
     y = np.zeros((n, 2 * d), np.float32)  # its right half stays 0: silu(left) is multiplied by 0 + 1
     for j in range(count):
         for block in range(addresses.shape[1]):
-            w, halved = addresses[j, block], halves[j, block]
+            w, form = addresses[j, block], forms[j, block]
             if block == 0:
-                times(both, 2 * d, 2 * d, n, w, halved, y, 0, 2 * d, d, threads)
+                times(both, 2 * d, 2 * d, n, w, form, y, 0, 2 * d, d, threads)
                 gate(y, d, biases[j, block], x)
             else:
-                times(x, d, d, n, w, halved, y, 0, 2 * d, d, threads)
+                times(x, d, d, n, w, form, y, 0, 2 * d, d, threads)
                 gate(y, d, biases[j, block], more)
                 x += more
         out[:, j] = x
@@ -36,10 +36,10 @@ parallel = machine_code(_parallel)
 
 
 def _scores(states, last, logits, threads):  # type: ignore[no-untyped-def]
-    """logits [n, v] of the target's LM head on states [n, d]. last: its address, halved, bias, the states' factor."""
-    address, halved, bias, scale = last
+    """logits [n, v] of the target's LM head on states [n, d]. last: its address, form, bias, the states' factor."""
+    address, form, bias, scale = last
     (n, d), v = states.shape, logits.shape[1]
-    times(states * scale, d, d, n, address, halved, logits, 0, v, v, threads)
+    times(states * scale, d, d, n, address, form, logits, 0, v, v, threads)
     shift(logits, bias)
 
 
@@ -53,10 +53,10 @@ def _draft_head_chain(
     """As `draft_chain`. states [len(read), d]: what the first forward takes beside its tokens; the next ones take the
     state made at the token before. Levels from `serial` on are those of `mlps`, on the states behind the first two.
 
-    fc: address, halved, bias. last: as `scores` takes it. made: the states of the nodes that forwards were run on.
+    fc: address, form, bias. last: as `scores` takes it. made: the states of the nodes that forwards were run on.
     """
-    bare, norms, head_norms, addresses, halves, biases = weights
-    fc_address, fc_halved, fc_bias = fc
+    bare, norms, head_norms, addresses, forms, biases = weights
+    fc_address, fc_form, fc_bias = fc
     d, levels = embedding.shape[1], len(tokens)
     all_logits = np.empty((max(1, levels - serial), q.shape[1]), np.float32)  # one serial level, or all parallel ones
     logits = all_logits[:1]
@@ -70,13 +70,13 @@ def _draft_head_chain(
             for i in range(m):
                 both[i, :d] = embedding[read[i]]
                 both[i, d:] = states[i]
-            times(both, 2 * d, 2 * d, m, fc_address, fc_halved, x, 0, d, d, threads)
+            times(both, 2 * d, 2 * d, m, fc_address, fc_form, x, 0, d, d, threads)
             shift(x, fc_bias)
             positions = np.arange(used, used + m)
             used, done = used + m, done + m
             forward(
                 x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used, low, cos, sin, sizes,
-                eps, head_eps, scale, bare, norms, head_norms, addresses, halves, biases, threads,
+                eps, head_eps, scale, bare, norms, head_norms, addresses, forms, biases, threads,
             )  # fmt: skip
             states = x[m - 1 :]
             if level < 2:

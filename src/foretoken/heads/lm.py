@@ -12,12 +12,12 @@ from foretoken.heads.make import Head
 from foretoken.heads.rows import HeadRows
 from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.heads.serial_rows import GumihoRows, SerialRows
-from foretoken.models.panels import pack_linears
+from foretoken.models.panels import PACKED, pack_linears
 
 
 def ready(head: Head, name: str) -> "HeadLM":
     """A head for drafting alone, its weights packed where that is faster; it cannot be trained or saved any more."""
-    if head.target.device.type == "cpu" and head.target.dtype == torch.float32:
+    if head.target.device.type == "cpu" and head.target.dtype in PACKED:
         pack_linears(head)
     return HeadLM(head, name, eagle_kernel(head) if isinstance(head, Eagle) else None)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numba import prange
 
 from foretoken.core.vectors import LANES, softmax_row
+from foretoken.models.panels import WHOLE
 from foretoken.models.tile import PANEL, gate_row, machine_code, strip, times
 
 QUERIES = 48  # queries that share one block of scores
@@ -114,7 +115,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
             columns = min(PANEL, wide - at)
             here = key_at + 4 * at * dim
             after = here + 4 * PANEL * dim if rows > 2 else 0  # one or two rows wait for memory anyway
-            strip(columns, flat_queries, 0, dim, 1, rows, here, PANEL, dim, False, flat_scores, at, wide, True, after)
+            strip(columns, flat_queries, 0, dim, rows, here, PANEL, dim, WHOLE, flat_scores, at, wide, True, after)
         if mask.shape[3] > 0:
             for i in range(count):
                 for r in range(rep):
@@ -124,7 +125,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
         for at in range(0, dim, PANEL):
             columns = min(PANEL, dim - at)
             here = value_at + 4 * at
-            strip(columns, flat_scores, 0, wide, 1, rows, here, dim, used, False, flat_results, at, dim, True, 0)
+            strip(columns, flat_scores, 0, wide, rows, here, dim, used, WHOLE, flat_results, at, dim, True, 0)
         for i in range(count):
             for r in range(rep):
                 for j in range(dim):
@@ -150,11 +151,11 @@ attend_all = machine_code(_attend_all)
 
 def _forward(
     x, positions, first_row, slots, keys, values, masks, layer_mask, used, low, cos, sin, sizes, eps, head_eps, scale,
-    bare, norms, head_norms, addresses, halves, biases, threads
+    bare, norms, head_norms, addresses, forms, biases, threads
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Run x [batch * n, d] through every layer, in place; keys and values of the nodes go to `slots` [batch, n].
 
-    sizes: query heads, key heads, dim, channels of the MLP, those in multiples of 16. addresses, halves [layers, 7]:
+    sizes: query heads, key heads, dim, channels of the MLP, those in multiples of 16. addresses, forms [layers, 7]:
     panels of q, k, v, out, gate, up, down. biases: q|k|v, out, gate|up, down [layers, ...]. norms [layers, 2, d];
     head_norms [layers, 2, dim], or none. bare [layers]: attention reads x without the first norm.
     """
@@ -166,14 +167,14 @@ def _forward(
     qkv, mixed = np.empty((m, heads * dim), np.float32), np.empty((m, of_q), np.float32)
     gated, inner = np.zeros((m, 2 * wide), np.float32), np.empty((m, wide), np.float32)
     for layer in range(addresses.shape[0]):
-        w, halved = addresses[layer], halves[layer]
+        w, form = addresses[layer], forms[layer]
         if bare[layer]:
             y[:] = x
         else:
             norm(x, norms[layer, 0], eps, y)
-        times(y, d, d, m, w[0], halved[0], qkv, 0, heads * dim, of_q, threads)
-        times(y, d, d, m, w[1], halved[1], qkv, of_q, heads * dim, of_k, threads)
-        times(y, d, d, m, w[2], halved[2], qkv, of_q + of_k, heads * dim, of_k, threads)
+        times(y, d, d, m, w[0], form[0], qkv, 0, heads * dim, of_q, threads)
+        times(y, d, d, m, w[1], form[1], qkv, of_q, heads * dim, of_k, threads)
+        times(y, d, d, m, w[2], form[2], qkv, of_q + of_k, heads * dim, of_k, threads)
         shift(qkv, biases[0][layer])
         if head_norms.shape[0] > 0:
             head_norm(qkv, 0, query_heads, dim, head_norms[layer, 0], head_eps)
@@ -196,25 +197,25 @@ def _forward(
             attend_threads(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
         else:
             attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
-        times(mixed, of_q, of_q, m, w[3], halved[3], back, 0, d, d, threads)
+        times(mixed, of_q, of_q, m, w[3], form[3], back, 0, d, d, threads)
         add(x, back, biases[1][layer])
         norm(x, norms[layer, 1], eps, y)
-        times(y, d, d, m, w[4], halved[4], gated, 0, 2 * wide, width, threads)
-        times(y, d, d, m, w[5], halved[5], gated, wide, 2 * wide, width, threads)
+        times(y, d, d, m, w[4], form[4], gated, 0, 2 * wide, width, threads)
+        times(y, d, d, m, w[5], form[5], gated, wide, 2 * wide, width, threads)
         gate(gated, wide, biases[2][layer], inner)
-        times(inner, wide, width, m, w[6], halved[6], back, 0, d, d, threads)
+        times(inner, wide, width, m, w[6], form[6], back, 0, d, d, threads)
         add(x, back, biases[3][layer])
 
 
 forward = machine_code(_forward)
 
 
-def _head(x, weight, eps, w, halved, bias, y, threads):  # type: ignore[no-untyped-def]
+def _head(x, weight, eps, w, form, bias, y, threads):  # type: ignore[no-untyped-def]
     """Logits y [m, vocabulary] from the states after the last layer."""
     m, d = x.shape
     normed = np.empty_like(x)
     norm(x, weight, eps, normed)
-    times(normed, d, d, m, w, halved, y, 0, y.shape[1], y.shape[1], threads)
+    times(normed, d, d, m, w, form, y, 0, y.shape[1], y.shape[1], threads)
     shift(y, bias)
 
 

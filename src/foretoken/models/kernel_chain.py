@@ -45,10 +45,10 @@ def _draft_chain(
 
     read: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
     masks: of the first forward; none: of the others.
-    weights: bare .. biases as `forward` takes them; last: final norm, address and halved of the head, its bias.
+    weights: bare .. biases as `forward` takes them; last: final norm, address and form of the head, its bias.
     """
-    bare, norms, head_norms, addresses, halves, biases = weights
-    norm, head_address, head_halved, head_bias = last
+    bare, norms, head_norms, addresses, forms, biases = weights
+    norm, head_address, head_form, head_bias = last
     logits = np.empty((1, q.shape[1]), np.float32)
     untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
     used, sure = start, 1.0
@@ -60,9 +60,9 @@ def _draft_chain(
         used += len(read)
         forward(
             x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used, low, cos, sin, sizes, eps,
-            head_eps, scale, bare, norms, head_norms, addresses, halves, biases, threads,
+            head_eps, scale, bare, norms, head_norms, addresses, forms, biases, threads,
         )  # fmt: skip
-        head(x[len(x) - 1 :], norm, eps, head_address, head_halved, head_bias, logits, threads)
+        head(x[len(x) - 1 :], norm, eps, head_address, head_form, head_bias, logits, threads)
         sure = choose(logits, factor, u[level, 0], level, sure, floor, untempered, q, tokens)
         if sure < 0:
             return 0

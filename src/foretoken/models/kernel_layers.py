@@ -50,8 +50,8 @@ class KernelLayers:
             self.head_eps = np.float32(attention.q_norm.variance_epsilon)
         linears = [_linears(x) for x in layers]
         self.panels = [linear.panels for row in linears for linear in row]  # the addresses below point into these
-        self.addresses = np.array([[linear.panels.ctypes.data for linear in row] for row in linears])
-        self.halves = np.array([[linear.halved for linear in row] for row in linears])
+        self.addresses = np.array([[linear.address for linear in row] for row in linears])
+        self.forms = np.array([[linear.form for linear in row] for row in linears])
         self.biases = (
             np.stack([np.concatenate([bias_of(p) for p in row[:3]]) for row in linears]),
             np.stack([bias_of(row[3]) for row in linears]),
@@ -132,7 +132,7 @@ class KernelSlots:
             self._of[wanted] = [
                 (
                     part.start, self.keys[part], self.values[part], k.kind_of_layer[part],
-                    (k.bare[part], k.norms[part], k.head_norms[part], k.addresses[part], k.halves[part],
+                    (k.bare[part], k.norms[part], k.head_norms[part], k.addresses[part], k.forms[part],
                      tuple(bias[part] for bias in k.biases)),
                 )
                 for part in parts
@@ -162,7 +162,7 @@ def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:
 
 
 def array(parameter: Tensor) -> np.ndarray:
-    return parameter.detach().numpy()
+    return parameter.detach().float().numpy()
 
 
 def chain_outputs(levels: int, vocab_size: int, temperature: float) -> tuple[np.float32, np.ndarray, np.ndarray]:

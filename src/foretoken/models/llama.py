@@ -24,6 +24,7 @@ from transformers import (
 from foretoken.core.shapes import Float, Int
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL, FeatureStore
+from foretoken.models.panels import PanelLinear
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -39,8 +40,11 @@ def llama_forward(model: PreTrainedModel, positions: int) -> "LlamaForward | Non
 
 
 def is_plain_llama(model: PreTrainedModel, linear: type[nn.Module]) -> bool:
-    """Whether `model` computes as its class does in float32 on a CPU, its linear layers all being of class `linear`."""
-    if type(model) not in FAMILY or model.device.type != "cpu" or model.dtype != torch.float32:
+    """Whether `model` computes as its class does on a CPU, its linear layers all being of class `linear`: in float32,
+    or, packed, in bfloat16."""
+    if type(model) not in FAMILY or model.device.type != "cpu":
+        return False
+    if model.dtype != torch.float32 and not (model.dtype == torch.bfloat16 and linear is PanelLinear):
         return False
     config: Any = model.config
     if config.hidden_act != "silu" or config.rope_parameters.get("rope_type") not in STATIC_ROPE:

@@ -1,4 +1,4 @@
-"""The Llama family over packed weights: embedding, layers and LM head, float32 on a CPU."""
+"""The Llama family over packed weights: embedding, layers and LM head on a CPU; all but products in float32."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ class LlamaKernel:
         self.norm = array(inner.norm.weight)
         head: Any = model.get_output_embeddings()
         self.head: PanelLinear = head
-        self.head_address: int = head.panels.ctypes.data
+        self.head_address = head.address
         self.head_bias = bias_of(head) if head.bias is not None else np.zeros(0, np.float32)
 
     def open(self, batch: int, slots: int) -> "KernelRows":
@@ -70,7 +70,7 @@ class KernelRows(KernelSlots):
         if not head:
             return torch.from_numpy(x).view(b, n, -1)
         y = np.empty((b * n, k.head.out_features), np.float32)
-        loops.head(x, k.norm, eps, k.head_address, k.head.halved, k.head_bias, y, use_threads())
+        loops.head(x, k.norm, eps, k.head_address, k.head.form, k.head_bias, y, use_threads())
         return torch.from_numpy(y.reshape(b, n, -1))
 
     @property
@@ -91,7 +91,7 @@ class KernelRows(KernelSlots):
 
         k = self.kernel
         factor, q, tokens = chain_outputs(len(u), k.head.out_features, temperature)
-        last = (k.norm, k.head_address, k.head.halved, k.head_bias)
+        last = (k.norm, k.head_address, k.head.form, k.head_bias)
         done = draft_chain(
             np.array(read), row, *self._chain(read, start, k.embedding), last, u.numpy(), factor, floor, use_threads(),
             q, tokens,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.panels import PanelLinear
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class TargetParts:
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """The target's logits from states after its final norm."""
-        out = self.unembedding(states.to(self.dtype)) * self.logit_scale
+        packed = isinstance(self.unembedding, PanelLinear)  # which rounds by itself, and answers in what it is asked in
+        out = self.unembedding(states if packed else states.to(self.dtype)) * self.logit_scale
         return out if self.softcap is None else self.softcap * torch.tanh(out / self.softcap)
 
     def angles(self, positions: Int[Tensor, "..."]) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:

@@ -1,11 +1,14 @@
 """Machine code for few rows times a large matrix on a CPU, and the small loops around it.
 
-A matrix [out, in] is kept as panels [out / 64, in, 64]: what one pass needs lies in one stretch of memory. A tile is R
-rows times 16 U columns whose sums stay in vector registers while the panel streams by, so a weight is read once for up
-to six rows. Several rows take a panel in chunks that the first cache holds for all of them, and the next chunk is
-fetched while this one is used: else the processor waits for memory and computes in turn. Weights may be stored as the
-upper half of their float32 (bfloat16): they are widened in a register, which halves the memory traffic and changes
-nothing where the lower half is zero.
+A matrix [out, in] is kept as panels [out / 64, words, 64] of 32 bits: what one pass needs lies in one stretch of
+memory. A tile is R rows times 16 U columns whose sums stay in vector registers while the panel streams by, so a weight
+is read once for up to six rows. Several rows take a panel in chunks that the first cache holds for all of them, and the
+next chunk is fetched while this one is used: else the processor waits for memory and computes in turn.
+
+A word is a float32 weight (WHOLE), or two bfloat16 weights of one column, k even and odd. Those are widened in a
+register (HALVED), which halves the memory traffic and changes nothing where the lower halves of the float32 weights are
+zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute in it: then one instruction adds both
+products of a word to a float32 sum, where the processor has it.
 
 Every sum runs over k in order, whatever the number of rows: a row's result does not depend on the rows beside it.
 Imports numba, so it is itself imported where it is first needed.
@@ -18,17 +21,22 @@ from inspect import unwrap
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from foretoken.core.vectors import LANES, exp, lanes_at, load
+from foretoken.models.panels import COLUMNS as PANEL
+from foretoken.models.panels import DOTTED, HALVED, WHOLE
 
-PANEL = 64  # columns of a panel
-CHUNK = 192  # bytes of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
+CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 WORK = 400_000  # multiplications from which a second thread is worth its start
 SUMS = {"reassoc", "contract", "nsz"}  # sums of squares and the like may be reordered; NaN and infinity stay exact
+
+_HOST = binding.get_host_cpu_features()
+DOTS = bool(_HOST.get("avx512bf16"))  # the instruction of DOTTED; elsewhere its rows are rounded and widened again
+WIDE = bool(_HOST.get("avx512f"))  # 32 registers of 16 floats
 
 
 def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = False) -> Callable[..., Any]:
@@ -36,43 +44,49 @@ def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = 
     return njit(cache=True, nogil=True, parallel=parallel, fastmath=SUMS if sums else {"contract"})(unwrap(loop))
 
 
-# Enough sums in flight to hide the latency of one, few enough to stay in 16 registers: (rows, units of 16 columns).
-# Numbered from 1, so that the number of a tile one unit wide is its rows.
-TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (1, 4), (2, 2))
+# Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of 16
+# columns. Where it is a whole panel wide, so many rows need no chunks: one pass reads memory in order.
+ROWS = 6
+WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
+STREAMED = ROWS if WIDE else 1
+TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if units <= WIDEST[rows]]
+FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
 @intrinsic
-def tile(typing: Any, number: Any, halved: Any, fetch: Any, x: Any, x_at: Any, x_row: Any, x_step: Any, w: Any, w_row: Any, k: Any, y: Any, y_at: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
-    """y[r, 16 units] = (0 if fresh else y) + sum over k of x[r, k] w[k, 16 units], for the rows and units of a TILE.
+def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_at: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_at: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
+    """y[r, 16 units] = (0 if fresh else y) + sum over k of x[r, k] w[k, 16 units], for one of TILES: number = rows + 16
+    units.
 
-    w lies at an address, one k every w_row values. With `fetch`, what lies from `ahead` on is fetched into the cache
-    meanwhile, `pace` bytes for every k.
+    w lies at an address, one word of every column every w_row words. x: floats, two for each word if HALVED; bits of
+    two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched into the cache meanwhile, `pace` bytes for
+    every 16 words.
     """
     index, flag = types.intp, types.boolean
     signature = types.void(
-        index, flag, flag, x, index, index, index, index, index, index, y, index, index, flag, index, index
+        index, index, flag, x, index, index, index, index, index, y, index, index, flag, index, index
     )
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        number, halved, fetch, x, x_at, x_row, x_step, w, w_row, length, y, y_at, y_row, fresh, ahead, pace = args
+        number, form, fetch, x, x_at, x_row, w, w_row, length, y, y_at, y_row, fresh, ahead, pace = args
         x_base = b.gep(context.make_array(s.args[3])(context, b, x).data, [x_at])
-        y_base = b.gep(context.make_array(s.args[10])(context, b, y).data, [y_at])
+        y_base = b.gep(context.make_array(s.args[9])(context, b, y).data, [y_at])
         done, none = b.append_basic_block("done"), b.append_basic_block("none")
         size = x_at.type
-        flags = b.add(b.shl(b.zext(halved, size), size(4)), b.shl(b.zext(fetch, size), size(5)))
+        flags = b.add(b.shl(form, size(8)), b.shl(b.zext(fetch, size), size(10)))
         chosen = b.switch(b.add(number, flags), none)
-        for i, (rows, units) in enumerate(TILES, start=1):
-            for half in (False, True):
-                for fetches in (False, True):
-                    if (half or fetches) and rows * units < 3:
-                        continue  # halved weights come in panels; few rows need no fetching
+        for rows, units in TILES:
+            for kind in FORMS:
+                for fetches in (False, True) if rows > 1 else (False,):  # one row needs no fetching
+                    if kind != WHOLE and units < WIDEST[rows]:
+                        continue  # two weights a word come in whole panels
                     block = b.append_basic_block(f"tile_{rows}_{units}")
-                    chosen.add_case(size(i + 16 * half + 32 * fetches), block)
+                    chosen.add_case(size(rows + 16 * units + 256 * kind + 1024 * fetches), block)
                     b.position_at_end(block)
                     at = [b.gep(x_base, [b.mul(x_row, size(r))]) for r in range(rows)]
                     out = [[b.gep(y_base, [b.add(b.mul(y_row, size(r)), size(u * LANES))]) for u in range(units)]
                            for r in range(rows)]  # fmt: skip
-                    _emit(b, half, fetches, at, x_step, w, w_row, length, out, fresh, ahead, pace)
+                    _emit(b, kind, fetches, at, w, w_row, length, out, fresh, ahead, pace)
                     b.branch(done)
         b.position_at_end(none)
         b.unreachable()
@@ -82,16 +96,16 @@ def tile(typing: Any, number: Any, halved: Any, fetch: Any, x: Any, x_at: Any, x
     return signature, generate
 
 
-def _emit(b: Any, halved: bool, fetches: bool, x_rows: list[Any], x_step: Any, w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
+def _emit(b: Any, form: int, fetches: bool, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
     """The instructions of one tile."""
     vector, byte = ir.VectorType(ir.FloatType(), LANES), ir.IntType(8).as_pointer()
-    whole, half = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.IntType(16), LANES)
-    size, width = length.type, 2 if halved else 4
+    whole = ir.VectorType(ir.IntType(32), LANES)
+    size = length.type
     fetch = b.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, *[ir.IntType(32)] * 3])
     )
     zero, undefined = ir.Constant(vector, [0.0] * LANES), ir.Constant(vector, ir.Undefined)
-    w_base = b.inttoptr(w, ir.IntType(8 * width).as_pointer())
+    w_base = b.inttoptr(w, ir.IntType(32).as_pointer())
     places = [[b.bitcast(at, vector.as_pointer()) for at in of_row] for of_row in out]
     sums = []
     for of_row in places:
@@ -100,76 +114,162 @@ def _emit(b: Any, halved: bool, fetches: bool, x_rows: list[Any], x_step: Any, w
             before = b.load(place)
             before.align = 4
             sums[-1].append(cgutils.alloca_once_value(b, b.select(fresh, zero, before)))
+
+    def spread(at: Any, index: Any) -> Any:
+        one = b.insert_element(undefined, b.load(b.gep(at, [index])), ir.IntType(32)(0))
+        return b.shuffle_vector(one, undefined, ir.Constant(whole, [0] * LANES))
+
+    def add(total: Any, x: Any, weight: Any) -> None:
+        b.store(b.fadd(b.load(total), b.fmul(x, weight, flags=("contract",)), flags=("contract",)), total)
+
     with cgutils.for_range(b, length) as loop:
         if fetches:
-            at = b.add(ahead, b.mul(loop.index, pace))
-            b.call(fetch, [b.inttoptr(at, byte), *map(ir.IntType(32), (0, 3, 1))])
-        weights = []
+            units = len(out[0])
+            for u in range(units):
+                passed = b.add(b.mul(loop.index, size(units)), size(u))
+                at = b.inttoptr(b.add(ahead, b.mul(passed, pace)), byte)
+                b.call(fetch, [at, *map(ir.IntType(32), (0, 3, 1))])
         line = b.gep(w_base, [b.mul(loop.index, w_row)])
+        words = []
         for u in range(len(out[0])):
-            part = b.gep(line, [size(u * LANES)])
-            if halved:
-                bits = b.load(b.bitcast(part, half.as_pointer()))
-                bits.align = 2
-                bits = b.shl(b.zext(bits, whole), ir.Constant(whole, [16] * LANES))
-                weights.append(b.bitcast(bits, vector))
-            else:
-                value = b.load(b.bitcast(part, vector.as_pointer()))
-                value.align = 4
-                weights.append(value)
-        step = b.mul(loop.index, x_step)
+            words.append(b.load(b.bitcast(b.gep(line, [size(u * LANES)]), whole.as_pointer())))
+            words[-1].align = 4
+        if form == WHOLE:
+            parts = [[b.bitcast(word, vector) for word in words]]
+        elif form == HALVED:
+            upper = ir.Constant(whole, [0xFFFF0000] * LANES)
+            parts = [
+                [b.bitcast(b.shl(word, ir.Constant(whole, [16] * LANES)), vector) for word in words],
+                [b.bitcast(b.and_(word, upper), vector) for word in words],
+            ]
+        else:
+            parts = []
+            pairs = ir.VectorType(_BFloat(), 2 * LANES)
+            dot = b.module.declare_intrinsic(
+                "llvm.x86.avx512bf16.dpbf16ps.512", (), ir.FunctionType(vector, [vector, pairs, pairs])
+            )
+            for at, of_row in zip(x_rows, sums, strict=True):
+                x = b.bitcast(spread(at, loop.index), pairs)
+                for word, total in zip(words, of_row, strict=True):
+                    b.store(b.call(dot, [b.load(total), x, b.bitcast(word, pairs)]), total)
         for at, of_row in zip(x_rows, sums, strict=True):
-            one = b.insert_element(undefined, b.load(b.gep(at, [step])), ir.IntType(32)(0))
-            spread = b.shuffle_vector(one, undefined, ir.Constant(whole, [0] * LANES))
-            for weight, total in zip(weights, of_row, strict=True):
-                product = b.fmul(spread, weight, flags=("contract",))
-                b.store(b.fadd(b.load(total), product, flags=("contract",)), total)
+            for i, weights in enumerate(parts):  # each sum in the order of k
+                x = spread(at, b.add(b.mul(loop.index, size(len(parts))), size(i)))
+                for weight, total in zip(weights, of_row, strict=True):
+                    add(total, x, weight)
     for of_row, totals in zip(places, sums, strict=True):
         for place, total in zip(of_row, totals, strict=True):
             b.store(b.load(total), place).align = 4
 
 
-def _strip(columns, x, x_at, x_row, x_step, rows, w, w_row, k, halved, y, y_at, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
+class _BFloat(ir.Type):
+    """llvmlite has no such type."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+@intrinsic
+def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any) -> Any:
+    """out: the bits of x[x_at : x_at + 32 count] as bfloat16, two a word."""
+    index = types.intp
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        x, x_at, out, out_at, count = args
+        x_base = b.gep(context.make_array(s.args[0])(context, b, x).data, [x_at])
+        out_base = b.gep(context.make_array(s.args[2])(context, b, out).data, [out_at])
+        many, size = ir.VectorType(ir.FloatType(), 2 * LANES), x_at.type
+        pairs = ir.VectorType(_BFloat(), 2 * LANES)
+        with cgutils.for_range(b, count) as loop:
+            value = load(b, b.bitcast(b.gep(x_base, [b.mul(loop.index, size(2 * LANES))]), many.as_pointer()))
+            place = b.bitcast(b.gep(out_base, [b.mul(loop.index, size(LANES))]), pairs.as_pointer())
+            b.store(b.fptrunc(value, pairs), place).align = 4
+        return context.get_dummy_value()
+
+    return types.void(x, index, out, index, index), generate
+
+
+def _nearest(bits):  # type: ignore[no-untyped-def]
+    """The bits of a float32 rounded to bfloat16, to even from half-way; a NaN stays one."""
+    value = np.int64(bits)
+    if (value & 0x7FFFFFFF) > 0x7F800000:
+        return (value | 0x400000) & 0xFFFF0000
+    return (value + 0x7FFF + ((value >> 16) & 1)) & 0xFFFF0000
+
+
+nearest = machine_code(_nearest)
+
+
+def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
+    """Rows of k floats as a DOTTED product takes them: two bfloat16 a float's bits, or without DOTS in floats."""
+    words = (k + 1) // 2
+    if DOTS:
+        out = np.zeros(m * words, np.float32)
+        bits, words_out = x.view(np.uint32), out.view(np.uint32)
+        many = k // (2 * LANES)
+        for i in range(m):
+            round_row(x, i * x_row, out, i * words, many)
+            for j in range(many * 2 * LANES, k):
+                value = nearest(bits[i * x_row + j])
+                words_out[i * words + j // 2] |= np.uint32(value if j % 2 else value >> 16)
+    else:
+        out = np.zeros(2 * m * words, np.float32)
+        bits, words_out = x.view(np.uint32), out.view(np.uint32)
+        for i in range(m):
+            for j in range(k):
+                words_out[2 * i * words + j] = nearest(bits[i * x_row + j])
+    return out
+
+
+rounded = machine_code(_rounded)
+
+
+def _strip(columns, x, x_at, x_row, rows, w, w_row, words, form, y, y_at, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
     """`rows` rows times `columns` columns, a multiple of 16; see `tile`. ahead: what to fetch, 0: nothing."""
-    size, done, blocks = 2 if halved else 4, 0, (rows + 5) // 6
     fetch = ahead > 0
+    height = 5 if fetch and WIDE and form == HALVED else ROWS  # six rows leave no register for the two halves of a word
+    done, blocks = 0, (rows + height - 1) // height
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
         xs, ys, at = x_at + done * x_row, y_at + done * y_row, 0
         while at < columns:
-            number, width = r, LANES
-            if r == 1 and columns - at >= 4 * LANES:
-                number, width = 7, 4 * LANES
-            elif r == 2 and columns - at >= 2 * LANES:
-                number, width = 8, 2 * LANES
+            units = 4 if WIDE or r == 1 else 2 if r == 2 else 1
+            while units > 1 and units * LANES > columns - at:
+                units //= 2
             # Of the chunk that follows, each pass over this one fetches its share.
-            part, here, pace = block * columns + at, w + at * size, size * width // blocks
-            there = ahead + k * size * part // blocks
-            tile(number, halved, fetch, x, xs, x_row, x_step, here, w_row, k, y, ys + at, y_row, fresh, there, pace)
-            at += width
+            part, here, pace = block * columns + at, w + at * 4, 4 * LANES // blocks
+            there = ahead + words * 4 * part // blocks
+            tile(r + 16 * units, form, fetch, x, xs, x_row, here, w_row, words, y, ys + at, y_row, fresh, there, pace)
+            at += units * LANES
         done += r
 
 
 strip = machine_code(_strip)
 
 
-def _panel(panel, x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    size = 2 if halved else 4
-    at = w + panel * k * PANEL * size
+def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
+    at = w + panel * words * PANEL * 4
     left = width - panel * PANEL
     out, out_at, out_row = y, y_at + panel * PANEL, y_row
     if left < PANEL:
         out, out_at, out_row = np.empty(m * PANEL, np.float32), 0, PANEL
-    if m <= size // 2:  # memory is the bound, and the processor fetches ahead by itself
-        strip(PANEL, x, 0, x_row, 1, m, at, PANEL, k, halved, out, out_at, out_row, True, 0)
+    if m <= (2 if form == WHOLE and not WIDE else STREAMED):  # memory is the bound, and the processor fetches ahead by itself
+        strip(PANEL, x, 0, x_row, m, at, PANEL, words, form, out, out_at, out_row, True, 0)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched
-        pieces = (k * size + CHUNK - 1) // CHUNK
-        chunk = (k + pieces - 1) // pieces
-        for start in range(0, k, chunk):
-            length = min(chunk, k - start)
-            here = at + start * PANEL * size
-            ahead = here + length * PANEL * size
-            strip(PANEL, x, start, x_row, 1, m, here, PANEL, length, halved, out, out_at, out_row, start == 0, ahead)
+        pieces = (words + CHUNK - 1) // CHUNK
+        chunk, per_word = (words + pieces - 1) // pieces, 2 if form == HALVED else 1
+        for start in range(0, words, chunk):
+            length = min(chunk, words - start)
+            here = at + start * PANEL * 4
+            ahead = here + length * PANEL * 4
+            xs = start * per_word
+            strip(PANEL, x, xs, x_row, m, here, PANEL, length, form, out, out_at, out_row, start == 0, ahead)
     if left < PANEL:
         for i in range(m):
             for j in range(left):
@@ -179,32 +279,40 @@ def _panel(panel, x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ig
 panel_product = machine_code(_panel)
 
 
-def _product(x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    """y[y_at + i y_row + j] for i < m, j < width: the rows x[i x_row : i x_row + k] times the panels at address w."""
-    rows, flat = x.reshape(-1), y.reshape(-1)  # one type, so that what they call is compiled once
+def _product(x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
     for panel in range((width + PANEL - 1) // PANEL):
-        panel_product(panel, rows, x_row, k, m, w, halved, flat, y_at, y_row, width)
+        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width)
 
 
-def _product_threads(x, x_row, k, m, w, halved, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    rows, flat = x.reshape(-1), y.reshape(-1)
+def _product_threads(x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
     for panel in prange((width + PANEL - 1) // PANEL):
-        panel_product(panel, rows, x_row, k, m, w, halved, flat, y_at, y_row, width)
+        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width)
 
 
 product = machine_code(_product)
 product_threads = machine_code(_product_threads, parallel=True)
 
 
-def _times(x, x_row, k, m, w, halved, y, y_at, y_row, width, threads):  # type: ignore[no-untyped-def]
-    """`product`, by all threads where that saves more than it costs to start them. threads: None for one thread, which
-    is a type of its own, so that nothing is compiled for more."""
+def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ignore[no-untyped-def]
+    """y[y_at + i y_row + j] for i < m, j < width: the rows x[i x_row : i x_row + k] times the panels at address w.
+
+    By all threads where that saves more than it costs to start them. threads: None for one thread, which is a type of
+    its own, so that nothing is compiled for more. form: of the panels, see PanelLinear.
+    """
+    rows, flat, words = x.reshape(-1), y.reshape(-1), k  # one type, so that what they call is compiled once
+    if form == DOTTED:
+        words = (k + 1) // 2
+        rows = rounded(rows, x_row, k, m)
+        x_row = words if DOTS else 2 * words
+        form = DOTTED if DOTS else HALVED
+    elif form == HALVED:
+        words = k // 2
     if threads is None:
-        product(x, x_row, k, m, w, halved, y, y_at, y_row, width)
+        product(rows, x_row, words, m, w, form, flat, y_at, y_row, width)
     elif m * k * width > WORK:
-        product_threads(x, x_row, k, m, w, halved, y, y_at, y_row, width)
+        product_threads(rows, x_row, words, m, w, form, flat, y_at, y_row, width)
     else:
-        product(x, x_row, k, m, w, halved, y, y_at, y_row, width)
+        product(rows, x_row, words, m, w, form, flat, y_at, y_row, width)
 
 
 times = machine_code(_times)
