@@ -103,3 +103,42 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
 
     index = types.intp
     return types.float64(x, index, types.float32, out, index, index), generate
+
+
+@intrinsic
+def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
+    """x[x_at + j] becomes exp(x - max x) for j < 16 chunks; returns their sum, all in float32.
+
+    The softmax of a row is short of a division by it. NaN where x has NaN or +inf.
+    """
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        single, size = ir.FloatType(), args[1].type
+        vector = ir.VectorType(single, LANES)
+        x, x_at, chunks = args
+        undefined = ir.Constant(vector, ir.Undefined)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+
+        def place(index: Any) -> Any:
+            return lanes_at(context, b, s.args[0], x, b.add(x_at, b.mul(index, size(LANES))))
+
+        best = cgutils.alloca_once_value(b, load(b, place(size(0))))
+        with cgutils.for_range(b, chunks) as loop:
+            value, most = load(b, place(loop.index)), b.load(best)
+            b.store(b.select(b.fcmp_ordered(">", value, most), value, most), best)
+        largest = b.module.declare_intrinsic(
+            f"llvm.vector.reduce.fmax.v{LANES}f32", (), ir.FunctionType(single, [vector])
+        )
+        one = b.insert_element(undefined, b.call(largest, [b.load(best)]), ir.IntType(32)(0))
+        most = b.shuffle_vector(one, undefined, zeros)
+        total = cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * LANES))
+        with cgutils.for_range(b, chunks) as loop:
+            value = exp(b, b.fsub(load(b, place(loop.index)), most))
+            b.store(b.fadd(b.load(total), value), total)
+            b.store(value, place(loop.index)).align = 4
+        added = b.module.declare_intrinsic(
+            f"llvm.vector.reduce.fadd.v{LANES}f32", (), ir.FunctionType(single, [single, vector])
+        )
+        return b.call(added, [single(0.0), b.load(total)], fastmath=("reassoc",))
+
+    return types.float32(x, types.intp, types.intp), generate

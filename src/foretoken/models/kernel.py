@@ -10,7 +10,7 @@ are a multiple of 64 and start as zeros.
 import numpy as np
 from numba import prange
 
-from foretoken.core.vectors import LANES, softmax_row
+from foretoken.core.vectors import LANES, exp_row
 from foretoken.models.panels import WHOLE
 from foretoken.models.tile import PANEL, gate_row, machine_code, strip, times
 
@@ -82,16 +82,17 @@ shift = machine_code(_shift)
 gate = machine_code(_gate)
 
 
-def _softmax(scores, rows, used, low):  # type: ignore[no-untyped-def]
-    """Each row over its first `used` columns, in place; the columns up to the next multiple of 16 become 0."""
+def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
+    """Each row's first `used` scores, in place, become weights whose softmax is shares[i] times them; the columns up to
+    the next multiple of 16 become 0."""
     wide = scores.shape[1]
     for i in range(rows):
         for j in range(used, wide):
             scores[i, j] = low
-        softmax_row(scores, i * wide, np.float32(1.0), scores, i * wide, wide // LANES)
+        shares[i] = np.float32(1.0) / exp_row(scores, i * wide, wide // LANES)
 
 
-softmax = machine_code(_softmax)
+weigh = machine_code(_weigh)
 
 
 def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, out):  # type: ignore[no-untyped-def]
@@ -100,7 +101,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
-    results = np.empty((at_once * rep, dim), np.float32)
+    results, shares = np.empty((at_once * rep, dim), np.float32), np.empty(at_once * rep, np.float32)
     flat_queries, flat_scores, flat_results = queries.reshape(-1), scores.reshape(-1), results.reshape(-1)
     key_at = keys[b, group].ctypes.data
     value_at = values[b, group].ctypes.data
@@ -121,7 +122,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
                 for r in range(rep):
                     for j in range(used):
                         scores[i * rep + r, j] += mask[b, 0, first + i, j]
-        softmax(scores, rows, used, low)
+        weigh(scores, rows, used, low, shares)
         for at in range(0, dim, PANEL):
             columns = min(PANEL, dim - at)
             here = value_at + 4 * at
@@ -129,7 +130,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
         for i in range(count):
             for r in range(rep):
                 for j in range(dim):
-                    out[b * n + first + i, (group * rep + r) * dim + j] = results[i * rep + r, j]
+                    out[b * n + first + i, (group * rep + r) * dim + j] = results[i * rep + r, j] * shares[i * rep + r]
 
 
 attend = machine_code(_attend)

@@ -50,6 +50,7 @@ ROWS = 6
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 STREAMED = ROWS if WIDE else 1
 TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if units <= WIDEST[rows]]
+NEAR, FAR = 1, 2  # the caches into which memory is fetched
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
@@ -59,12 +60,12 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_at: Any, x_r
     units.
 
     w lies at an address, one word of every column every w_row words. x: floats, two for each word if HALVED; bits of
-    two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched into the cache meanwhile, `pace` bytes for
-    every 16 words.
+    two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched meanwhile into the first cache (NEAR) or the
+    second (FAR), `pace` bytes for every 16 words.
     """
     index, flag = types.intp, types.boolean
     signature = types.void(
-        index, index, flag, x, index, index, index, index, index, y, index, index, flag, index, index
+        index, index, index, x, index, index, index, index, index, y, index, index, flag, index, index
     )
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -73,13 +74,13 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_at: Any, x_r
         y_base = b.gep(context.make_array(s.args[9])(context, b, y).data, [y_at])
         done, none = b.append_basic_block("done"), b.append_basic_block("none")
         size = x_at.type
-        flags = b.add(b.shl(form, size(8)), b.shl(b.zext(fetch, size), size(10)))
+        flags = b.add(b.shl(form, size(8)), b.shl(fetch, size(10)))
         chosen = b.switch(b.add(number, flags), none)
         for rows, units in TILES:
             for kind in FORMS:
-                for fetches in (False, True) if rows > 1 else (False,):  # one row needs no fetching
-                    if kind != WHOLE and units < WIDEST[rows]:
-                        continue  # two weights a word come in whole panels
+                for fetches in (0, NEAR, FAR):
+                    if not _used(rows, units, kind, fetches):
+                        continue
                     block = b.append_basic_block(f"tile_{rows}_{units}")
                     chosen.add_case(size(rows + 16 * units + 256 * kind + 1024 * fetches), block)
                     b.position_at_end(block)
@@ -96,7 +97,16 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_at: Any, x_r
     return signature, generate
 
 
-def _emit(b: Any, form: int, fetches: bool, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
+def _used(rows: int, units: int, form: int, fetch: int) -> bool:
+    """Whether `_panel` and attention ask for it: every tile is compiled into whatever calls it."""
+    if units < WIDEST[rows]:  # two weights a word come in whole panels; behind a part of one there is nothing to fetch
+        return form == WHOLE and not fetch
+    if form == WHOLE or not WIDE:
+        return rows > 1 and fetch == NEAR or not fetch
+    return rows > STREAMED // 2 - 1 or not fetch
+
+
+def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
     """The instructions of one tile."""
     vector, byte = ir.VectorType(ir.FloatType(), LANES), ir.IntType(8).as_pointer()
     whole = ir.VectorType(ir.IntType(32), LANES)
@@ -128,7 +138,7 @@ def _emit(b: Any, form: int, fetches: bool, x_rows: list[Any], w: Any, w_row: An
             for u in range(units):
                 passed = b.add(b.mul(loop.index, size(units)), size(u))
                 at = b.inttoptr(b.add(ahead, b.mul(passed, pace)), byte)
-                b.call(fetch, [at, *map(ir.IntType(32), (0, 3, 1))])
+                b.call(fetch, [at, *map(ir.IntType(32), (0, 3 if fetches == NEAR else 2, 1))])
         line = b.gep(w_base, [b.mul(loop.index, w_row)])
         words = []
         for u in range(len(out[0])):
@@ -232,20 +242,22 @@ rounded = machine_code(_rounded)
 
 def _strip(columns, x, x_at, x_row, rows, w, w_row, words, form, y, y_at, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
     """`rows` rows times `columns` columns, a multiple of 16; see `tile`. ahead: what to fetch, 0: nothing."""
-    fetch = ahead > 0
-    height = 5 if fetch and WIDE and form == HALVED else ROWS  # six rows leave no register for the two halves of a word
+    height = 5 if ahead > 0 and WIDE and form == HALVED else ROWS  # six leave no register for the two halves of a word
     done, blocks = 0, (rows + height - 1) // height
+    # The second cache takes more at a time, the first is nearer: which is short depends on the arithmetic of a chunk.
+    fetch = 0 if ahead == 0 or rows == 1 else FAR if WIDE and blocks <= 2 and form != WHOLE else NEAR
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
         xs, ys, at = x_at + done * x_row, y_at + done * y_row, 0
         while at < columns:
-            units = 4 if WIDE or r == 1 else 2 if r == 2 else 1
+            widest = 4 if WIDE or r == 1 else 2 if r == 2 else 1
+            units = widest
             while units > 1 and units * LANES > columns - at:
                 units //= 2
             # Of the chunk that follows, each pass over this one fetches its share.
             part, here, pace = block * columns + at, w + at * 4, 4 * LANES // blocks
             there = ahead + words * 4 * part // blocks
-            tile(r + 16 * units, form, fetch, x, xs, x_row, here, w_row, words, y, ys + at, y_row, fresh, there, pace)
+            tile(r + 16 * units, form, fetch if units == widest else 0, x, xs, x_row, here, w_row, words, y, ys + at, y_row, fresh, there, pace)
             at += units * LANES
         done += r
 
