@@ -95,9 +95,10 @@ def load(
     vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
     both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
     compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and packed
-    weights for others in float32 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there is no kernel
-    of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning tells and
-    the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums.
+    weights for others in float32 and bfloat16 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there
+    is no kernel of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning
+    tells and the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums
+    and, in bfloat16, for what is rounded: the kernel rounds what enters a product and nothing else.
     draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
     by default with verifier randomised on chains, transport on trees.
     profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that was

@@ -1,4 +1,4 @@
-"""The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights on a CPU; all but products in float32."""
+"""The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights on a CPU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -86,8 +86,8 @@ class EagleSlots(KernelSlots):
         factor, q, tokens = chain_outputs(levels, k.unembedding.out_features, temperature)
         made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
         done = draft_head_chain(
-            np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.fc, k.serial, k.mlps, k.last,
-            u.numpy(), factor, floor, use_threads(), q, tokens, made,
+            np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.fc, k.serial,
+            k.mlps, k.last, u.numpy(), factor, floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
 

@@ -36,7 +36,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The dtype asked for; else bfloat16 on an accelerator and float32 on a CPU, where it is the fastest for trees."""
+    """The dtype asked for; else bfloat16 on an accelerator and float32 on a CPU, where not every one has its units."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if isinstance(dtype, torch.dtype):

@@ -44,8 +44,8 @@ def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = 
     return njit(cache=True, nogil=True, parallel=parallel, fastmath=SUMS if sums else {"contract"})(unwrap(loop))
 
 
-# Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of 16
-# columns. Where it is a whole panel wide, so many rows need no chunks: one pass reads memory in order.
+# Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
+# 16 columns. Where it is a whole panel wide, so many rows need no chunks: one pass reads memory in order.
 ROWS = 6
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 STREAMED = ROWS if WIDE else 1
@@ -60,8 +60,8 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_at: Any, x_r
     units.
 
     w lies at an address, one word of every column every w_row words. x: floats, two for each word if HALVED; bits of
-    two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched meanwhile into the first cache (NEAR) or the
-    second (FAR), `pace` bytes for every 16 words.
+    two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched meanwhile into the first cache (NEAR) or
+    the second (FAR), `pace` bytes for every 16 words.
     """
     index, flag = types.intp, types.boolean
     signature = types.void(
@@ -102,8 +102,8 @@ def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     if units < WIDEST[rows]:  # two weights a word come in whole panels; behind a part of one there is nothing to fetch
         return form == WHOLE and not fetch
     if form == WHOLE or not WIDE:
-        return rows > 1 and fetch == NEAR or not fetch
-    return rows > STREAMED // 2 - 1 or not fetch
+        return (rows > 1 and fetch == NEAR) or not fetch
+    return rows > 2 or not fetch  # in chunks go seven rows and more, in nearly equal parts
 
 
 def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
@@ -257,7 +257,9 @@ def _strip(columns, x, x_at, x_row, rows, w, w_row, words, form, y, y_at, y_row,
             # Of the chunk that follows, each pass over this one fetches its share.
             part, here, pace = block * columns + at, w + at * 4, 4 * LANES // blocks
             there = ahead + words * 4 * part // blocks
-            tile(r + 16 * units, form, fetch if units == widest else 0, x, xs, x_row, here, w_row, words, y, ys + at, y_row, fresh, there, pace)
+            does = fetch if units == widest else 0
+            number, into = r + 16 * units, ys + at
+            tile(number, form, does, x, xs, x_row, here, w_row, words, y, into, y_row, fresh, there, pace)
             at += units * LANES
         done += r
 
@@ -271,7 +273,8 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
     out, out_at, out_row = y, y_at + panel * PANEL, y_row
     if left < PANEL:
         out, out_at, out_row = np.empty(m * PANEL, np.float32), 0, PANEL
-    if m <= (2 if form == WHOLE and not WIDE else STREAMED):  # memory is the bound, and the processor fetches ahead by itself
+    streamed = 2 if form == WHOLE and not WIDE else STREAMED
+    if m <= streamed:  # memory is the bound, and the processor fetches ahead by itself
         strip(PANEL, x, 0, x_row, m, at, PANEL, words, form, out, out_at, out_row, True, 0)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched
         pieces = (words + CHUNK - 1) // CHUNK
