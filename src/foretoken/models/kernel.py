@@ -95,8 +95,15 @@ def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
 weigh = machine_code(_weigh)
 
 
-def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, out):  # type: ignore[no-untyped-def]
-    """Attention of the n nodes of row b with key head `group`: out[:, query heads of the group]."""
+def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
+    """Attention of the n nodes of row b with key head `group`: out[:, query heads of the group].
+
+    filled: slots of the longest row; this one's end behind its own last node. Padding writes beyond all of them.
+    """
+    used = 1
+    for i in range(n):
+        if used <= slots[b, i] < filled:
+            used = slots[b, i] + 1
     wide = (used + LANES - 1) // LANES * LANES
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
@@ -136,14 +143,14 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, used, low, ou
 attend = machine_code(_attend)
 
 
-def _attend_threads(qkv, batch, n, key_heads, rep, dim, scale, keys, values, mask, used, low, out):  # type: ignore[no-untyped-def]
+def _attend_threads(qkv, batch, n, key_heads, rep, dim, scale, keys, values, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
     for job in prange(batch * key_heads):
-        attend(qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, mask, used, low, out)
+        attend(qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, mask, slots, used, low, out)
 
 
-def _attend_all(qkv, batch, n, key_heads, rep, dim, scale, keys, values, mask, used, low, out):  # type: ignore[no-untyped-def]
+def _attend_all(qkv, batch, n, key_heads, rep, dim, scale, keys, values, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
     for job in range(batch * key_heads):
-        attend(qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, mask, used, low, out)
+        attend(qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, mask, slots, used, low, out)
 
 
 attend_threads = machine_code(_attend_threads, parallel=True)
@@ -193,11 +200,11 @@ def _forward(
                         of_values[b, h, slot, j] = qkv[b * n + i, at + of_k + j]
         mask = masks[layer_mask[layer]]
         if threads is None:
-            attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
+            attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, slots, used, low, mixed)
         elif m * used > SPREAD:
-            attend_threads(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
+            attend_threads(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, slots, used, low, mixed)
         else:
-            attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, used, low, mixed)
+            attend_all(qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, mask, slots, used, low, mixed)
         times(mixed, of_q, of_q, m, w[3], form[3], back, 0, d, d, threads)
         add(x, back, biases[1][layer])
         norm(x, norms[layer, 1], eps, y)
