@@ -51,9 +51,8 @@ def check(model: PreTrainedModel, rows: Rows, batch: int) -> None:
             committed[0] = committed.pop()
             batch -= 1
         for row, ids in enumerate(committed):
-            torch.testing.assert_close(
-                rows.features(row), plain_states(model, ids), rtol=0, atol=TOLERANCE[torch.float32]
-            )
+            tolerance = TOLERANCE[model.dtype]
+            torch.testing.assert_close(rows.features(row), plain_states(model, ids), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((family, 3) for family in FAMILIES)])
@@ -71,11 +70,12 @@ def test_direct_llama(family: str, batch: int) -> None:
     check(model, rows, batch)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("family", "batch"), [("llama", 1), ("qwen2_sliding", 3), ("qwen3", 3)])
-def test_kernel(family: str, batch: int) -> None:
-    changes = {"head_dim": 16}
-    packed = tiny(family, random_weights=True, **changes)
-    model = tiny(family, random_weights=True, **changes)
+def test_kernel(family: str, batch: int, dtype: torch.dtype) -> None:
+    packed, model = [tiny(family, random_weights=True, head_dim=16) for _ in range(2)]
+    for each in (packed, model):
+        torch.nn.Module.to(each, dtype)
     pack(packed)
     rows = CausalLM(packed).open(batch, 60, LAYERS)
     assert isinstance(rows._kernel, KernelRows)

@@ -44,7 +44,7 @@ class FeatureStore:
                 if self._at is None:
                     place.copy_(states)
                 else:
-                    place.index_put_(self._at, states)
+                    place.index_put_(self._at, states.to(place.dtype))
 
     @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
