@@ -19,7 +19,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
-from foretoken.trees.budget import ADVANCE, CAP, BudgetTree
+from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree
 from foretoken.trees.budget_fast import share_loop, spend_loop
 from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, START, STEP, STEPS, Forecast, Gain
 from foretoken.verify import VERIFIERS
@@ -86,25 +86,27 @@ def test_the_account_bounds_the_expected_nodes_and_the_cap_every_tree(
     """Two trees one after the other, every outcome of both; what is booked is what nodes are expected."""
     policy = replace(EAGER, budget=budget, hub=True)
     case = table_decoding(VERIFIERS["transport"], family, policy, 2, sampling=Sampling(temperature=temperature))
-    accounts, nodes = {0.0: 1.0}, 0.0
+    accounts, nodes = {None: 1.0}, 0.0
     for t in (1, 2):
-        after: dict[float, float] = defaultdict(float)
+        after: dict[Account | None, float] = defaultdict(float)
         for past, prob in accounts.items():
             found = trees(case, (0, t % 2), past)
             assert sum(p for *_, p in found) == pytest.approx(1)
-            expected = sum(p * tree.num_drafted for tree, _, p in found)
-            assert sum(p * saved for _, saved, p in found) == pytest.approx(past + budget - expected, abs=1e-9)
+            expected, saved = sum(p * tree.num_drafted for tree, _, p in found), past.saved if past else 0.0
+            assert sum(p * left.saved for _, left, p in found) == pytest.approx(saved + budget - expected, abs=1e-9)
             assert max(len(tree) for tree, *_ in found) <= policy.max_nodes
             assert max(sum(len(s.draws) for s in tree.siblings if s) for tree, *_ in found) <= CAP * budget
             nodes += prob * expected
-            for _, saved, p in found:
-                after[round(saved, 9)] += prob * p
+            for _, left, p in found:
+                after[Account(round(left.saved, 9), round(left.spent, 9), round(left.foreseen, 9))] += prob * p
         accounts = after
-        assert min(accounts) >= -ADVANCE * budget - 1e-9
+        assert min(left.saved for left in accounts if left is not None) >= -ADVANCE * budget - 1e-9
         assert nodes <= (t + ADVANCE) * budget + 1e-9
 
 
-def drawn(policy: BudgetTree, widths: torch.Tensor, past: float | None, rng: torch.Generator) -> tuple[int, float]:
+def drawn(
+    policy: BudgetTree, widths: torch.Tensor, past: Account | None, rng: torch.Generator
+) -> tuple[int, Account]:
     """(nodes of one tree, account after it); every node's q is one of 200 random logits over a width of `widths`."""
     states, level = [policy.root(past)], [0]
     while level := policy.select(states, level[0]):
@@ -132,10 +134,10 @@ def test_a_text_spends_its_budget_and_easy_stretches_more_of_it(joint: bool) -> 
     easy, hard = torch.tensor([6.0, 20.0], dtype=torch.float64), torch.tensor([2.0, 4.0], dtype=torch.float64)
     counts, booked = [], 0.0
     for t in range(60):
-        before = past or 0.0
+        before = past.saved if past else 0.0
         number, past = drawn(policy, hard if t // 6 % 2 else easy, past, rng)
         counts.append(number)
-        booked += policy.budget + before - past
+        booked += policy.budget + before - past.saved
         assert booked <= (t + 1 + ADVANCE) * policy.budget + 1e-9
     assert 0.8 * policy.budget <= np.mean(counts) <= 1.05 * policy.budget
     stretches = np.array(counts).reshape(5, 2, 6).mean((0, 2))
@@ -144,15 +146,18 @@ def test_a_text_spends_its_budget_and_easy_stretches_more_of_it(joint: bool) -> 
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_a_tree_may_cost_depends_on_the_past_alone() -> None:
-    """Whatever is drawn, the root's law is the same; the fuller the account, the more nodes."""
+    """Whatever is drawn, the root's law is the same; the fuller the account, the more nodes, and the more the text's
+    trees have cost beside what was foreseen, the fewer."""
     case = table_decoding(VERIFIERS["transport"], IID, BudgetTree(2, depth=4, most_draws=2), 3)
     expected = []
-    for past in (-4.0, 0.0, 4.0):
+    accounts = [Account(-4, 4, 4), Account(0, OFF * 4, 4), Account(0, 4, 4), Account(0, 4, OFF * 4), Account(4, 4, 4)]
+    for past in accounts:
         found = trees(case, past=past)
         roots = [tree.siblings[0] for tree, *_ in found]
         assert len({None if root is None else root.law for root in roots}) == 1
         expected.append(sum(prob * tree.num_drafted for tree, _, prob in found))
-    assert expected[0] < expected[1] < expected[2]
+    assert expected[0] < expected[2] < expected[4]
+    assert expected[1] < expected[2] < expected[3]
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -171,7 +176,7 @@ def test_whole_decodings_with_an_account_have_the_targets_law(name: str, family:
     assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
     assert accepted > 0.1
     assert len(pasts) > 2
-    assert min(past for past in pasts if past is not None) < 0  # ahead of its account
+    assert min(past.saved for past in pasts if past is not None) < 0  # ahead of its account
 
 
 class Pairs(BudgetTree):

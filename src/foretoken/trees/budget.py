@@ -12,8 +12,9 @@ docs/trees.md the reasons).
 Budget. Let e_l be the expected number of distinct draws of level l, given all before it, and e = e_1 + e_2 + .. of a
 tree. An account books N - e for every tree of a text. It may be overdrawn by ADVANCE * N, never by more: after t trees
 e summed over them is at most (t + ADVANCE) N, and the nodes drawn minus that sum is a martingale. So E[nodes of the
-first t trees] <= (t + ADVANCE) N exactly. lam is the one at which a typical tree costs N and a share of the account: it
-depends on earlier trees alone. Where a tree would cost more than the account gives, lam rises with its levels.
+first t trees] <= (t + ADVANCE) N exactly. lam is the one at which a typical tree costs N and a share of the account, if
+trees go on costing as much of what was foreseen as the text's trees did: it depends on earlier trees alone. Where a tree
+would cost more than the account gives, lam rises with its levels.
 Hard cap: the number of DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ever dropped after
 it was drawn.
 """
@@ -48,13 +49,27 @@ ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
 ADVANCE = 2.0  # budgets that a text may be ahead of its account
 MOST_SAVED = 2.0  # budgets: what earlier trees left unspent, as one cut short does, is kept up to here
 EVENED = 4.0  # trees over which the account is evened out
+SURE, OLDER = 2.0, 0.9  # trees by which the forecast is trusted, and what each counts when the next one has come
+OFF = 2.0  # times by which the forecast may be off
+
+
+@dataclass(frozen=True)
+class Account:
+    """Of a text before its next tree. saved: expected nodes that its trees left of N each; spent, foreseen: those that
+    they cost and should have cost at the lowest price of each, older ones counting less."""
+
+    saved: float
+    spent: float
+    foreseen: float
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Of one tree at one level. saved: expected nodes that the text's trees, this one included, left of N each; drawn:
-    draws; log_price: ln lam of the level above; least: the lowest price of this tree, its place in PRICE."""
+    """Of one tree at one level. account: as the tree was begun; saved: expected nodes that the text's trees, this one
+    included, left of N each; drawn: draws; log_price: ln lam of the level above; least: the lowest price of this tree,
+    its place in PRICE."""
 
+    account: Account
     saved: float
     least: int
     drawn: int = 0
@@ -97,15 +112,24 @@ class BudgetTree:
     temperature: float = 1.0
     weighs: bool = field(default=True, init=False)
 
-    def root(self, past: float | None) -> Node:
-        """past: what the text's trees left unspent."""
-        saved = past or 0.0
-        wanted = max(self.budget + saved / EVENED, 1.0)
-        least = int(np.searchsorted(-self._forecast.sizes(START[self.joint]), -wanted))
-        return Node(1.0, START[self.joint], Ledger(self.budget + saved, min(least, len(PRICE) - 1)))
+    def root(self, past: Account | None) -> Node:
+        account = past or Account(0.0, SURE * self.budget, SURE * self.budget)
+        dearer = min(max(account.spent / account.foreseen, 1 / OFF), OFF)
+        wanted = max((self.budget + account.saved / EVENED) / dearer, 1.0)
+        least = min(int(np.searchsorted(-self._sizes, -wanted)), len(PRICE) - 1)
+        return Node(1.0, START[self.joint], Ledger(account, self.budget + account.saved, least))
 
-    def past(self, states: Sequence[Node]) -> float:
-        return min(states[-1].ledger.saved, MOST_SAVED * self.budget)
+    def past(self, states: Sequence[Node]) -> Account:
+        ledger = states[-1].ledger
+        before, foreseen = ledger.account, float(self._sizes[ledger.least])
+        spent = self.budget + before.saved - ledger.saved
+        saved = min(ledger.saved, MOST_SAVED * self.budget)
+        return Account(saved, OLDER * before.spent + spent, OLDER * before.foreseen + foreseen)
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """The expected nodes of a typical tree at the prices e^PRICE."""
+        return self._forecast.sizes(START[self.joint])
 
     @cached_property
     def _forecast(self) -> Forecast:
@@ -163,7 +187,7 @@ class BudgetTree:
                 taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
                 expected.append(distinct)
         saved, drawn = ledger.saved - sum(expected), ledger.drawn + sum(law.k for law in taken.values())
-        below = Ledger(saved, ledger.least, drawn, ledger.level + 1, log_price)
+        below = Ledger(ledger.account, saved, ledger.least, drawn, ledger.level + 1, log_price)
         plans: list[Plan | None] = [None] * len(states)
         for i, law in taken.items():
             reach, j = states[i].reach, chosen[i]
