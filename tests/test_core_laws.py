@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.draws_fast import fast_draws, fast_hub_draws
+from foretoken.core.draws_fast import fast_draws, fast_hub_draws, fast_likeliest
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import (
     IID,
@@ -18,6 +18,7 @@ from foretoken.core.laws import (
     WithoutReplacement,
     hub_inverse_cdf,
     inverse_cdf,
+    largest_scores,
     outcomes,
     successive_inverse_cdf,
 )
@@ -212,6 +213,20 @@ def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype, v: int) -> None:
     assert torch.equal(fast_hub_draws(q, u), hub_inverse_cdf(q, u))
     wide = torch.cat([q, q], 1)[:, :v]  # rows that do not lie side by side
     assert torch.equal(fast_draws(wide, u, replace=True), inverse_cdf(q, u))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("v", "k"), [(1, 1), (3, 5), (4096, 10), (5, 0)])
+def test_the_compiled_likeliest_are_the_plain_ones(dtype: torch.dtype, v: int, k: int) -> None:
+    scores = torch.randn(64, v, generator=torch.Generator().manual_seed(v)).to(dtype)
+    scores[1:, 0] = -torch.inf
+    assert torch.equal(fast_likeliest(scores, k), largest_scores(scores, k))
+    wide = torch.cat([scores, scores], 1)[:, :v]  # rows that do not lie side by side
+    assert torch.equal(fast_likeliest(wide, k), largest_scores(scores, k))
+
+
+def test_the_first_of_equals_is_the_likeliest() -> None:
+    assert fast_likeliest(torch.tensor([[1.0, 2.0, 0.0, 2.0, 1.0, 2.0]]), 4).tolist() == [[1, 3, 5, 0]]
 
 
 RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(2, (0.0, 1.0, 0.0)), IID(3, (0.1, 0.0, 0.6, 0.3)), IID(0)]

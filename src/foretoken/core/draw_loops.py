@@ -52,6 +52,24 @@ def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray)
                 rows[i, token] = 0
 
 
+def likeliest_loop(rows: np.ndarray, draws: np.ndarray) -> None:
+    """Fill draws [m, k], k > 0 and all NONE, with the largest of each row, best first; what is -inf stays out."""
+    m, k = draws.shape
+    for i in range(m):
+        row, best = rows[i], draws[i]
+        found, least = 0, rows.dtype.type(-np.inf)
+        for x in range(row.shape[0]):
+            if row[x] > least:
+                found = min(found + 1, k)
+                j = found - 1
+                while j > 0 and row[x] > row[best[j - 1]]:
+                    best[j] = best[j - 1]
+                    j -= 1
+                best[j] = x
+                if found == k:
+                    least = row[best[k - 1]]
+
+
 def hub_loop(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
     """Fill draws [m, k]; rows lose their hubs. See laws.hub_inverse_cdf."""
     m, k = u.shape

@@ -25,6 +25,16 @@ def fast_draws(weights: Tensor, u: Tensor, replace: bool) -> Tensor:
     return torch.from_numpy(draws)
 
 
+def fast_likeliest(scores: Tensor, k: int) -> Tensor:
+    """[m, k] tokens with the largest scores, of equals the first; NONE where nothing above -inf is left."""
+    from foretoken.core.draw_loops import likeliest_loop
+
+    draws = np.full((len(scores), k), NONE, np.int64)
+    if k:
+        compiled(likeliest_loop)(np.ascontiguousarray(scores.detach().numpy()), draws)
+    return torch.from_numpy(draws)
+
+
 def fast_hub_draws(weights: Tensor, u: Tensor) -> Tensor:
     """[m, k] tokens of the hub law for float64 uniforms u [m, k]; NONE where nothing is left."""
     from foretoken.core.draw_loops import hub_loop

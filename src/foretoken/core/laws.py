@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from foretoken.core.draws_fast import NONE, fast_draws, fast_hub_draws, on_cpu
+from foretoken.core.draws_fast import NONE, fast_draws, fast_hub_draws, fast_likeliest, on_cpu
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 
@@ -80,6 +80,19 @@ def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"
         columns.append(x.masked_fill(exhausted, NONE))
         left.scatter_(1, x, 0.0)
     return torch.cat(columns, 1)
+
+
+def draw_likeliest(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
+    """The k largest of each row, NONE for those that are ruled out; compiled on a CPU."""
+    return fast_likeliest(scores, k) if on_cpu(scores) else largest_scores(scores, k)
+
+
+def largest_scores(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
+    """By topk, which may take any of equals."""
+    found = min(k, scores.shape[1])
+    largest, tokens = scores.topk(found, dim=1)
+    tokens = tokens.masked_fill(largest == -torch.inf, NONE)  # a token that is ruled out is no child
+    return torch.nn.functional.pad(tokens, (0, k - found), value=NONE)
 
 
 def draw_hub(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
@@ -254,10 +267,7 @@ class Opaque:
         return self.k
 
     def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-        k = min(u.shape[1], q.shape[1])
-        scores, best = q.topk(k, dim=1)
-        best = best.masked_fill(scores == -torch.inf, NONE)  # a token that is ruled out is no child
-        return torch.nn.functional.pad(best, (0, u.shape[1] - k), value=NONE)
+        return draw_likeliest(q, u.shape[1])
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         raise ForetokenError("The opaque law has no density: verify its draws with exact-match.")
