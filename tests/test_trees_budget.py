@@ -119,7 +119,7 @@ def drawn(
             if plan is not None:
                 u = torch.rand(1, plan.law.num_uniforms, generator=rng, dtype=torch.float64)
                 draws = draw_each([plan.law], row[None], u)[0]
-                born = policy.grow(plan, row, draws)
+                (born,) = policy.grow([plan], row[None], [draws])
                 states += [born[j] for j in TreeBuilder(0).add(0, Siblings(draws, row, plan.law))]
         if len(states) == level[0]:
             break

@@ -14,19 +14,20 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.names import tree_policy
 from foretoken.trees.budget import BudgetTree
-from foretoken.trees.dynamic import DynamicTree, OptTree, Scored
+from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
 from foretoken.trees.static import MAX_NODES
 from foretoken.verify import VERIFIERS
 from tables import table_decoding, tiny_engine
 
 MATCH = VERIFIERS["exact-match"]
+MOST_DEPTH = 8
 
 
 def proposed(policy: TreePolicy, v: int, temperature: float = 1.0):
     case = table_decoding(MATCH, Opaque, policy, v, seed=5)
     session = case.drafter.open(1, 64)
     session.join()
-    tree = session.propose([Sequence([0, 1], Sampling(temperature=temperature), torch.Generator(), 9)])[0]
+    tree = session.propose([Sequence([0, 1], Sampling(temperature=temperature), torch.Generator(), MOST_DEPTH + 1)])[0]
     return case, session, tree
 
 
@@ -45,6 +46,42 @@ def test_the_tree_holds_the_likeliest_paths(budget: int) -> None:
     found = [score([tree.tokens[i] for i in tree.path_to(node)[1:]]) for node in range(1, len(tree))]
     assert sorted(found, reverse=True) == pytest.approx(want)
     assert all(tree.parents[i] < i for i in range(1, len(tree)))
+
+
+def plainly(policy: RankedTree, table: torch.Tensor) -> tuple[list[int], list[int]]:
+    """(tokens, parents) of the same tree after the ids 0, 1, a node at a time."""
+    paths: list[tuple[int, ...]] = [()]
+    parents, states, frontier = [-1], [(0.0, 0)], [0]
+    while frontier:
+        first = len(paths)
+        for node in frontier:
+            q = table[tuple([0, 1, *paths[node]][-2:])]
+            for token in q.topk(min(policy.max_draws, len(q))).indices.tolist():
+                paths.append((*paths[node], token))
+                parents.append(node)
+                states.append((states[node][0] + math.log(max(q[token], 1e-300)), states[node][1] + 1))
+        frontier = policy.select(states, first) if states[-1][1] < MOST_DEPTH else []
+    kept = policy.keep(states)
+    return [paths[node][-1] if node else 1 for node in kept], [kept.index(parents[n]) if n else -1 for n in kept]
+
+
+@pytest.mark.parametrize("v", [3, 13])
+@pytest.mark.parametrize(
+    "policy",
+    [DynamicTree(32), DynamicTree(7, width=3, depth=4), OptTree(32, threshold=0.01), OptTree(5)],
+    ids=["dynamic:32", "dynamic:7", "opt-tree:32", "opt-tree:5"],
+)
+def test_node_for_node_the_tree_of_the_plain_way(policy: RankedTree, v: int) -> None:
+    case, session, tree = proposed(policy, v)
+    tokens, parents = plainly(policy, case.drafter.lm.table)
+    assert tree.tokens == tuple(tokens)
+    assert tree.parents == tuple(parents)
+    for node, siblings in enumerate(tree.siblings):
+        children = tuple(tokens[i] for i in range(1, len(tree)) if parents[i] == node)
+        assert (siblings is None) == (not children)
+        assert siblings is None or (siblings.draws, siblings.q, siblings.law) == (children, None, Opaque(len(children)))
+    for node, place in session.growths[0].scored.items():  # the scored nodes that were kept are the same in the cache
+        assert node == 0 or session.rows.trees[0].tokens[place] == tree.tokens[node]
 
 
 def test_opt_tree_stops_where_depth_does_not_pay() -> None:
@@ -75,7 +112,7 @@ def test_the_drafter_keeps_the_accepted_path_of_a_ranked_tree() -> None:
 
 def test_scored_nodes_are_few() -> None:
     policy = DynamicTree(60)
-    states = [Scored(), *[Scored(-float(i), 1) for i in range(10)], *[Scored(-float(i), 2) for i in range(100)]]
+    states = [(0.0, 0), *[(-float(i), 1) for i in range(10)], *[(-float(i), 2) for i in range(100)]]
     assert policy.select(states, 11) == list(range(11, 21))
     assert policy.keep(states)[0] == 0
 

@@ -80,8 +80,8 @@ class Entangled:
             return [Plan(family(n), path) if n else None for path in states]
         return [Plan(family(2 - depth), path) for path in states]
 
-    def grow(self, plan, q, draws):
-        return [(*plan.memo, x) for x in draws]
+    def grow(self, plans, q, draws):
+        return [[(*plan.memo, x) for x in row] for plan, row in zip(plans, draws, strict=True)]
 
     def select(self, states, first):
         return list(range(first, len(states))) if len(states[-1]) < 3 else []

@@ -1,9 +1,10 @@
-"""The draws of several nodes at once, each by a law of its own."""
+"""The draws of several nodes at once, each by a law of its own, and what they weigh."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,22 +16,34 @@ from foretoken.core.shapes import Float
 def draw_each(laws: Sequence[Law], q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> list[tuple[int, ...]]:
     """draws[i] from row i of q by laws[i]; u: float64 uniforms in [0, 1), as many a row as the neediest law takes."""
     draws: list[tuple[int, ...]] = [()] * len(laws)
-    number = _number if laws_of_draws.on_cpu(q) else _plain_number  # the audit sets compiled draws aside there
-    last = u[:, -1].tolist()
-    independent = {i: number(law, last[i]) for i, law in enumerate(laws) if isinstance(law, IID)}
-    most = max(independent.values(), default=0)
-    if most:  # the first n of `most` draws are n draws
-        rows, uniforms = _of(list(independent), q, u)
-        for (i, n), row in zip(independent.items(), draw_iid(rows, uniforms[:, :most]).tolist(), strict=True):
-            draws[i] = tuple(row[:n])
-    if len(independent) < len(laws):
-        others = {law: None for law in laws if not isinstance(law, IID) and law.k}
-        for law in others:
-            places = [i for i, other in enumerate(laws) if other == law]
-            rows, uniforms = _of(places, q, u)
-            for i, row in zip(places, law.draw(rows, uniforms[:, : law.num_uniforms]).tolist(), strict=True):
-                draws[i] = tuple(x for x in row if x != NONE)
+    independent: dict[int, IID] = {}
+    others: dict[Law, list[int]] = {}
+    for i, law in enumerate(laws):
+        if isinstance(law, IID):
+            independent[i] = law
+        elif law.k:
+            others.setdefault(law, []).append(i)
+    if independent:
+        number = _number if laws_of_draws.on_cpu(q) else _plain_number  # the audit sets compiled draws aside there
+        last = u[:, -1].tolist()
+        numbers = [number(law, last[i]) for i, law in independent.items()]
+        if most := max(numbers):  # the first n of `most` draws are n draws
+            rows, uniforms = _of(list(independent), q, u)
+            for i, n, row in zip(independent, numbers, draw_iid(rows, uniforms[:, :most]).tolist(), strict=True):
+                draws[i] = tuple(row[:n])
+    for law, places in others.items():
+        rows, uniforms = _of(places, q, u)
+        for i, row in zip(places, law.draw(rows, uniforms[:, : law.num_uniforms]).tolist(), strict=True):
+            draws[i] = tuple(x for x in row if x != NONE) if NONE in row else tuple(row)
     return draws
+
+
+def weights_of(draws: Sequence[tuple[int, ...]], q: Float[Tensor, "m v"]) -> list[list[float]]:
+    """q of every draw, row by row; read in one go, since a read of a tensor costs as much as a hundred numbers."""
+    most = max(map(len, draws))
+    padded = np.array([row + (0,) * (most - len(row)) for row in draws], np.int64)  # torch.tensor takes thrice as long
+    weights = q.gather(1, torch.from_numpy(padded).to(q.device)).tolist()
+    return [of_row[: len(row)] for of_row, row in zip(weights, draws, strict=True)]
 
 
 def _of(places: list[int], q: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,8 +69,11 @@ class TreePolicy(Protocol):
         """
         ...
 
-    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Any]:
-        """The states of the draws of one node, in draw order; a token drawn twice keeps its first draw's state."""
+    def grow(
+        self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
+    ) -> Sequence[Sequence[Any]]:
+        """The states of the draws of each of m planned nodes, all of one level and one tree: a node's in draw order,
+        where a token drawn twice keeps its first draw's state."""
         ...
 
     def select(self, states: Sequence[Any], first: int) -> list[int]:

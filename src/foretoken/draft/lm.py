@@ -217,20 +217,21 @@ class LMDraftSession:
                 continue
             q = self._weights(seq, g, rows, (g.suffix(node) for node in nodes))
             plans = g.policy.plan([g.states[node] for node in nodes], q, g.law)
-            drawn = [(i, plan) for i, plan in enumerate(plans) if plan is not None]
-            if not drawn:
+            planned = [plan for plan in plans if plan is not None]
+            if not planned:
                 continue
-            laws = [plan.law for _, plan in drawn]
+            if len(planned) < len(nodes):
+                places = [i for i, plan in enumerate(plans) if plan is not None]
+                nodes, q = [nodes[i] for i in places], q[places]
+            laws = [plan.law for plan in planned]
             if g.uniforms is None:
-                u = seq.uniforms(len(drawn), max(law.num_uniforms for law in laws))
+                u = seq.uniforms(len(laws), max(law.num_uniforms for law in laws))
             else:
                 u = g.uniforms[depth - 1 : depth]
-            draws = draw_each(laws, q if len(drawn) == len(nodes) else q[[i for i, _ in drawn]], u)
-            first, q_rows = len(g.states), q.unbind()
-            for (i, plan), kept in zip(drawn, draws, strict=True):
-                states = g.policy.grow(plan, q_rows[i], kept)
-                record = Siblings(kept, None if isinstance(plan.law, Opaque) else q_rows[i], plan.law)
-                added = g.builder.add(nodes[i], record)
+            draws = draw_each(laws, q, u)
+            grown, first = g.policy.grow(planned, q, draws), len(g.states)
+            for node, law, row, kept, states in zip(nodes, laws, q.unbind(), draws, grown, strict=True):
+                added = g.builder.add(node, Siblings(kept, None if isinstance(law, Opaque) else row, law))
                 g.states += [states[j] for j in added]
             if depth < seq.depth_left and len(g.states) > first:
                 g.frontier = g.policy.select(g.states, first)

@@ -101,7 +101,7 @@ class NgramSession:
         draws = tuple(following)[: plan.law.k]
         if not draws:
             return []
-        states = self.policy.grow(plan, None, draws)
+        (states,) = self.policy.grow([plan], None, [draws])
         nodes = builder.add(node, Siblings(draws, None, plan.law))
         return [(child, states[j], following[draws[j]]) for j, child in nodes.items()]
 

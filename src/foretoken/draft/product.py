@@ -25,8 +25,8 @@ class ProductDrafter(HeadDrafter):
     """The tree holds the `budget` best nodes of the whole product by the sum of log q along the path, each node with
     its own ancestors.
 
-    policy: grows the `serial` levels that are drafted one after the other, by the likeliest; its states know a node's
-    level and log_score. wide: children considered at a node of the other levels.
+    policy: grows the `serial` levels that are drafted one after the other, by the likeliest; its states are those of a
+    RankedTree. wide: children considered at a node of the other levels.
     """
 
     serial: int
@@ -68,7 +68,7 @@ class ProductSession(HeadDraftSession):
         """Of each row, {serial node: the levels that belong to it}; all rows in one call."""
         serial, wide = self.drafter.serial, self.drafter.wide
         owners = [
-            [node for node in g.scored if g.states[node].level == max(serial - 1, 0)] if seq.depth_left > serial else []
+            [node for node in g.scored if g.states[node][1] == max(serial - 1, 0)] if seq.depth_left > serial else []
             for seq, g in zip(sequences, self.growths, strict=True)
         ]
         places = [(row, self.growths[row].scored[node]) for row, nodes in enumerate(owners) for node in nodes]
@@ -102,11 +102,11 @@ class ProductSession(HeadDraftSession):
         """{node: its children}, of the nodes that the serial part expanded."""
         out: dict[int, Level] = {}
         for node in range(1, len(g.builder.tokens)):
-            parent, state = g.builder.parents[node], g.states[node]
+            parent, (log_score, depth) = g.builder.parents[node], g.states[node]
             level = out.setdefault(parent, Level([], [], []))
             level.tokens.append(g.builder.tokens[node])
-            level.log_q.append(state.log_score - g.states[parent].log_score)
-            level.below.append(node if state.level < self.drafter.serial else parent)
+            level.log_q.append(log_score - g.states[parent][0])
+            level.below.append(node if depth < self.drafter.serial else parent)
         return out
 
     def _best(self, seq: Sequence, g: Growth, parallel: dict[int, list[Level]]) -> TokenTree:

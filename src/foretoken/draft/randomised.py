@@ -125,8 +125,8 @@ class RandomisedSession(LMDraftSession):
         q = self._weights(seq, g, rows, [g.suffix(chosen.node) for chosen in nodes])
         u = seq.uniforms(len(nodes), max(chosen.drawing.num_uniforms for chosen in nodes))
         draws = draw_each([chosen.drawing for chosen in nodes], q, u)
-        for chosen, q_row, kept in zip(nodes, q, draws, strict=True):
-            states = g.policy.grow(chosen.plan, q_row, kept)
+        grown = g.policy.grow([chosen.plan for chosen in nodes], q, draws)
+        for chosen, q_row, kept, states in zip(nodes, q, draws, grown, strict=True):
             record = Siblings(kept, None if g.law is Opaque else q_row, chosen.plan.law)
             for j, child in g.builder.add(chosen.node, record).items():
                 g.states.append(states[j])

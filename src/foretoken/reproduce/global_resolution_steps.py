@@ -64,8 +64,10 @@ class Paths:
     ) -> list[Plan | None]:
         return [Plan(IID(m), level) for m, level in states]
 
-    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> list[tuple[int, int]]:
-        return [(draws.count(x), plan.memo + 1) for x in draws]
+    def grow(
+        self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
+    ) -> list[list[tuple[int, int]]]:
+        return [[(row.count(x), plan.memo + 1) for x in row] for plan, row in zip(plans, draws, strict=True)]
 
     def select(self, states: Sequence[tuple[int, int]], first: int) -> list[int]:
         return [i for i in range(first, len(states)) if states[i][1] < self.depth]

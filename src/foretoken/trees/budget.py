@@ -229,15 +229,26 @@ class BudgetTree:
         found = compiled(spend_loop)(*told, chosen)
         return Shares(both[0], both[1], later), chosen.tolist(), float(PRICE[found])
 
-    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Node]:
-        born: Born = plan.memo
-        if isinstance(plan.law, Hub) and q is not None:
-            weights = (q[list(draws)] / q.sum()).tolist()
-            rarest = min(range(len(draws)), key=weights.__getitem__)  # the draw that is no hub: it stands for the rest
-            weights[rarest] = 1 - (sum(weights) - weights[rarest])
-            first = born.first
-            return [Node(born.reach * weight, first.hardness, first.ledger) for weight in weights]
-        return [born.first, *[born.other] * (len(draws) - 1)] if draws else []
+    def grow(
+        self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
+    ) -> list[list[Node]]:
+        assert q is not None
+        return [
+            _of_hubs(plan.memo, q[i], drawn) if isinstance(plan.law, Hub) else _of_independent(plan.memo, drawn)
+            for i, (plan, drawn) in enumerate(zip(plans, draws, strict=True))
+        ]
+
+
+def _of_independent(born: Born, draws: tuple[int, ...]) -> list[Node]:
+    return [born.first, *[born.other] * (len(draws) - 1)] if draws else []
+
+
+def _of_hubs(born: Born, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[Node]:
+    weights = (q[list(draws)] / q.sum()).tolist()
+    rarest = min(range(len(draws)), key=weights.__getitem__)  # the draw that is no hub: it stands for the rest
+    weights[rarest] = 1 - (sum(weights) - weights[rarest])
+    first = born.first
+    return [Node(born.reach * weight, first.hardness, first.ledger) for weight in weights]
 
 
 def _on_hubs(q: Float[Tensor, " v"], k: int, certainty: float) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from foretoken.core.draw_each import weights_of
 from foretoken.core.errors import ForetokenError
 from foretoken.core.policy import Plan
 from foretoken.core.shapes import Float
@@ -38,11 +39,16 @@ class ConfidentTree(StaticTree):
             for plan, (_, sure) in zip(plans, states, strict=True)
         ]
 
-    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> tuple[Any, ...]:
+    def grow(
+        self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
+    ) -> Sequence[Sequence[Any]]:
         assert q is not None
-        nodes, sure = plan.memo
-        # A law may give fewer draws than there are children, where few tokens have any probability.
-        return tuple((node, sure * float(q[token])) for node, token in zip(nodes, draws, strict=False))
+        grown = []
+        for plan, weights in zip(plans, weights_of(draws, q), strict=True):
+            nodes, sure = plan.memo
+            # A law may give fewer draws than there are children, where few tokens have any probability.
+            grown.append([(node, sure * x) for node, x in zip(nodes, weights, strict=False)])
+        return grown
 
     def select(self, states: Sequence[Any], first: int) -> list[int]:
         shape = super().select([node for node, _ in states], first)

@@ -14,10 +14,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from torch import Tensor
 
+from foretoken.core.draw_each import weights_of
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import Plan, TreePolicy
@@ -29,12 +29,8 @@ WIDTH, DEPTH = 10, 7
 WIDE = 35
 THRESHOLD, OPT_DEPTH = 0.2, 16
 
-
-class Scored(NamedTuple):
-    """log_score: ln of the product of probabilities down to this node; level: its depth."""
-
-    log_score: float = 0.0
-    level: int = 0
+Scored = tuple[float, int]  # (ln of the product of probabilities down to a node, its level): its state
+NEVER = 1e-300  # stands for probability 0, which has no logarithm
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class RankedTree(ABC):
             raise ForetokenError(f"A tree of {self.budget} nodes has more than {MAX_NODES}: make it smaller.")
 
     def root(self, past: None) -> Scored:
-        return Scored()
+        return 0.0, 0
 
     def past(self, states: Sequence[Scored]) -> None:
         return None
@@ -80,12 +76,18 @@ class RankedTree(ABC):
         return self
 
     def plan(self, states: Sequence[Scored], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
-        return [Plan(Opaque(self.max_draws), state) for state in states]
+        law = Opaque(self.max_draws)
+        return [Plan(law, state) for state in states]
 
-    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> Sequence[Scored]:
+    def grow(
+        self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
+    ) -> list[list[Scored]]:
         assert q is not None
-        log_score, level = plan.memo
-        return [Scored(log_score + math.log(max(x, 1e-300)), level + 1) for x in q[list(draws)].tolist()]
+        grown = []
+        for plan, weights in zip(plans, weights_of(draws, q), strict=True):
+            log_score, level = plan.memo
+            grown.append([(log_score + math.log(x or NEVER), level + 1) for x in weights])
+        return grown
 
     @abstractmethod
     def select(self, states: Sequence[Scored], first: int) -> list[int]: ...
@@ -96,7 +98,7 @@ class RankedTree(ABC):
 
 def best(states: Sequence[Scored], nodes: Sequence[int], number: int) -> list[int]:
     """Of nodes in order those with the highest scores; of equals the earlier, so that a parent precedes its child."""
-    return sorted(nodes, key=lambda i: -states[i].log_score)[:number]  # stable
+    return sorted(nodes, key=lambda i: -states[i][0])[:number]  # stable
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class DynamicTree(RankedTree):
         return self.max_draws
 
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
-        if states[-1].level >= self.depth:
+        if states[-1][1] >= self.depth:
             return []
         return sorted(best(states, range(first, len(states)), self.max_draws))
 
@@ -139,7 +141,7 @@ class OptTree(RankedTree):
         return self.budget
 
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
-        if states[-1].level >= self.depth:
+        if states[-1][1] >= self.depth:
             return []
         if first == 0:
             return [0]
@@ -149,4 +151,4 @@ class OptTree(RankedTree):
         return sorted(i for i in kept if i >= first) if gained >= self.threshold else []
 
     def _length(self, states: Sequence[Scored], nodes: Sequence[int]) -> float:
-        return math.fsum(math.exp(states[i].log_score) for i in nodes)
+        return math.fsum(math.exp(states[i][0]) for i in nodes)

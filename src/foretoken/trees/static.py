@@ -75,8 +75,10 @@ class StaticTree:
     def plan(self, states: Sequence[int], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         return [Plan(family(len(nodes)), nodes) if (nodes := self._children[state]) else None for state in states]
 
-    def grow(self, plan: Plan, q: Float[Tensor, " v"] | None, draws: tuple[int, ...]) -> tuple[int, ...]:
-        return plan.memo
+    def grow(
+        self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
+    ) -> Sequence[Sequence[Any]]:
+        return [plan.memo for plan in plans]
 
     def select(self, states: Sequence[int], first: int) -> list[int]:
         return [i for i in range(first, len(states)) if self._children[states[i]]]
