@@ -1,13 +1,13 @@
 """A token tree, and the record of how each node's children were drawn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import Law
+from foretoken.core.laws import Law, Opaque
 from foretoken.core.shapes import Float
 
 
@@ -116,8 +116,25 @@ class TreeBuilder:
                 self.siblings.append(None)
         return first
 
+    def append(self, node: int, tokens: Collection[int]) -> None:
+        """Distinct children of `node`, without a record."""
+        self.tokens += tokens
+        self.parents += [node] * len(tokens)
+        self.siblings += [None] * len(tokens)
+
     def build(self) -> TokenTree:
         return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings))
+
+
+def opaque_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+    """The tree with these nodes, none of them sampled: every node's children are recorded as opaque, in their order."""
+    draws: dict[int, list[int]] = {}
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        draws.setdefault(parent, []).append(token)
+    siblings: list[Siblings | None] = [None] * len(tokens)
+    for node, below in draws.items():
+        siblings[node] = Siblings(tuple(below), None, Opaque(len(below)))
+    return TokenTree(tuple(tokens), tuple(parents), tuple(siblings))
 
 
 def root_only(token: int) -> TokenTree:

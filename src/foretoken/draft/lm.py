@@ -14,7 +14,7 @@ from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, opaque_tree
 from foretoken.core.verifier import LawFamily
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
@@ -73,23 +73,36 @@ class Growth:
             node = self.builder.parents[node]
         return tokens[::-1]
 
+    def add(
+        self,
+        nodes: Seq[int],
+        laws: Seq[Law],
+        q: Float[Tensor, "m v"],
+        draws: Seq[tuple[int, ...]],
+        states: Seq[Seq[Any]],
+    ) -> None:
+        """The children of m nodes. What was not sampled is put on record by `finish`, since not all of it is kept."""
+        if self.law is Opaque:
+            for node, drawn, of_drawn in zip(nodes, draws, states, strict=True):
+                self.builder.append(node, drawn)
+                self.states += of_drawn[: len(drawn)]  # there may be fewer tokens than were asked for
+            return
+        for node, law, row, drawn, of_drawn in zip(nodes, laws, q.unbind(), draws, states, strict=True):
+            added = self.builder.add(node, Siblings(drawn, row, law))
+            self.states += [of_drawn[j] for j in added]
+
     def finish(self) -> TokenTree:
         """The tree, and `scored` by its nodes. Only children that were not sampled may be left out."""
         kept = self.policy.keep(self.states)
-        if kept is None:
+        if self.law is not Opaque:
+            assert kept is None
             return self.builder.build()
-        assert self.law is Opaque
-        grown, self.builder = self.builder, TreeBuilder(self.builder.tokens[0])
-        below: dict[int, list[int]] = {}
-        for node in kept[1:]:
-            below.setdefault(grown.parents[node], []).append(node)
-        new = {0: 0}
-        for node, children in below.items():  # in the order of `kept`: a parent is added before its children's children
-            draws = tuple(grown.tokens[child] for child in children)
-            added = self.builder.add(new[node], Siblings(draws, None, Opaque(len(draws))))
-            new.update(zip(children, added.values(), strict=True))
-        self.scored = {new[node]: place for node, place in self.scored.items() if node in new}
-        return self.builder.build()
+        tokens, parents = self.builder.tokens, self.builder.parents
+        if kept is not None:
+            new = {node: i for i, node in enumerate(kept)}
+            tokens, parents = [tokens[node] for node in kept], [-1, *(new[parents[node]] for node in kept[1:])]
+            self.scored = {new[node]: place for node, place in self.scored.items() if node in new}
+        return opaque_tree(tokens, parents)
 
 
 @runtime_checkable
@@ -192,7 +205,10 @@ class LMDraftSession:
         tokens, q = self._chains.draft_chain(0, pending, g.uniforms, temperature, self._floor)
         for node, token in enumerate(tokens):
             g.scored[node] = g.num_pending - 1 + node
-            g.builder.add(node, Siblings((token,), None if g.law is Opaque else q[node], law))
+            if g.law is Opaque:
+                g.builder.append(node, (token,))
+            else:
+                g.builder.add(node, Siblings((token,), q[node], law))
         return True
 
     def _known(self, ids: list[int]) -> list[int]:
@@ -229,10 +245,8 @@ class LMDraftSession:
             else:
                 u = g.uniforms[depth - 1 : depth]
             draws = draw_each(laws, q, u)
-            grown, first = g.policy.grow(planned, q, draws), len(g.states)
-            for node, law, row, kept, states in zip(nodes, laws, q.unbind(), draws, grown, strict=True):
-                added = g.builder.add(node, Siblings(kept, None if isinstance(law, Opaque) else row, law))
-                g.states += [states[j] for j in added]
+            first = len(g.states)
+            g.add(nodes, laws, q, draws, g.policy.grow(planned, q, draws))
             if depth < seq.depth_left and len(g.states) > first:
                 g.frontier = g.policy.select(g.states, first)
 

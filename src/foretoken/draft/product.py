@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree
+from foretoken.core.tree import TokenTree, opaque_tree
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession, LearningRows
 from foretoken.draft.lm import Growth
 
@@ -145,11 +145,4 @@ class ProductSession(HeadDraftSession):
             for node, owner in enumerate(owners)
             if (node == 0 or depths[node] < depth) and owner in g.scored
         }
-        draws: dict[int, list[int]] = {}
-        for token, parent in zip(tokens[1:], parents[1:], strict=True):
-            draws.setdefault(parent, []).append(token)
-        return TokenTree(tuple(tokens), tuple(parents), tuple(_opaque(draws.get(i)) for i in range(len(tokens))))
-
-
-def _opaque(draws: list[int] | None) -> Siblings | None:
-    return None if draws is None else Siblings(tuple(draws), None, Opaque(len(draws)))
+        return opaque_tree(tokens, parents)
