@@ -104,9 +104,7 @@ def test_the_account_bounds_the_expected_nodes_and_the_cap_every_tree(
         assert nodes <= (t + ADVANCE) * budget + 1e-9
 
 
-def drawn(
-    policy: BudgetTree, widths: torch.Tensor, past: Account | None, rng: torch.Generator
-) -> tuple[int, Account]:
+def drawn(policy: BudgetTree, widths: torch.Tensor, past: Account | None, rng: torch.Generator) -> tuple[int, Account]:
     """(nodes of one tree, account after it); every node's q is one of 200 random logits over a width of `widths`."""
     states, level = [policy.root(past)], [0]
     while level := policy.select(states, level[0]):

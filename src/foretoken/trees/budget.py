@@ -13,8 +13,8 @@ Budget. Let e_l be the expected number of distinct draws of level l, given all b
 tree. An account books N - e for every tree of a text. It may be overdrawn by ADVANCE * N, never by more: after t trees
 e summed over them is at most (t + ADVANCE) N, and the nodes drawn minus that sum is a martingale. So E[nodes of the
 first t trees] <= (t + ADVANCE) N exactly. lam is the one at which a typical tree costs N and a share of the account, if
-trees go on costing as much of what was foreseen as the text's trees did: it depends on earlier trees alone. Where a tree
-would cost more than the account gives, lam rises with its levels.
+it costs as much of what is foreseen as the text's trees did: it depends on earlier trees alone. Where a tree would cost
+more than the account gives, lam rises with its levels.
 Hard cap: the number of DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ever dropped after
 it was drawn.
 """
