@@ -109,7 +109,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, slots, filled
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
     results, shares = np.empty((at_once * rep, dim), np.float32), np.empty(at_once * rep, np.float32)
-    flat_queries, flat_scores, flat_results = queries.reshape(-1), scores.reshape(-1), results.reshape(-1)
+    queries_at, scores_at, results_at = queries.ctypes.data, scores.ctypes.data, results.ctypes.data
     key_at = keys[b, group].ctypes.data
     value_at = values[b, group].ctypes.data
     for first in range(0, n, at_once):
@@ -123,7 +123,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, slots, filled
             columns = min(PANEL, wide - at)
             here = key_at + 4 * at * dim
             after = here + 4 * PANEL * dim if rows > 2 else 0  # one or two rows wait for memory anyway
-            strip(columns, flat_queries, 0, dim, rows, here, PANEL, dim, WHOLE, flat_scores, at, wide, True, after)
+            strip(columns, queries_at, dim, rows, here, PANEL, dim, WHOLE, scores_at + 4 * at, wide, 1, after)
         if mask.shape[3] > 0:
             for i in range(count):
                 for r in range(rep):
@@ -133,7 +133,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, slots, filled
         for at in range(0, dim, PANEL):
             columns = min(PANEL, dim - at)
             here = value_at + 4 * at
-            strip(columns, flat_scores, 0, wide, rows, here, dim, used, WHOLE, flat_results, at, dim, True, 0)
+            strip(columns, scores_at, wide, rows, here, dim, used, WHOLE, results_at + 4 * at, dim, 1, 0)
         for i in range(count):
             for r in range(rep):
                 for j in range(dim):

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import njit, prange, types
+from numba import cfunc, njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -55,25 +55,22 @@ FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
 @intrinsic
-def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_at: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_at: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
+def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
     """y[r, 16 units] = (0 if fresh else y) + sum over k of x[r, k] w[k, 16 units], for one of TILES: number = rows + 16
     units.
 
-    w lies at an address, one word of every column every w_row words. x: floats, two for each word if HALVED; bits of
-    two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched meanwhile into the first cache (NEAR) or
-    the second (FAR), `pace` bytes for every 16 words.
+    x, w, y are addresses; w has one word of every column every w_row words. x: floats, two for each word if HALVED;
+    bits of two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched meanwhile into the first cache
+    (NEAR) or the second (FAR), `pace` bytes for every 16 words.
     """
     index, flag = types.intp, types.boolean
-    signature = types.void(
-        index, index, index, x, index, index, index, index, index, y, index, index, flag, index, index
-    )
+    signature = types.void(*[index] * 10, flag, index, index)
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        number, form, fetch, x, x_at, x_row, w, w_row, length, y, y_at, y_row, fresh, ahead, pace = args
-        x_base = b.gep(context.make_array(s.args[3])(context, b, x).data, [x_at])
-        y_base = b.gep(context.make_array(s.args[9])(context, b, y).data, [y_at])
+        number, form, fetch, x, x_row, w, w_row, length, y, y_row, fresh, ahead, pace = args
+        x_base, y_base = (b.inttoptr(at, ir.FloatType().as_pointer()) for at in (x, y))
         done, none = b.append_basic_block("done"), b.append_basic_block("none")
-        size = x_at.type
+        size = x.type
         flags = b.add(b.shl(form, size(8)), b.shl(fetch, size(10)))
         chosen = b.switch(b.add(number, flags), none)
         for rows, units in TILES:
@@ -240,7 +237,7 @@ def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
 rounded = machine_code(_rounded)
 
 
-def _strip(columns, x, x_at, x_row, rows, w, w_row, words, form, y, y_at, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
+def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
     """`rows` rows times `columns` columns, a multiple of 16; see `tile`. ahead: what to fetch, 0: nothing."""
     height = 5 if ahead > 0 and WIDE and form == HALVED else ROWS  # six leave no register for the two halves of a word
     done, blocks = 0, (rows + height - 1) // height
@@ -248,7 +245,7 @@ def _strip(columns, x, x_at, x_row, rows, w, w_row, words, form, y, y_at, y_row,
     fetch = 0 if ahead == 0 or rows == 1 else FAR if WIDE and blocks <= 2 and form != WHOLE else NEAR
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
-        xs, ys, at = x_at + done * x_row, y_at + done * y_row, 0
+        xs, ys, at = x + 4 * done * x_row, y + 4 * done * y_row, 0
         while at < columns:
             widest = 4 if WIDE or r == 1 else 2 if r == 2 else 1
             units = widest
@@ -258,24 +255,29 @@ def _strip(columns, x, x_at, x_row, rows, w, w_row, words, form, y, y_at, y_row,
             part, here, pace = block * columns + at, w + at * 4, 4 * LANES // blocks
             there = ahead + words * 4 * part // blocks
             does = fetch if units == widest else 0
-            number, into = r + 16 * units, ys + at
-            tile(number, form, does, x, xs, x_row, here, w_row, words, y, into, y_row, fresh, there, pace)
+            number, into = r + 16 * units, ys + 4 * at
+            tile(number, form, does, xs, x_row, here, w_row, words, into, y_row, fresh > 0, there, pace)
             at += units * LANES
         done += r
 
 
-strip = machine_code(_strip)
+# A function that calls another one gets a compiled copy of it, and of these tiles each takes seconds. So this one has a
+# name, to which whatever calls it is linked: numba's own helpers are called that way.
+_made = cfunc(types.void(*[types.intp] * 12), cache=True, nogil=True, fastmath={"contract"})(unwrap(_strip))
+binding.add_symbol("foretoken_strip", _made.address)
+strip = types.ExternalFunction("foretoken_strip", types.void(*[types.intp] * 12))
 
 
 def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
     at = w + panel * words * PANEL * 4
     left = width - panel * PANEL
-    out, out_at, out_row = y, y_at + panel * PANEL, y_row
+    into, out_row = y.ctypes.data + 4 * (y_at + panel * PANEL), y_row
+    out = np.empty(m * PANEL if left < PANEL else 0, np.float32)
     if left < PANEL:
-        out, out_at, out_row = np.empty(m * PANEL, np.float32), 0, PANEL
+        into, out_row = out.ctypes.data, PANEL
     streamed = 2 if form == WHOLE and not WIDE else STREAMED
     if m <= streamed:  # memory is the bound, and the processor fetches ahead by itself
-        strip(PANEL, x, 0, x_row, m, at, PANEL, words, form, out, out_at, out_row, True, 0)
+        strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, 0)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched
         pieces = (words + CHUNK - 1) // CHUNK
         chunk, per_word = (words + pieces - 1) // pieces, 2 if form == HALVED else 1
@@ -283,8 +285,8 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
             length = min(chunk, words - start)
             here = at + start * PANEL * 4
             ahead = here + length * PANEL * 4
-            xs = start * per_word
-            strip(PANEL, x, xs, x_row, m, here, PANEL, length, form, out, out_at, out_row, start == 0, ahead)
+            xs = x + 4 * start * per_word
+            strip(PANEL, xs, x_row, m, here, PANEL, length, form, into, out_row, int(start == 0), ahead)
     if left < PANEL:
         for i in range(m):
             for j in range(left):
@@ -308,6 +310,12 @@ product = machine_code(_product)
 product_threads = machine_code(_product_threads, parallel=True)
 
 
+@intrinsic
+def alive(typing: Any, array: Any) -> Any:
+    """A use of an array of which only the address was taken: until here numba does not free it."""
+    return types.void(array), lambda context, b, s, args: context.get_dummy_value()
+
+
 def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ignore[no-untyped-def]
     """y[y_at + i y_row + j] for i < m, j < width: the rows x[i x_row : i x_row + k] times the panels at address w.
 
@@ -322,12 +330,14 @@ def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ig
         form = DOTTED if DOTS else HALVED
     elif form == HALVED:
         words = k // 2
+    x_at = rows.ctypes.data
     if threads is None:
-        product(rows, x_row, words, m, w, form, flat, y_at, y_row, width)
+        product(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
     elif m * k * width > WORK:
-        product_threads(rows, x_row, words, m, w, form, flat, y_at, y_row, width)
+        product_threads(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
     else:
-        product(rows, x_row, words, m, w, form, flat, y_at, y_row, width)
+        product(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
+    alive(rows)
 
 
 times = machine_code(_times)
