@@ -1,6 +1,9 @@
 """Panels and the compiled Llama forward equal torch and the generic path, and know when to stand back."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -96,6 +99,24 @@ def test_softmax_rows() -> None:
         run(y, 3)
         assert np.isnan(y[:48]).all()
         assert np.isfinite(y[48:]).all()
+
+
+@pytest.mark.parametrize("at", [0, 17, 47])
+@pytest.mark.parametrize("value", [0.0, -math.inf, float(np.finfo(np.float32).min), math.nan, math.inf])
+def test_weights_of_attention(at: int, value: float) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 48) * 10
+    x[0, at] = value
+    scores, shares = x.clone().numpy(), np.zeros(2, np.float32)
+    kernel.weigh(scores, 2, 48, np.finfo(np.float32).min, shares)
+    got, want = torch.from_numpy(scores * shares[:, None]), x.double().softmax(-1).float()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-37, equal_nan=True)
+
+
+def test_weights_of_nothing() -> None:
+    x, shares = np.full((1, 16), -np.inf, np.float32), np.zeros(1, np.float32)
+    kernel.weigh(x, 1, 16, np.finfo(np.float32).min, shares)
+    assert np.isnan(shares).all()
 
 
 def _softmax_two(x, chunks):  # type: ignore[no-untyped-def]
@@ -273,6 +294,13 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
     assert panels._works.__wrapped__()
     monkeypatch.setattr(tile, "times", wrong)
     assert not panels._works.__wrapped__()
+
+
+def test_the_product_on_a_processor_without_wide_registers() -> None:
+    """As other machines have it: numba is told to compile for no more than every one can do."""
+    code = "from foretoken.models import tile, panels; assert not tile.WIDE and not tile.DOTS; assert panels._works()"
+    settings = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    subprocess.run([sys.executable, "-c", code], env=settings, check=True)
 
 
 def test_pack_keeps_a_tied_embedding() -> None:

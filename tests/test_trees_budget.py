@@ -143,6 +143,17 @@ def test_a_text_spends_its_budget_and_easy_stretches_more_of_it(joint: bool) -> 
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_trees_do_not_stay_empty_where_the_forecast_jumps() -> None:
+    """Where the drafter is thought to be nearly the target, sizes by price go from many nodes to none at once."""
+    policy, rng, past = BudgetTree(2, depth=4, mismatch=0.05), torch.Generator().manual_seed(1), None
+    counts = []
+    for _ in range(120):
+        number, past = drawn(policy, torch.tensor([10.0, 30.0], dtype=torch.float64), past, rng)
+        counts.append(number)
+    assert np.mean(counts[-40:]) > 1
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_what_a_tree_may_cost_depends_on_the_past_alone() -> None:
     """Whatever is drawn, the root's law is the same; the fuller the account, the more nodes, and the more the text's
     trees have cost beside what was foreseen, the fewer."""

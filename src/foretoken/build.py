@@ -98,7 +98,7 @@ def load(
     weights for others in float32 and bfloat16 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there
     is no kernel of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning
     tells and the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums
-    and, in bfloat16, for what is rounded: the kernel rounds what enters a product and nothing else.
+    and, in bfloat16, for what is rounded: the kernel rounds what meets a weight and nothing else.
     draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
     by default with verifier randomised on chains, transport on trees.
     profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that was

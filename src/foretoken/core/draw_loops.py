@@ -53,7 +53,7 @@ def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray)
 
 
 def likeliest_loop(rows: np.ndarray, draws: np.ndarray) -> None:
-    """Fill draws [m, k], k > 0 and all NONE, with the largest of each row, best first; what is -inf stays out."""
+    """Fill draws [m, k], k > 0 and all NONE, with the largest of each row, best first; -inf and NaN stay out."""
     m, k = draws.shape
     for i in range(m):
         row, best = rows[i], draws[i]

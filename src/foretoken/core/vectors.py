@@ -109,7 +109,7 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
 def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
     """x[x_at + j] becomes exp(x - max x) for j < 16 chunks; returns their sum, all in float32.
 
-    The softmax of a row is short of a division by it. NaN where x has NaN or +inf.
+    The softmax of a row is short of a division by it. NaN where x has NaN, +inf or nothing finite.
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:

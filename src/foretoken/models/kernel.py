@@ -98,7 +98,7 @@ weigh = machine_code(_weigh)
 def _attend(qkv, b, n, group, rep, dim, scale, keys, values, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
     """Attention of the n nodes of row b with key head `group`: out[:, query heads of the group].
 
-    filled: slots of the longest row; this one's end behind its own last node. Padding writes beyond all of them.
+    filled: slots of the longest row; this one's end behind its own last node, or behind padding that is masked.
     """
     used = 1
     for i in range(n):

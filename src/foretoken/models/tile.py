@@ -10,7 +10,7 @@ register (HALVED), which halves the memory traffic and changes nothing where the
 zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute in it: then one instruction adds both
 products of a word to a float32 sum, where the processor has it.
 
-Every sum runs over k in order, whatever the number of rows: a row's result does not depend on the rows beside it.
+Every sum runs over the words in order, whatever the number of rows: a row's result does not depend on those beside it.
 Imports numba, so it is itself imported where it is first needed.
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import cfunc, njit, prange, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from foretoken.core.vectors import LANES, exp, lanes_at, load
@@ -34,9 +35,11 @@ CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a
 WORK = 400_000  # multiplications from which a second thread is worth its start
 SUMS = {"reassoc", "contract", "nsz"}  # sums of squares and the like may be reordered; NaN and infinity stay exact
 
-_HOST = binding.get_host_cpu_features()
-DOTS = bool(_HOST.get("avx512bf16"))  # the instruction of DOTTED; elsewhere its rows are rounded and widened again
-WIDE = bool(_HOST.get("avx512f"))  # 32 registers of 16 floats
+_FEATURES = (
+    cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+)  # what numba compiles for: its settings tell
+DOTS = "+avx512bf16" in _FEATURES  # the instruction of DOTTED; elsewhere its rows are rounded and widened again
+WIDE = "+avx512f" in _FEATURES  # 32 registers of 16 floats
 
 
 def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = False) -> Callable[..., Any]:
@@ -95,7 +98,7 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 
 
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
-    """Whether `_panel` and attention ask for it: every tile is compiled into whatever calls it."""
+    """Whether `_panel` and attention may ask for it."""
     if units < WIDEST[rows]:  # two weights a word come in whole panels; behind a part of one there is nothing to fetch
         return form == WHOLE and not fetch
     if form == WHOLE or not WIDE:

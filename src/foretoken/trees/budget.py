@@ -49,7 +49,7 @@ ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
 ADVANCE = 2.0  # budgets that a text may be ahead of its account
 MOST_SAVED = 2.0  # budgets: what earlier trees left unspent, as one cut short does, is kept up to here
 EVENED = 4.0  # trees over which the account is evened out
-SURE, OLDER = 2.0, 0.9  # trees by which the forecast is trusted, and what each counts when the next one has come
+SURE, OLDER = 2.0, 0.9  # trees as which the forecast counts, and what an older tree counts beside the next one
 OFF = 2.0  # times by which the forecast may be off
 
 
@@ -124,7 +124,8 @@ class BudgetTree:
         before, foreseen = ledger.account, float(self._sizes[ledger.least])
         spent = self.budget + before.saved - ledger.saved
         saved = min(ledger.saved, MOST_SAVED * self.budget)
-        return Account(saved, OLDER * before.spent + spent, OLDER * before.foreseen + foreseen)
+        kept = (1 - OLDER) * SURE * self.budget  # the forecast's own share: without evidence it is believed again
+        return Account(saved, OLDER * before.spent + spent + kept, OLDER * before.foreseen + foreseen + kept)
 
     @cached_property
     def _sizes(self) -> np.ndarray:
