@@ -17,6 +17,7 @@ from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
 from foretoken.trees.static import MAX_NODES
 from foretoken.verify import VERIFIERS
+from models_zoo import tiny
 from tables import table_decoding, tiny_engine
 
 MATCH = VERIFIERS["exact-match"]
@@ -49,7 +50,8 @@ def test_the_tree_holds_the_likeliest_paths(budget: int) -> None:
 
 
 def plainly(policy: RankedTree, table: torch.Tensor) -> tuple[list[int], list[int]]:
-    """(tokens, parents) of the same tree after the ids 0, 1, a node at a time."""
+    """(tokens, parents) of the same tree after the ids 0, 1, a node at a time. A dynamic one is grown as published: the
+    best of each level get children, even where none of them can be kept."""
     paths: list[tuple[int, ...]] = [()]
     parents, states, frontier = [-1], [(0.0, 0)], [0]
     while frontier:
@@ -60,7 +62,13 @@ def plainly(policy: RankedTree, table: torch.Tensor) -> tuple[list[int], list[in
                 paths.append((*paths[node], token))
                 parents.append(node)
                 states.append((states[node][0] + math.log(max(q[token], 1e-300)), states[node][1] + 1))
-        frontier = policy.select(states, first) if states[-1][1] < MOST_DEPTH else []
+        if states[-1][1] == min(policy.depth, MOST_DEPTH):
+            break
+        if isinstance(policy, DynamicTree):
+            level = sorted(range(first, len(paths)), key=lambda node: -states[node][0])
+            frontier = sorted(level[: policy.max_draws])
+        else:
+            frontier = policy.select(states, first)
     kept = policy.keep(states)
     return [paths[node][-1] if node else 1 for node in kept], [kept.index(parents[n]) if n else -1 for n in kept]
 
@@ -126,6 +134,18 @@ def test_the_engine_at_temperature_zero(tree: str, tokens: int) -> None:
     for batch in (1, 4):
         fast = tiny_engine(tree=tree, verifier=None, max_batch=batch).generate(prompts, **options)
         assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tree", ["dynamic:12", "opt-tree:5"])
+def test_a_seed_gives_the_text_that_it_gives_without_drafts(tree: str) -> None:
+    """Nothing is drawn for the children, and each token takes one uniform, drafted or not."""
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
+    options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 7}
+    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, **options)
+    fast = tiny_engine(tree=tree, verifier=None, drafter=tiny("llama")).generate(prompts, **options)
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+    assert sum(r.stats.num_accepted for r in fast) > 4
 
 
 def test_budget_at_temperature_zero_is_dynamic() -> None:

@@ -267,17 +267,17 @@ class Opaque:
 
     @property
     def num_uniforms(self) -> int:
-        return self.k
+        return 0
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-        return draw_likeliest(q, u.shape[1])
+    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> Int[Tensor, "m k"]:
+        return draw_likeliest(q, self.k)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         raise ForetokenError("The opaque law has no density: verify its draws with exact-match.")
 
     def marginals(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
         """1 for the children of `draw`, 0 for the rest; float64."""
-        children = self.draw(q, torch.zeros(len(q), self.k, dtype=torch.float64, device=q.device))
+        children = draw_likeliest(q, self.k)
         chosen = torch.zeros(len(q), q.shape[1] + 1, dtype=torch.float64, device=q.device)
         return chosen.scatter_(1, torch.where(children == NONE, q.shape[1], children), 1.0)[:, :-1]
 
