@@ -122,6 +122,7 @@ def test_scored_nodes_are_few() -> None:
     policy = DynamicTree(60)
     states = [(0.0, 0), *[(-float(i), 1) for i in range(10)], *[(-float(i), 2) for i in range(100)]]
     assert policy.select(states, 11) == list(range(11, 21))
+    assert DynamicTree(12).select(states, 11) == list(range(11, 17))  # the best twelve: six of each level
     assert policy.keep(states)[0] == 0
 
 

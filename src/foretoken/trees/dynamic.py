@@ -103,7 +103,8 @@ def best(states: Sequence[Scored], nodes: Sequence[int], number: int) -> list[in
 
 @dataclass(frozen=True)
 class DynamicTree(RankedTree):
-    """EAGLE-2: expand the best of each level, keep the best of all."""
+    """EAGLE-2: expand the best of each level, keep the best of all. A node that is not among the best of all so far is
+    left without children: none of them could be kept, nor any below a node that is less likely."""
 
     width: int = WIDTH
     depth: int = DEPTH
@@ -115,7 +116,8 @@ class DynamicTree(RankedTree):
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
         if states[-1][1] >= self.depth:
             return []
-        return sorted(best(states, range(first, len(states)), self.max_draws))
+        likely = best(states, range(len(states)), 1 + self.budget)
+        return sorted([i for i in likely if i >= first][: self.max_draws])
 
 
 @dataclass(frozen=True)
