@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from foretoken.audit import decoding
+from foretoken.core import laws
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.policy import Plan
 from foretoken.core.tree import Siblings, TreeBuilder, root_only
@@ -102,15 +103,46 @@ def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyP
     """A second child that is visited with less than its due, as if its sibling had not been tried, is lossy."""
     visit = TreeBlock._visit
 
-    def forgetful(self, tree, node, weight, probabilities, rng):
+    def forgetful(self, tree, node, weight, p, rng):
         siblings = tree.siblings[0]
         second = (
             node > 0 and len(set(siblings.draws)) > 1 and node == tree.child(0, list(dict.fromkeys(siblings.draws))[1])
         )
-        return visit(self, tree, node, 0.3 * weight if second else weight, probabilities, rng)
+        return visit(self, tree, node, 0.3 * weight if second else weight, p, rng)
 
     monkeypatch.setattr(TreeBlock, "_visit", forgetful)
     assert enumerated(TRANSPORT, IID, UNEVEN)[0] > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["block-transport", "block-rrsw"])
+def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees of no, one and two draws a node; the same uniforms, so the same path and token."""
+    rng, v = torch.Generator().manual_seed(0), 300
+    kept: set[int] = set()
+    for seed in range(150):
+        builder, frontier = TreeBuilder(0), [0]
+        for k in (1, 1, 2, 1, 1):
+            below = []
+            for node in frontier[: 3 - seed % 2]:
+                q = torch.softmax(2 * torch.randn(v, generator=rng, dtype=dtype), -1) * 1.5
+                draws = tuple(torch.multinomial(q, k, generator=rng, replacement=True).tolist())
+                siblings = Siblings(draws, q, IID(k)) if seed % 5 else Siblings((), q, IID(1, (1.0, 0.0)))
+                below += builder.add(node, siblings).values()
+            frontier = below
+        tree = builder.build()
+        near = torch.stack([x.q if x is not None else torch.ones(v, dtype=dtype) for x in tree.siblings])
+        p = near * torch.exp(0.3 * torch.randn(near.shape, generator=rng, dtype=dtype))
+        found = []
+        for plainly in (False, True):
+            with monkeypatch.context() as patch:
+                if plainly:
+                    patch.setattr(laws, "on_cpu", lambda _: False)
+                walk = VERIFIERS[name].walk
+                found.append(walk(tree, each(p.__getitem__), torch.Generator().manual_seed(seed)))
+        assert found[0] == found[1]
+        kept.add(len(found[0][0]))
+    assert kept >= {1, 2, 4, 5, 6}
 
 
 @pytest.mark.parametrize("case", ["p == q", "one-hot p", "one-hot q", "disjoint"])

@@ -38,12 +38,12 @@ def draw_each(laws: Sequence[Law], q: Float[Tensor, "m v"], u: Float[Tensor, "m 
     return draws
 
 
-def weights_of(draws: Sequence[tuple[int, ...]], q: Float[Tensor, "m v"]) -> list[list[float]]:
-    """q of every draw, row by row; read in one go, since a read of a tensor costs as much as a hundred numbers."""
+def weights_of(draws: Sequence[tuple[int, ...]], q: Float[Tensor, "m v"]) -> np.ndarray:
+    """[m, k] float64: q of every draw; a row of fewer draws than the longest ends in numbers of no meaning. Read in one
+    go, since a read of a tensor costs as much as a hundred numbers."""
     most = max(map(len, draws))
     padded = np.array([row + (0,) * (most - len(row)) for row in draws], np.int64)  # torch.tensor takes thrice as long
-    weights = q.gather(1, torch.from_numpy(padded).to(q.device)).tolist()
-    return [of_row[: len(row)] for of_row, row in zip(weights, draws, strict=True)]
+    return q.gather(1, torch.from_numpy(padded).to(q.device)).double().cpu().numpy()
 
 
 def _of(places: list[int], q: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,10 +44,10 @@ class ConfidentTree(StaticTree):
     ) -> Sequence[Sequence[Any]]:
         assert q is not None
         grown = []
-        for plan, weights in zip(plans, weights_of(draws, q), strict=True):
+        for plan, drawn, weights in zip(plans, draws, weights_of(draws, q).tolist(), strict=True):
             nodes, sure = plan.memo
             # A law may give fewer draws than there are children, where few tokens have any probability.
-            grown.append([(node, sure * x) for node, x in zip(nodes, weights, strict=False)])
+            grown.append([(node, sure * x) for _, node, x in zip(drawn, nodes, weights, strict=False)])
         return grown
 
     def select(self, states: Sequence[Any], first: int) -> list[int]:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from foretoken.core.draw_each import weights_of
@@ -83,22 +84,22 @@ class RankedTree(ABC):
         self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
     ) -> list[list[Scored]]:
         assert q is not None
-        grown = []
-        for plan, weights in zip(plans, weights_of(draws, q), strict=True):
-            log_score, level = plan.memo
-            grown.append([(log_score + math.log(x or NEVER), level + 1) for x in weights])
-        return grown
+        level = plans[0].memo[1] + 1
+        scores = np.log(np.maximum(weights_of(draws, q), NEVER)) + np.array([[plan.memo[0]] for plan in plans])
+        return [[(score, level) for score in row] for row in scores.tolist()]
 
     @abstractmethod
     def select(self, states: Sequence[Scored], first: int) -> list[int]: ...
 
     def keep(self, states: Sequence[Scored]) -> list[int]:
-        return sorted([0, *best(states, range(1, len(states)), self.budget)])
+        return sorted([0, *best(states, 1, self.budget)])
 
 
-def best(states: Sequence[Scored], nodes: Sequence[int], number: int) -> list[int]:
-    """Of nodes in order those with the highest scores; of equals the earlier, so that a parent precedes its child."""
-    return sorted(nodes, key=lambda i: -states[i][0])[:number]  # stable
+def best(states: Sequence[Scored], first: int, number: int) -> list[int]:
+    """Of the nodes from `first` on those with the highest scores; of equals the earlier, so that a parent precedes its
+    child."""
+    scores = [score for score, _ in states]
+    return sorted(range(first, len(states)), key=scores.__getitem__, reverse=True)[:number]  # stable
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class DynamicTree(RankedTree):
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
         if states[-1][1] >= self.depth:
             return []
-        likely = best(states, range(len(states)), 1 + self.budget)
+        likely = best(states, 0, 1 + self.budget)
         return sorted([i for i in likely if i >= first][: self.max_draws])
 
 
@@ -147,8 +148,7 @@ class OptTree(RankedTree):
             return []
         if first == 0:
             return [0]
-        kept = best(states, range(1, len(states)), self.budget)
-        before = best(states, range(1, first), self.budget)
+        kept, before = best(states, 1, self.budget), best(states[:first], 1, self.budget)
         gained = self._length(states, kept) - self._length(states, before)
         return sorted(i for i in kept if i >= first) if gained >= self.threshold else []
 

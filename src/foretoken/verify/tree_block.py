@@ -38,6 +38,7 @@ from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.verify.rejection import is_single, recursive_row
 from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.tree_block_fast import fast_end, fast_share, serves
 
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
 
@@ -69,45 +70,74 @@ class TreeBlock:
         root = tree.siblings[0]
         if root is None or root.q is None:
             return walk(tree, probabilities, self.rule, rng)
-        outcome = self._visit(tree, 0, 1.0, probabilities, rng)
+        outcome = self._visit(tree, 0, 1.0, probabilities(range(len(tree))), rng)
         assert outcome is not None
         return outcome
 
     def _visit(
-        self,
-        tree: TokenTree,
-        node: int,
-        weight: float,
-        probabilities: Probabilities,
-        rng: torch.Generator,
+        self, tree: TokenTree, node: int, weight: float, p: Float[Tensor, "n v"], rng: torch.Generator
     ) -> Outcome:
-        p = probabilities(range(node, node + 1))[0].double()
-        p = p / p.sum()
-        row = torch.cat([weight * p, p.new_tensor([1 - weight])])
         siblings = tree.siblings[node]
-        if siblings is not None and siblings.law.k > 0:
-            row = self._row(row, siblings)
+        if siblings is not None and siblings.law.k == 0:
+            siblings = None
+        assert siblings is None or siblings.q is not None
+        single = siblings is None or (is_single(siblings.law) and len(siblings.draws) == 1)
+        q = None if siblings is None else siblings.q
+        if single and serves(p, q):
+            return self._visit_single(tree, node, weight, p, q, rng)
+        row = self.law(p[node], siblings, weight)
+        if siblings is not None:
             left = 1.0
             for token in dict.fromkeys(siblings.draws):
                 share = float(row[token])
                 if share > 0:
                     child = tree.child(node, token)
                     assert child is not None
-                    outcome = self._visit(tree, child, min(1.0, share / left), probabilities, rng)
+                    outcome = self._visit(tree, child, min(1.0, share / left), p, rng)
                     if outcome is not None:
                         return (node, *outcome[0]), outcome[1]
                     left = max(left - share, TINY)
             row = row.index_fill(0, torch.tensor(siblings.draws, dtype=torch.long, device=row.device), 0.0)
             if float(row.sum()) <= TINY:  # the children took all; this is reached with probability 0 up to rounding
-                row = torch.cat([p, p.new_zeros(1)])
+                row = torch.cat([p[node].double(), row.new_zeros(1)])
         if weight == 1.0:  # what rounding left there must not reject the root
             row[-1] = 0.0
         token = draw(row, rng)
-        return None if token == len(p) else ((node,), token)
+        return None if token == p.shape[1] else ((node,), token)
 
-    def _row(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+    def _visit_single(
+        self,
+        tree: TokenTree,
+        node: int,
+        weight: float,
+        p: Float[Tensor, "n v"],
+        q: Float[Tensor, " v"] | None,
+        rng: torch.Generator,
+    ) -> Outcome:
+        """The same at a node of at most one draw."""
+        if q is not None:
+            siblings = tree.siblings[node]
+            assert siblings is not None
+            (token,) = siblings.draws
+            child = tree.child(node, token)
+            assert child is not None
+            share = fast_share(p[node], q, token, weight)
+            outcome = self._visit(tree, child, share, p, rng) if share > 0 else None
+            if outcome is not None:
+                return (node, *outcome[0]), outcome[1]
+        u = float(torch.rand(1, 1, generator=rng, dtype=torch.float64))  # as `draw` takes it
+        token = fast_end(p[node], q, weight, u)
+        return None if token == p.shape[1] else ((node,), token)
+
+    def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:
+        """[v + 1]: the law of the token after a node that is visited with `weight`, given its children; the last entry
+        is that of rejecting the node."""
+        p = p.double()
+        row = torch.cat([p * (weight / p.sum()), p.new_tensor([1 - weight])])
+        if siblings is None:
+            return row
         assert siblings.q is not None
-        q = torch.cat([siblings.q.double(), siblings.q.new_zeros(1).double()])
+        q = torch.cat([siblings.q.double(), row.new_zeros(1)])
         if is_single(siblings.law) and len(siblings.draws) == siblings.law.k:
-            return recursive_row(p, q, siblings.draws, without_replacement=False)
-        return self.rule(p, Siblings(siblings.draws, q, siblings.law))
+            return recursive_row(row, q, siblings.draws, without_replacement=False)
+        return self.rule(row, Siblings(siblings.draws, q, siblings.law))
