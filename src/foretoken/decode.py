@@ -19,10 +19,10 @@ from foretoken.core.interfaces import (
     FeatureTarget,
     LearningSession,
     Path,
+    SamplingSession,
     Target,
     TargetSession,
 )
-from foretoken.core.laws import draw_iid
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import likeliest
@@ -70,6 +70,7 @@ class Decoder:
         self.drafter: DraftSession = drafter.open(batch, slots)
         # Asked once: looking for a protocol's methods takes 40 microseconds.
         self._features = self.target if isinstance(self.target, FeatureSession) else None
+        self._sampler = self.target if isinstance(self.target, SamplingSession) else None
         self._learner = self.drafter if isinstance(self.drafter, LearningSession) else None
 
     def join(self, sequence: Sequence) -> None:
@@ -88,9 +89,11 @@ class Decoder:
         """One target forward for every sequence; those that finished have left when it returns."""
         sequences = list(self.sequences)
         trees = self._drafting(lambda: self._propose(sequences))
-        scores = self.target.score(sequences, trees)
+        outcomes = self._sampled(sequences, trees)
+        if outcomes is None:
+            outcomes = self._walks(sequences, trees, self.target.score(sequences, trees))
         steps, paths = [], []
-        for seq, tree, (path, token) in zip(sequences, trees, self._walks(sequences, trees, scores), strict=True):
+        for seq, tree, (path, token) in zip(sequences, trees, outcomes, strict=True):
             steps.append((seq, seq.commit(tree, path, token)))
             paths.append(path)
         self.target.keep(paths)
@@ -105,11 +108,18 @@ class Decoder:
             self._learner.learn(self._features.features(sequences))
         return self.drafter.propose(sequences)
 
+    def _sampled(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[tuple[Path, int]] | None:
+        """The plain step of a lone sequence, in one call of the target where it has one."""
+        # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
+        if self._sampler is None or len(sequences) > 1 or trees[0].siblings[0] is not None:
+            return None
+        token = self._sampler.sample(sequences[0])
+        return None if token is None else [((0,), token)]
+
     def _walks(
         self, sequences: Seq[Sequence], trees: Seq[TokenTree], scores: Seq[Float[Tensor, "_ v"]]
     ) -> list[tuple[Path, int]]:
         """Each sequence's path and the token after it."""
-        # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
         plain = all(tree.siblings[0] is None for tree in trees)
         if not (plain and _one_sampling(sequences)):
             return [self._walk(*each) for each in zip(sequences, trees, scores, strict=True)]
@@ -118,11 +128,11 @@ class Decoder:
         try:
             if sampling.temperature == 0:
                 return [((0,), token) for token in likeliest(sampling.scores(rows)).tolist()]
-            p = sampling(rows)
+            one = len(sequences) == 1
+            u = sequences[0].uniforms(1, 1) if one else torch.cat([seq.uniforms(1, 1) for seq in sequences])
+            return [((0,), token) for token in sampling.sample(rows, u)]  # by one uniform each, as `draw` takes it
         except NotFiniteError as error:
             raise self._explained(rows) from error
-        u = torch.cat([seq.uniforms(1, 1) for seq in sequences])  # as `draw` takes them, one sequence at a time
-        return [((0,), token) for token in draw_iid(p, u)[:, 0].tolist()]
 
     def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
         if seq.sampling.temperature == 0 and not seq.sampling.reads_prefix:

@@ -62,7 +62,8 @@ class Foretoken:
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         device = self.engine.target.lm.device
         scoring, forwards, memory = Clock(device), Clock(device), MemoryGrowth(device)
-        engine = replace(self.engine, target=LMTarget(TimedLM(self.engine.target.lm, scoring, forwards)))
+        target = LMTarget(TimedLM(self.engine.target.lm, scoring, forwards))
+        engine = replace(self.engine, target=target, tokenizer=None)  # ids in, ids out, as transformers' generate
         if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
             lm = engine.drafter.lm
             if isinstance(lm, IntersectionLM):

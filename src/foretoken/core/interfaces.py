@@ -42,6 +42,16 @@ class FeatureSession(TargetSession, Protocol):
 
 
 @runtime_checkable
+class SamplingSession(TargetSession, Protocol):
+    """A target's session that can take a lone sequence's plain step in one call."""
+
+    def sample(self, sequence: Sequence) -> int | None:
+        """The token after its committed ids, by one uniform of its own at temperature > 0; the root is scored then, as
+        after `score`. None where it cannot, and nothing was done."""
+        ...
+
+
+@runtime_checkable
 class DraftSession(Protocol):
     def join(self) -> None: ...
 

@@ -12,6 +12,7 @@ Slots of a row: [0, length) committed text, [length, length + len(tree)) tree no
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -111,6 +112,15 @@ def additive_mask(
 
 def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarray:
     """[1, 1, n, start + n] float32: the mask of a chain of n tokens after `start` committed ones."""
-    behind = (start + np.arange(n))[:, None] - np.arange(start + n)[None, :]
-    seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-    return np.where(seen, np.float32(0.0), np.float32(low))[None, None]
+    mask = np.zeros((1, 1, n, start + n), np.float32)
+    mask[0, 0, :, start:] = _later(n, low)
+    if window is not None:
+        behind = (start + np.arange(n))[:, None] - np.arange(start + n)[None, :]
+        mask[0, 0, behind >= window] = low
+    return mask
+
+
+@lru_cache(maxsize=64)
+def _later(n: int, low: float) -> np.ndarray:
+    """[n, n]: low right of the diagonal, else 0."""
+    return np.triu(np.full((n, n), low, np.float32), 1)

@@ -110,6 +110,8 @@ class Rows:
             for r in active:
                 self._trees[r].drop(firsts[r])
             raise
+        if min(counts) == max(counts):
+            return list(logits.unbind())  # a slice takes as long as sixty products of a row
         none = logits[0, :0]
         return [logits[r - low, : counts[r]] if counts[r] else none for r in range(len(counts))]
 
@@ -244,7 +246,7 @@ class Rows:
         self._lm.check_position(start + nodes - 1)
         drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
         if not drafted:
-            raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits.")
+            raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
         return drafted, q
 

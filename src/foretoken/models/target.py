@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
@@ -11,6 +12,8 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
+
+NO_DRAW = torch.zeros(1, 1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,16 @@ class LMTargetSession:
     def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
         self.catch_up(sequences)
         return self.rows.score([tree.tokens for tree in trees], [tree.parents for tree in trees])
+
+    def sample(self, sequence: Sequence) -> int | None:
+        sampling = sequence.sampling
+        greedy = sampling.temperature == 0 and not sampling.moves_scores
+        if not (greedy or sampling.tempers_only) or sequence.shapes_logits or not self.rows.drafts_chains(0, 1):
+            return None
+        self.catch_up([sequence])
+        u = NO_DRAW if greedy else sequence.uniforms(1, 1)
+        (token,), _ = self.rows.draft_chain(0, sequence.ids[-1:], u, sampling.temperature)
+        return token
 
     def keep(self, paths: Seq[Path]) -> None:
         self.rows.keep(paths)

@@ -1,0 +1,81 @@
+"""A lone sequence's plain step as one compiled call is score, softmax and draw, bit for bit."""
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.cli.options import demo_folder
+from foretoken.core.errors import NotFiniteError
+from foretoken.models.llama_kernel import LlamaKernel
+from foretoken.models.target import LMTargetSession
+
+PROMPT = "def read(self, path):\n    with open("
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[bool]:
+    """Whether each plain step asked for was taken in one call."""
+    taken, sample = [], LMTargetSession.sample
+
+    def counted(self, sequence):
+        token = sample(self, sequence)
+        taken.append(token is not None)
+        return token
+
+    monkeypatch.setattr(LMTargetSession, "sample", counted)
+    return taken
+
+
+def load(dtype: str = "float32", drafter: str = "none", **options) -> foretoken.Engine:
+    return foretoken.load(str(demo_folder() / "target"), drafter=drafter, device="cpu", dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_text_is_the_same(temperature, dtype, calls, monkeypatch):
+    engine, options = load(dtype), {"max_new_tokens": 80, "temperature": temperature, "seed": 5}
+    fast = engine.generate(PROMPT, **options)
+    assert calls == [True] * 80
+    monkeypatch.setattr(LMTargetSession, "sample", lambda *_: None)
+    assert engine.generate(PROMPT, **options).token_ids == fast.token_ids
+    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == fast.token_ids
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"logit_bias": {7: -5.0}}],
+    ids=lambda option: next(iter(option)),
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_is_more_than_a_temperature_goes_the_longer_way(option, temperature, calls):
+    engine = load()
+    engine.generate(PROMPT, max_new_tokens=3, temperature=temperature, seed=0, **option)
+    truncates = option.keys() & {"top_k", "top_p", "min_p"}
+    assert calls == [temperature == 0 and bool(truncates)] * 3  # the likeliest token is that of every truncation
+
+
+def test_plain_steps_between_drafted_ones(calls):
+    """As under method auto: what the target's cache holds is the same either way."""
+    engine, options = load(drafter="ngram", tree="chain:3"), {"max_new_tokens": 80, "temperature": 0.0}
+    drafted = engine.generate(PROMPT, **options)
+    assert 0 < calls.count(True) == drafted.stats.num_plain
+    assert drafted.stats.num_accepted > 0
+    assert drafted.token_ids == load().generate(PROMPT, **options).token_ids
+
+
+def test_hidden_states_are_kept_the_longer_way(calls):
+    engine = load(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:2")
+    result = engine.generate(PROMPT, max_new_tokens=1, temperature=0.0)
+    assert calls == [False]
+    assert result.token_ids == load().generate(PROMPT, max_new_tokens=1, temperature=0.0).token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_name_the_model(temperature, calls):
+    engine = load()
+    kernel = engine.target.lm.kernel
+    assert isinstance(kernel, LlamaKernel)
+    kernel.norm[:] = torch.nan
+    with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
+        engine.generate(PROMPT, max_new_tokens=2, temperature=temperature, seed=0)
+    assert calls == []
