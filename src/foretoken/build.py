@@ -11,7 +11,7 @@ from foretoken.core.laws import IID, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
-from foretoken.draft.controller import FORGET_COST, KNOWN_WEIGHT, LOOK, Costs, Experience
+from foretoken.draft.controller import FORGET_COST, KNOWN_WEIGHT, MEMORY, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.randomised import RandomisedDrafter
@@ -197,7 +197,7 @@ def load(
     if tuned is not None and profile is not None:
         model = model or causal_lm(target)
         check_profile(tuned, profile, model, proposing)
-        costs = Costs(tuned.plain_s, num_plain=1, look=LOOK, fit=RunningFit(tuned.extra, FORGET_COST))
+        costs = Costs(tuned.plain_s, looks=MEMORY, fit=RunningFit(tuned.extra, FORGET_COST))
         known = Experience(tuned.acceptance, KNOWN_WEIGHT, {1: costs})
         if method == FIXED and not named and tuned.tree == PLAIN:
             proposing, tree = NoDrafter(), PLAIN

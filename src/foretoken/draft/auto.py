@@ -81,13 +81,15 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
-        self._depth = self.controller.choose() if any(seq.num_left > 1 for seq in sequences) else 0
+        drafts = any(seq.num_left > 1 for seq in sequences)
+        self._depth = self.controller.choose(timed=not self._new) if drafts else 0
         self._lengths = [len(seq.ids) for seq in sequences]
         if self._depth == 0:
             return [root_only(seq.ids[-1]) for seq in sequences]
         for seq in sequences:
             seq.max_depth = self._depth
         self._limits = [seq.depth_left for seq in sequences]
+        self._depth = max(self._limits)  # what is left of the text may end it
         return self.inner.propose(sequences)
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:

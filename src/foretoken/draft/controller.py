@@ -2,8 +2,11 @@
 
     choose the depth d that maximises   E(d) / T(d),   E(d) = sum over sequences of 1 + a_1 + a_1 a_2 + .. + a_1..a_d
     a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean of each sequence
-    T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T = 1 + r . (1, d, drafted nodes),
-           and for each depth what its steps took beside that line, since forwards come in blocks of nodes
+    T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T ~ 1 + r . (1, d, drafted nodes),
+           and for each depth what its steps took beside that line, since forwards come in blocks of nodes. Every
+           step shows the pace of the machine, that all are measured by; plain ones among drafted ones, how they compare
+
+A depth is taken to be cheaper the fewer of its steps were measured: so it is tried, if drafting pays as it is known.
 
 d = 0 is plain decoding. From there a new try is made on credit only: every step books what it won or lost against
 plain decoding, plain steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and
@@ -20,82 +23,88 @@ from foretoken.draft.running_fit import RunningFit
 ALLOWANCE = 0.015  # plain steps that a plain step earns, to find out whether drafting pays again
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
 READING = 12.0  # and losses where the drafter had a text to read first
-FORGET, FORGET_LONG = 0.97, 0.99  # a step, for acceptance: the last 30 steps count, the last 100 in the long run
-FORGET_COST = 0.98
+FORGET = 0.97  # a step, for acceptance: the last 30 steps count
+FORGET_LONG = FORGET_COST = 0.99  # for acceptance in the long run, and for costs: the last 100
 HOPE, HOPE_WEIGHT = 0.7, 2.0  # acceptance assumed of an unknown drafter, and its weight in trials
 KNOWN_WEIGHT, FADE = 16.0, 100.0  # the weight it grows to in earlier texts, and the trials half-way there
 TRY, TRY_WEIGHT = 0.6, 1.0  # acceptance assumed at a new try
 ALIKE = 10.0  # trials by which depths share one acceptance
-STEEP = 2  # a step may go this much deeper than the tokens accepted lately
-ON_LINE = 20.0  # steps of a depth by which it lies on the line of all depths
+ON_LINE = 2.0  # steps of a depth by which it lies on the line of all depths
+DARING = 0.2  # share by which a depth never tried may be cheaper than the line says
 EXTRA = (0.1, 0.15, 0.03)  # r of an unknown pair, with the weight of one step
-LOOK_FIRST, LOOK = 16, 256  # steps after which one plain step is made to see what it costs now
-MEMORY = 10  # plain steps that count
-OUTLIER = 1.5  # times what was expected; more counts as so much
-ACCIDENTS = 2  # drafted steps in a row that may take more and teach nothing: another program had the core
+LOOK = 8  # steps, times 2 for every look so far, after which one plain step is made to see what it costs now
+PACE = 0.2  # the share of what a step took beside what was expected that is the machine's pace now
+MEMORY = 5  # looks that count
+OUTLIER = 1.4  # times what was expected, or 1 / that; what is further off counts as so much: an accident
 
 
 @dataclass
 class Costs:
-    """What steps cost at one batch size.
+    """What steps cost at one batch size, by the machine's pace: other programs slow down every step alike.
 
-    plain_s: seconds of a plain step, None before the first; fit: of r above. since_plain: steps since a plain one was
-    measured, look: after how many the next is due. accidents: drafted steps in a row that took far too long. beside:
-    by depth, the sum of what its steps took beside the line, and their number.
+    pace_s: seconds that 1 stands for now, None before the first step; plain: a plain step in those; fit: of r above.
+    since_plain: steps since the last look; looks: 1 and their number, MEMORY at most. seen: by depth, the number of its
+    steps and the sums of what they took beyond 1 and of their nodes, older ones counting less.
     """
 
-    plain_s: float | None = None
-    num_plain: int = 0
+    pace_s: float | None = None
+    plain: float = 1.0
     since_plain: int = 0
-    look: int = LOOK_FIRST
-    accidents: int = 0
+    looks: int = 1
     fit: RunningFit = field(default_factory=lambda: RunningFit(EXTRA, FORGET_COST))
-    beside: dict[int, tuple[float, float]] = field(default_factory=dict)
+    seen: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
     def learn(self, depth: int, nodes: float, seconds: float) -> None:
         """nodes: drafted, a sequence."""
-        if depth == 0:
-            self._learn_plain(seconds)
-        elif self.plain_s is not None:
-            self.since_plain += 1
-            most = OUTLIER * self.steps(depth, nodes)
-            self.accidents = self.accidents + 1 if seconds / self.plain_s > most else 0
-            if 0 < self.accidents <= ACCIDENTS:
-                return
-            extra = min(seconds / self.plain_s, most) - 1
-            self.fit.learn((1.0, float(depth), nodes), extra)
-            off, count = self.beside.get(depth, (0.0, 0.0))
-            more = 1 + extra - self._line(depth, nodes)
-            self.beside[depth] = (FORGET_COST * off + more, FORGET_COST * count + 1)
+        known = self.paces(depth, nodes)
+        if self.pace_s is None:
+            self.pace_s = seconds / known
+        off = min(OUTLIER, seconds / (self.pace_s * known))
+        if depth:
+            off = max(off, 1 / OUTLIER)
+            self._learn_drafted(depth, nodes, off * known - 1)
+        elif self.since_plain:
+            self.looks = min(self.looks + 1, MEMORY)
+            self.plain *= off ** (1 / self.looks)
+            self.since_plain = 0
+        self.pace_s *= off ** (PACE if off >= 1 / OUTLIER else 1.0)  # only what is slow can be an accident
 
-    def _learn_plain(self, seconds: float) -> None:
-        if self.plain_s is None or seconds * OUTLIER < self.plain_s:  # only what is slow can be an accident
-            self.plain_s = seconds
-        self.num_plain = min(self.num_plain + 1, MEMORY)
-        self.plain_s += (min(seconds, OUTLIER * self.plain_s) - self.plain_s) / self.num_plain
-        if self.since_plain >= self.look:
-            self.look = min(2 * self.look, LOOK)
-        self.since_plain = 0
+    def _learn_drafted(self, depth: int, nodes: float, extra: float) -> None:
+        self.since_plain += 1
+        self.fit.learn((1.0, float(depth), nodes), extra)
+        count, extras, num_nodes = self.seen.get(depth, (0.0, 0.0, 0.0))
+        self.seen[depth] = FORGET_COST * count + 1, FORGET_COST * extras + extra, FORGET_COST * num_nodes + nodes
 
     @property
     def due(self) -> bool:
         """Whether a plain step should be measured now."""
-        return self.plain_s is None or self.since_plain >= self.look
+        return self.pace_s is None or self.since_plain >= LOOK * 2**self.looks
+
+    def seconds(self, depth: int, nodes: float) -> float:
+        return (self.pace_s or 1.0) * self.paces(depth, nodes)
 
     def steps(self, depth: int, nodes: float) -> float:
         """T, in plain steps."""
-        if not depth:
-            return 1.0
-        off, count = self.beside.get(depth, (0.0, 0.0))
-        return self._line(depth, nodes) + off / (count + ON_LINE)
+        return self.paces(depth, nodes) / self.plain
 
-    def _line(self, depth: int, nodes: float) -> float:
+    def hope(self, depth: int) -> float:
+        """What T of a depth may come down to, as a share."""
+        return 1 - DARING / (1 + self.seen.get(depth, (0.0,))[0]) ** 0.5
+
+    def paces(self, depth: int, nodes: float) -> float:
+        """T, where 1 takes pace_s."""
+        if not depth:
+            return self.plain
         once, level, node = self.fit.coefficients
-        return 1 + once + level * depth + node * nodes
+        found = 1 + once + level * depth + node * nodes
+        if depth in self.seen:
+            count, extras, num_nodes = self.seen[depth]
+            found += (extras - count * (once + level * depth) - node * num_nodes) / (count + ON_LINE)
+        return found
 
     def like(self) -> "Costs":
         """A start for another batch size."""
-        return Costs(fit=RunningFit(self.fit.coefficients, FORGET_COST))
+        return Costs(plain=self.plain, fit=RunningFit(self.fit.coefficients, FORGET_COST))
 
 
 @dataclass
@@ -135,20 +144,11 @@ class Acceptance:
         self.long_hits = FORGET_LONG * self.long_hits + min(accepted, limit)
         self.long_trials = FORGET_LONG * self.long_trials + min(accepted + 1, limit)
 
-    @property
-    def over_all_depths(self) -> float:
-        return (sum(self.hits) + self.mean * self.weight) / (sum(self.trials) + self.weight)
-
-    @property
-    def within_reach(self) -> float:
-        """The deepest that the next step may go: a drafter that is not known yet has to earn its depth."""
-        return STEEP + sum(self.hits) + self.mean * self.weight / 2
-
-    def expected(self, deepest: int) -> list[float]:
-        """E(d) for d = 0 .. deepest."""
-        assumed = ALIKE * self.over_all_depths
+    def expected(self) -> list[float]:
+        """E(d) for d = 0, 1, .."""
+        assumed = ALIKE * (sum(self.hits) + self.mean * self.weight) / (sum(self.trials) + self.weight)
         reach, total, found = 1.0, 1.0, [1.0]
-        for hits, trials in zip(self.hits[:deepest], self.trials, strict=False):
+        for hits, trials in zip(self.hits, self.trials, strict=True):
             reach *= (hits + assumed) / (trials + ALIKE)
             total += reach
             found.append(total)
@@ -202,8 +202,8 @@ class Controller:
         deepest = len(self.sizes) - 1
         return Acceptance(mean, weight, [0.0] * deepest, [0.0] * deepest, mean * weight, weight)
 
-    def choose(self) -> int:
-        """The depth of the next step, the same for all rows: a batched forward is as long as its longest row."""
+    def choose(self, timed: bool = True) -> int:
+        """The depth of the next step, one for all rows: a forward is as long as its longest. timed: it may look."""
         costs = self.experience.costs_of(len(self.rows))
         if not self.experience.drafting:
             if self.experience.balance < 0 or not self._could_pay(costs):
@@ -212,17 +212,14 @@ class Controller:
             for row in self.rows:
                 row.try_again()
             return 1
-        if costs.due:
+        if timed and costs.due:
             return 0
-        deepest = min(len(self.sizes) - 1, int(max(row.within_reach for row in self.rows)))
-        tokens = map(sum, zip(*(row.expected(deepest) for row in self.rows), strict=True))
-        rates = [n / costs.steps(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
-        best = max(range(1, deepest + 1), key=rates.__getitem__)
-        if rates[best] <= rates[0]:
-            # Not before a look at what a plain step takes now: the machine may have become slower for both.
-            self.experience.drafting = costs.since_plain > 0
+        tokens = map(sum, zip(*(row.expected() for row in self.rows), strict=True))
+        rates = [n / costs.paces(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
+        if max(rates[1:]) <= rates[0]:
+            self.experience.drafting = costs.since_plain > 0  # not before a look at what a plain step takes now
             return 0
-        return best
+        return max(range(1, len(rates)), key=lambda d: rates[d] / costs.hope(d))
 
     def _could_pay(self, costs: Costs) -> bool:
         """Whether drafting would win if everything were accepted."""
@@ -230,8 +227,7 @@ class Controller:
 
     def predicted(self, depth: int, nodes: float) -> float:
         """Seconds of a step, where they are not measured."""
-        costs = self.experience.costs_of(len(self.rows))
-        return (costs.plain_s or 1.0) * costs.steps(depth, nodes)
+        return self.experience.costs_of(len(self.rows)).seconds(depth, nodes)
 
     def learn_acceptance(self, limits: Sequence[int], nodes: Sequence[int], accepted: Sequence[int]) -> None:
         """Of a drafted step, by sequence: the most that it could accept, nodes drafted, tokens accepted."""
@@ -249,8 +245,8 @@ class Controller:
             costs.learn(depth, nodes, seconds)
         if depth == 0:
             self.experience.balance += 0 if self.experience.drafting else ALLOWANCE
-        elif costs.plain_s is not None:
+        elif costs.pace_s is not None:
             # By what such steps are known to take: a machine that became slower is no loss of drafting.
-            spent = costs.steps(depth, nodes) if usual else min(seconds / costs.plain_s, READING + tokens)
-            balance = self.experience.balance + tokens - spent
-            self.experience.balance = max(-DEBT if usual else -READING, min(CREDIT, balance))
+            spent = costs.steps(depth, nodes) if usual else min(seconds / costs.seconds(0, 0.0), READING + tokens)
+            least = min(self.experience.balance, -DEBT if usual else -READING)
+            self.experience.balance = max(least, min(CREDIT, self.experience.balance + tokens - spent))
