@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
+from foretoken.draft import controller as controller_module
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import FORGET_COST, Controller, Costs, Experience
+from foretoken.draft.controller import ALLOWANCE, FORGET_COST, Controller, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.running_fit import RunningFit
@@ -229,8 +231,8 @@ def test_a_text_that_changes_is_followed():
 
     rng, machine = np.random.default_rng(1), MACHINES["quick drafter"]
     depths = defaultdict(list)
-    total = 0.0
-    for _ in range(10):
+    total, texts = 0.0, 120  # of ten, the shares below range from 0.7 to 1
+    for _ in range(texts):
         seconds, path = simulate(lambda p: 0.9 if easy(p) else 0.03, machine, 1200, Experience(), rng)
         total += seconds
         for position, depth in path:
@@ -238,8 +240,28 @@ def test_a_text_that_changes_is_followed():
                 depths[easy(position)].append(depth)
     assert Counter(d > 0 for d in depths[False])[True] / len(depths[False]) < 0.1
     assert sum(d >= 4 for d in depths[True]) / len(depths[True]) > 0.9
-    ideal = 10 * NOISE * (600 + 600 / max(rates(0.9, machine)))
+    ideal = texts * NOISE * (600 + 600 / max(rates(0.9, machine)))
     assert total / ideal < 1.15
+
+
+def test_plain_steps_of_a_useless_drafter_rest():
+    """Nothing is asked or learnt of most steps until the next try, which comes when it would have come."""
+    tries, rests = {}, {}
+    for awake in (8, 10**6):
+        with patch.object(controller_module, "AWAKE", awake):
+            experience = Experience(acceptance=0.03, weight=16.0, costs={1: Costs(1.0)}, drafting=False, balance=-1.0)
+            controller = Controller(range(DEEPEST + 1), experience)
+            controller.join()
+            rests[awake] = 0
+            for step in range(200):
+                depth = controller.choose()
+                rests[awake] += controller.resting
+                if depth:
+                    tries[awake] = step
+                    break
+                controller.learn_cost(0, 0.0, 1.0, 1.0, True)
+    assert tries[8] == tries[10**6] == pytest.approx(1 / ALLOWANCE, abs=1)
+    assert rests == {8: tries[8] - 8, 10**6: 0}
 
 
 def test_a_depth_beside_the_line_of_all_depths_is_learnt():

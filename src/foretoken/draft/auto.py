@@ -83,9 +83,9 @@ class AutoSession(WrappedSession[DraftSession]):
         self._began = self.clock() if self.clock else 0.0
         drafts = any(seq.num_left > 1 for seq in sequences)
         self._depth = self.controller.choose(timed=not self._new) if drafts else 0
-        self._lengths = [len(seq.ids) for seq in sequences]
         if self._depth == 0:
             return [root_only(seq.ids[-1]) for seq in sequences]
+        self._lengths = [len(seq.ids) for seq in sequences]
         for seq in sequences:
             seq.max_depth = self._depth
         self._limits = [seq.depth_left for seq in sequences]
@@ -93,6 +93,8 @@ class AutoSession(WrappedSession[DraftSession]):
         return self.inner.propose(sequences)
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        if self.controller.resting:
+            return
         batch, usual = len(sequences), True
         if self._depth:
             self.inner.observe(sequences, trees, paths)

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 
 from foretoken.draft.running_fit import RunningFit
 
-ALLOWANCE = 0.015  # plain steps that a plain step earns, to find out whether drafting pays again
+ALLOWANCE = 0.02  # plain steps that a plain step earns, to find out whether drafting pays again
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
+AWAKE = 8  # plain steps before a new try that are measured again, to know the machine's pace
 READING = 12.0  # and losses where the drafter had a text to read first
 FORGET = 0.97  # a step, for acceptance: the last 30 steps count
 FORGET_LONG = FORGET_COST = 0.99  # for acceptance in the long run, and for costs: the last 100
@@ -160,7 +161,7 @@ class Experience:
     """What earlier texts taught: where the next one starts. acceptance: their mean. costs: by batch size.
 
     drafting: whether it paid lately. balance: plain steps won, or lost, since a text that pays nothing is no reason to
-    read the next one's prompt with the drafter too.
+    read the next one's prompt with the drafter too. rest: plain steps ahead of which nothing will be asked or learnt.
     """
 
     acceptance: float = HOPE
@@ -168,6 +169,7 @@ class Experience:
     costs: dict[int, Costs] = field(default_factory=dict)
     drafting: bool = True
     balance: float = 0.0
+    rest: int = 0
 
     def costs_of(self, batch: int) -> Costs:
         if batch not in self.costs:
@@ -189,6 +191,7 @@ class Controller:
     experience: Experience = field(default_factory=Experience)
     rows: list[Acceptance] = field(default_factory=list)
     fill: float = 1.0  # nodes really drafted, as a share of `sizes`
+    resting: bool = False  # at this step, of which nothing is to be learnt
 
     def join(self) -> None:
         self.rows.append(self._new(self.experience.acceptance, self.experience.weight))
@@ -204,9 +207,15 @@ class Controller:
 
     def choose(self, timed: bool = True) -> int:
         """The depth of the next step, one for all rows: a forward is as long as its longest. timed: it may look."""
+        self.resting = self.experience.rest > 0
+        if self.resting:
+            self.experience.rest -= 1
+            return 0
         costs = self.experience.costs_of(len(self.rows))
         if not self.experience.drafting:
-            if self.experience.balance < 0 or not self._could_pay(costs):
+            if self.experience.balance >= 0 and not self._could_pay(costs):
+                self.experience.balance = -DEBT  # to be asked again as if it had lost so much
+            if self.experience.balance < 0:
                 return 0
             self.experience.drafting = True
             for row in self.rows:
@@ -220,6 +229,13 @@ class Controller:
             self.experience.drafting = costs.since_plain > 0  # not before a look at what a plain step takes now
             return 0
         return max(range(1, len(rates)), key=lambda d: rates[d] / costs.hope(d))
+
+    def _earn(self) -> None:
+        """The allowance of a plain step; and of those ahead, if there are many until the next try, which may rest then:
+        to ask and to learn takes a twentieth of a small model's step."""
+        experience = self.experience
+        experience.rest = max(int(-experience.balance / ALLOWANCE) - AWAKE, 0)
+        experience.balance += ALLOWANCE * (1 + experience.rest)
 
     def _could_pay(self, costs: Costs) -> bool:
         """Whether drafting would win if everything were accepted."""
@@ -240,11 +256,14 @@ class Controller:
     def learn_cost(self, depth: int, nodes: float, tokens: float, seconds: float, usual: bool) -> None:
         """nodes, tokens: drafted and emitted, a sequence. usual: False where the drafter caught up after plain steps,
         which is paid for, but is no measure of the next step."""
+        if self.resting:
+            return
         costs = self.experience.costs_of(len(self.rows))
         if usual:
             costs.learn(depth, nodes, seconds)
         if depth == 0:
-            self.experience.balance += 0 if self.experience.drafting else ALLOWANCE
+            if not self.experience.drafting:
+                self._earn()
         elif costs.pace_s is not None:
             # By what such steps are known to take: a machine that became slower is no loss of drafting.
             spent = costs.steps(depth, nodes) if usual else min(seconds / costs.seconds(0, 0.0), READING + tokens)
