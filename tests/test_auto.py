@@ -25,7 +25,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft import controller as controller_module
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import ALLOWANCE, FORGET_COST, Controller, Costs, Experience
+from foretoken.draft.controller import ALLOWANCE, FORGET_COST, RUN, Controller, Costs, Experience
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.running_fit import RunningFit
@@ -162,7 +162,7 @@ def simulate(
         if depth:
             controller.learn_acceptance([limit], [limit], [accepted])
         if position:
-            controller.learn_cost(limit, float(limit), accepted + 1.0, seconds, plain_run <= 1)
+            controller.learn_cost(limit, float(limit), accepted + 1.0, seconds, not limit or plain_run <= 1)
         path.append((position, depth))
         plain_run = 0 if depth else plain_run + 1
         position += accepted + 1
@@ -217,9 +217,10 @@ def test_the_best_depth_is_found_where_forwards_come_in_blocks(machine, acceptan
 @pytest.mark.parametrize("stretch", [20, 100])
 @pytest.mark.parametrize("acceptance", [0.7, 0.85])
 def test_a_machine_whose_speed_changes_is_no_reason_not_to_draft(acceptance, machine, stretch):
-    """Other programs take the half of it and more, for some steps at a time."""
+    """Other programs take the half of it and more, for some steps at a time; where they come and go every twenty, two
+    looks in five, of eight steps each, are disturbed."""
     got = NOISE / mean_cost(lambda _: acceptance, machine, 1200, slower=2.5, stretch=stretch)
-    assert got >= 0.85 * max(rates(acceptance, machine))
+    assert got >= {20: 0.7, 100: 0.85}[stretch] * max(rates(acceptance, machine))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -280,7 +281,7 @@ def test_a_depth_beside_the_line_of_all_depths_is_learnt():
 
 def learn(costs: Costs, num_steps: int, took: float) -> None:
     for _ in range(num_steps):
-        if costs.due:
+        while costs.due:
             costs.learn(0, 0.0, 1.0)
         costs.learn(3, 3.0, took)
 
@@ -303,12 +304,24 @@ def test_a_slow_drafter_is_found_out():
     assert costs.steps(3, 3.0) == pytest.approx(8.0, rel=0.2)
 
 
+def test_plain_steps_that_find_cold_caches_are_no_measure():
+    """Each of the first steps after a draft takes more than the one after it, as measured: docs/results/auto.md."""
+    costs = Costs(1.0)
+    for _ in range(6):
+        for _ in range(20):
+            costs.learn(3, 3.0, 2.5)
+        for place in range(RUN):
+            costs.learn(0, 0.0, 1.0 + 0.08 * (RUN - 1 - place))
+    assert costs.steps(3, 3.0) == pytest.approx(2.5, rel=0.05)
+
+
 def test_a_machine_that_becomes_slower_says_nothing_of_drafting():
     costs = Costs(1.0)
     for slower in (1.0, 2.5, 1.0):
         for _ in range(60):
             costs.learn(3, 3.0, 2.0 * slower)
-        costs.learn(0, 0.0, slower)
+        for _ in range(RUN):
+            costs.learn(0, 0.0, slower)
         assert costs.steps(3, 3.0) == pytest.approx(2.0, rel=0.1)
         assert costs.seconds(3, 3.0) == pytest.approx(2.0 * slower, rel=0.05)
 

@@ -23,7 +23,7 @@ from foretoken.draft.running_fit import RunningFit
 ALLOWANCE = 0.02  # plain steps that a plain step earns, to find out whether drafting pays again
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
 AWAKE = 8  # plain steps before a new try that are measured again, to know the machine's pace
-READING = 12.0  # and losses where the drafter had a text to read first
+READING = 64.0  # and losses where the drafter had a text to read first, which takes it as long as many short steps
 FORGET = 0.97  # a step, for acceptance: the last 30 steps count
 FORGET_LONG = FORGET_COST = 0.99  # for acceptance in the long run, and for costs: the last 100
 HOPE, HOPE_WEIGHT = 0.7, 2.0  # acceptance assumed of an unknown drafter, and its weight in trials
@@ -33,7 +33,8 @@ ALIKE = 10.0  # trials by which depths share one acceptance
 ON_LINE = 2.0  # steps of a depth by which it lies on the line of all depths
 DARING = 0.2  # share by which a depth never tried may be cheaper than the line says
 EXTRA = (0.1, 0.15, 0.03)  # r of an unknown pair, with the weight of one step
-LOOK = 8  # steps, times 2 for every look so far, after which one plain step is made to see what it costs now
+LOOK = 8  # steps, times 2 for every look so far, after which the next is due: what plain steps cost now
+RUN = 8  # plain steps of a look, of which the last is measured: the first find the caches as drafting left them
 PACE = 0.2  # the share of what a step took beside what was expected that is the machine's pace now
 MEMORY = 5  # looks that count
 OUTLIER = 1.4  # times what was expected, or 1 / that; what is further off counts as so much: an accident
@@ -44,19 +45,23 @@ class Costs:
     """What steps cost at one batch size, by the machine's pace: other programs slow down every step alike.
 
     pace_s: seconds that 1 stands for now, None before the first step; plain: a plain step in those; fit: of r above.
-    since_plain: steps since the last look; looks: 1 and their number, MEMORY at most. seen: by depth, the number of its
-    steps and the sums of what they took beyond 1 and of their nodes, older ones counting less.
+    since_plain: steps since the last look; run: plain steps of this one; looks: 1 and their number, MEMORY at most.
+    seen: by depth, the number of its steps and the sums of what they took beyond 1 and of their nodes, older ones less.
     """
 
     pace_s: float | None = None
     plain: float = 1.0
     since_plain: int = 0
+    run: int = 0
     looks: int = 1
     fit: RunningFit = field(default_factory=lambda: RunningFit(EXTRA, FORGET_COST))
     seen: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
     def learn(self, depth: int, nodes: float, seconds: float) -> None:
         """nodes: drafted, a sequence."""
+        self.run = 0 if depth else self.run + 1
+        if self.since_plain and 0 < self.run < RUN:
+            return
         known = self.paces(depth, nodes)
         if self.pace_s is None:
             self.pace_s = seconds / known
@@ -78,7 +83,7 @@ class Costs:
 
     @property
     def due(self) -> bool:
-        """Whether a plain step should be measured now."""
+        """Whether plain steps should be measured now."""
         return self.pace_s is None or self.since_plain >= LOOK * 2**self.looks
 
     def seconds(self, depth: int, nodes: float) -> float:
