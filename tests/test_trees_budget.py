@@ -1,6 +1,5 @@
 """Budget trees: their cost is bounded, they decide before they draw, and pruning after the draw is caught."""
 
-import itertools
 from collections import defaultdict
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
 from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree
 from foretoken.trees.budget_fast import share_loop, spend_loop
-from foretoken.trees.gain import CHOICES, HARDNESS, LOWEST, PRICE, START, STEP, STEPS, Forecast, Gain
+from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, START, STEP, STEPS, Forecast, Gain
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport.plan import Solver
 from tables import table_decoding, tiny_engine
@@ -278,11 +277,11 @@ def test_the_number_of_draws_has_its_law() -> None:
 def test_the_model_of_gains() -> None:
     """Probabilities, one after the other; more children are worth less each; a cheaper node is worth more nodes."""
     certainty = np.array([0.0, 0.3, 0.9, 1.0])
-    for joint, successive in itertools.product((False, True), repeat=2):
+    for joint in (False, True):
         for temperature in (0.3, 1.0, 3.0):
-            gain = Gain(0.31, temperature, joint, successive)
+            gain = Gain(0.31, temperature, joint)
             found = gain.shares(certainty, np.full(4, START[joint]))
-            total = found.first + (gain.choices - 1) * found.other
+            total = found.first + (CHOICES - 1) * found.other
             scale, power = 0.31 * temperature**-0.5, 0.75 * temperature**0.3  # u of gain.py
             miss = np.minimum(scale * (1 - certainty) ** power, 0.95) * START[joint]
             assert found.first[:, 0] == pytest.approx(1 - np.minimum(miss, 0.95), abs=1e-12)
@@ -290,7 +289,6 @@ def test_the_model_of_gains() -> None:
             assert (found.other >= 0).all()
             assert (np.diff(total, axis=1) > -1e-12).all()
             assert (total <= 1).all()
-            assert (np.diff(found.first, axis=1) == 0).all() == successive  # what others win is not the first one's
             assert (np.diff(found.first[:, 0]) >= 0).all()  # a more certain drafter misses less
             assert found.first[3, 0] == 1
             assert (found.hardness[0] <= found.hardness[1]).all()  # it gets easier where drafts are accepted
@@ -304,12 +302,12 @@ def test_the_model_of_gains() -> None:
 def test_the_compiled_shares_are_those_of_the_model() -> None:
     rng = np.random.default_rng(0)
     certainty, hardness = np.append(rng.random(20), [0.0, 1.0]), np.append(rng.uniform(0.5, 1.4, 20), [1.35, 0.5])
-    for joint, successive in itertools.product((False, True), repeat=2):
+    for joint in (False, True):
         for temperature in (0.3, 1.0, 3.0):
-            gain = Gain(0.31, temperature, joint, successive)
+            gain = Gain(0.31, temperature, joint)
             plain = gain.shares(certainty, hardness)
-            share, later = np.empty((2, 22, len(gain.choices))), np.empty((2, 22))
-            compiled(share_loop)(certainty, hardness, gain.constants, gain.more, gain.each, share, later)
+            share, later = np.empty((2, 22, len(CHOICES))), np.empty((2, 22))
+            compiled(share_loop)(certainty, hardness, gain.constants, MORE, EACH, share, later)
             for found, wanted in ((share[0], plain.first), (share[1], plain.other), (later, plain.hardness)):
                 assert np.abs(found - wanted).max() <= 1e-14
 

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from foretoken.core.budgeted import laws_within
 from foretoken.core.compiled import compiled
-from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, Opaque
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
 from foretoken.trees.dynamic import DynamicTree
-from foretoken.trees.gain import PRICE, START, STEPS, Forecast, Gain, Shares
+from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, START, STEPS, Forecast, Gain, Shares
 
 PRICES = np.exp(PRICE)
 ONE = IID(1)
@@ -100,8 +100,7 @@ class BudgetTree:
     """`budget` expected nodes a tree besides the root, over a text, on at most `depth` levels.
 
     mismatch, joint: of the model of gains, gain.py. hub: whether the verifier takes hub draws beside i.i.d. ones, joint
-    whether it decides over whole paths. temperature: the one it is made for by `at`; successive: whether children are
-    drawn without replacement, too. most_draws: at one node.
+    whether it decides over whole paths. temperature: the one it is made for by `at`. most_draws: at one node.
     """
 
     budget: int
@@ -111,7 +110,6 @@ class BudgetTree:
     hub: bool = False
     joint: bool = False
     temperature: float = 1.0
-    successive: bool = False
     weighs: bool = field(default=True, init=False)
 
     def root(self, past: Account | None) -> Node:
@@ -136,7 +134,7 @@ class BudgetTree:
 
     @cached_property
     def _forecast(self) -> Forecast:
-        return _forecast(Gain(self.mismatch, self.temperature, self.joint, self.successive), self.depth)
+        return _forecast(Gain(self.mismatch, self.temperature, self.joint), self.depth)
 
     @property
     def max_nodes(self) -> int:
@@ -159,7 +157,7 @@ class BudgetTree:
 
     def at(self, family: LawFamily, temperature: float) -> TreePolicy:
         """Where nothing is sampled, as at temperature 0, the dynamic tree of the same budget."""
-        return DynamicTree(self.budget) if family is Opaque else _at(self, temperature, family is WithoutReplacement)
+        return DynamicTree(self.budget) if family is Opaque else _at(self, temperature)
 
     def select(self, states: Sequence[Node], first: int) -> list[int]:
         """A node that would not pay for a child at the price of the level above is not scored."""
@@ -180,12 +178,11 @@ class BudgetTree:
         compiled(certainty_loop, reorder_sums=True)(np.ascontiguousarray(q.detach().cpu().numpy()), certainty)
         shares, chosen, log_price = self._spend(states, certainty, left, ledger)
         # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
-        choices = self._forecast.gain.choices
         draws_a_node = (CAP * self.budget - ledger.drawn) / left
         taken: dict[int, Law] = {}
         expected = []
         for i, j in enumerate(chosen):
-            wanted = float(choices[j]) if j >= 0 else 0.0
+            wanted = float(CHOICES[j]) if j >= 0 else 0.0
             most = min(math.floor(wanted * draws_a_node), self.max_draws)
             if most > 0:
                 taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
@@ -225,12 +222,11 @@ class BudgetTree:
         """(what children get by choice, choices, ln of the price)."""
         reach = np.array([state.reach for state in states])
         hardness = np.array([state.hardness for state in states])
-        gain = self._forecast.gain
-        both, later = np.empty((2, len(reach), len(gain.choices))), np.empty((2, len(reach)))
-        compiled(share_loop)(certainty, hardness, gain.constants, gain.more, gain.each, both, later)
+        both, later = np.empty((2, len(reach), len(CHOICES))), np.empty((2, len(reach)))
+        compiled(share_loop)(certainty, hardness, self._forecast.gain.constants, MORE, EACH, both, later)
         worth, size = (table[self.depth - ledger.level - 1] for table in self._forecast.tables)
         chosen = np.empty(len(reach), np.int64)
-        told = reach, both, later, gain.choices, PRICES, worth, size, STEPS, left, ledger.least
+        told = reach, both, later, CHOICES, PRICES, worth, size, STEPS, left, ledger.least
         found = compiled(spend_loop)(*told, chosen)
         return Shares(both[0], both[1], later), chosen.tolist(), float(PRICE[found])
 
@@ -263,8 +259,8 @@ def _on_hubs(q: Float[Tensor, " v"], k: int, certainty: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _at(policy: BudgetTree, temperature: float, successive: bool) -> BudgetTree:
-    return replace(policy, temperature=temperature, successive=successive)
+def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
+    return replace(policy, temperature=temperature)
 
 
 @lru_cache(maxsize=64)  # 0.2 MB each

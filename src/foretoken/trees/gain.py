@@ -8,9 +8,8 @@ The first draw is the emitted one with probability
 
     F(b) = 1 - m - d m (1 - e^(-c (b - 1))):
 
-what the others win is in part taken from it. The others share A(b) - F(b) evenly: S(b) each. Rules for draws without
-replacement leave the first draw what it has, d = 0, and win less by the others: c = 0.42 T^(-0.44), and b is whole. A
-miss depends on how far q is from certain, on the temperature T, and on how hard the text is here:
+what the others win is in part taken from it. The others share A(b) - F(b) evenly: S(b) each. A miss depends on how far
+q is from certain, on the temperature T, and on how hard the text is here:
 
     m = h u,     u = mismatch * T^(-0.5) * (1 - sum q^2)^(0.75 T^0.3).
 
@@ -34,13 +33,13 @@ from functools import cached_property
 import numpy as np
 
 CURVE, TAKEN = 1.1, 0.4  # c and d
-SUCCESSIVE, FLATTENING = 0.42, 0.44  # of c where draws are without replacement
 SHARPENING, POWER, POWER_SHARPENING = 0.5, 0.75, 0.3
 MOST_MISS = 0.95
 LEARNING = 2.6
 START, REST = {True: 1.25, False: 1.35}, {True: 0.58, False: 0.85}  # of h, by whether whole paths are decided over
 CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # b
-WHOLE = CHOICES[CHOICES % 1 == 0]
+MORE = -np.expm1(-CURVE * (CHOICES - 1))
+EACH = np.divide(1.0, CHOICES - 1, where=CHOICES > 1, out=np.zeros_like(CHOICES))  # other than the first
 STEP, LOWEST = 0.1, -9.0  # of the logarithms of prices
 PRICE = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
 HARDNESS_STEP, LOWEST_HARDNESS = 0.1, 0.5
@@ -60,45 +59,26 @@ class Shares:
 
 @dataclass(frozen=True)
 class Gain:
-    """mismatch: u at temperature 1 where q is wide. joint: whether the verifier decides over whole paths. successive:
-    whether children are drawn without replacement."""
+    """mismatch: u at temperature 1 where q is wide. joint: whether the verifier decides over whole paths."""
 
     mismatch: float
     temperature: float
     joint: bool
-    successive: bool = False
-
-    @property
-    def choices(self) -> np.ndarray:
-        """The b to choose from."""
-        return WHOLE if self.successive else CHOICES
-
-    @cached_property
-    def more(self) -> np.ndarray:
-        """1 - e^(-c (b - 1)) of each choice."""
-        curve = SUCCESSIVE * self.temperature**-FLATTENING if self.successive else CURVE
-        return -np.expm1(-curve * (self.choices - 1))
-
-    @cached_property
-    def each(self) -> np.ndarray:
-        """1 / (b - 1) of each choice, the share of one child other than the first; 0 where there is none."""
-        others = self.choices - 1
-        return np.divide(1.0, others, where=others > 0, out=np.zeros_like(others))
 
     @cached_property
     def constants(self) -> np.ndarray:
-        """u where q is wide; the power of 1 - sum q^2; MOST_MISS; d; LEARNING; where h goes."""
+        """u where q is wide; the power of 1 - sum q^2; MOST_MISS, TAKEN, LEARNING; where h goes."""
         t = self.temperature
         u, power = self.mismatch * t**-SHARPENING, POWER * t**POWER_SHARPENING
-        return np.array([u, power, MOST_MISS, 0.0 if self.successive else TAKEN, LEARNING, REST[self.joint]])
+        return np.array([u, power, MOST_MISS, TAKEN, LEARNING, REST[self.joint]])
 
     def shares(self, certainty: np.ndarray, hardness: np.ndarray) -> Shares:
-        """certainty: sum q^2 of each node; `choices` are the last axis of what comes out. Compiled: `share_loop`."""
-        scale, power, _, lost = self.constants[:4]
+        """certainty: sum q^2 of each node; CHOICES are the last axis of what comes out. Compiled: `share_loop`."""
+        scale, power = self.constants[:2]
         u = np.minimum(scale * np.maximum(1 - certainty, 0.0) ** power, MOST_MISS)
         miss = np.minimum(u * hardness, MOST_MISS)[:, None]
-        taken = np.minimum(lost * miss, 0.5 * (1 - miss)) * self.more
-        first, other = 1 - miss - taken, (miss * self.more + taken) * self.each
+        taken = np.minimum(TAKEN * miss, 0.5 * (1 - miss)) * MORE
+        first, other = 1 - miss - taken, (miss * MORE + taken) * EACH
         later = hardness + np.minimum(LEARNING * u, 1.0) * (REST[self.joint] - hardness)
         return Shares(first, other, np.stack([later, hardness]))
 
@@ -117,21 +97,20 @@ class Forecast:
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        choices = self.gain.choices
         shape = (self.levels + 1, len(HARDNESS), len(PRICE))
         tables = np.zeros((2, *shape))  # worth, size
         kinds = []
         for certainty in self.certainties:
             shares = self.gain.shares(np.full(len(HARDNESS), certainty), HARDNESS)
             kinds.append([
-                (np.ones((len(choices), 1)), shares.first[..., None], *_places(shares.first, shares.hardness[0])),
-                (choices[:, None] - 1, shares.other[..., None], *_places(shares.other, shares.hardness[1])),
+                (np.ones((len(CHOICES), 1)), shares.first[..., None], *_places(shares.first, shares.hardness[0])),
+                (CHOICES[:, None] - 1, shares.other[..., None], *_places(shares.other, shares.hardness[1])),
             ])  # fmt: skip
-        cost = np.exp(PRICE) * choices[:, None]
+        cost = np.exp(PRICE) * CHOICES[:, None]
         for d in range(1, self.levels + 1):
             below = tables[:, d - 1].reshape(2, -1)
             for kind in kinds:
-                value, nodes = -cost, choices[:, None]
+                value, nodes = -cost, CHOICES[:, None]
                 for number, share, cells, weights in kind:
                     worth, size = ((row.take(cells) * weights).sum(0) for row in below)
                     value = value + number * share * (1 + worth)
