@@ -304,6 +304,57 @@ def test_a_slow_drafter_is_found_out():
     assert costs.steps(3, 3.0) == pytest.approx(8.0, rel=0.2)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("slow", "took"), [(2, 30.0), (2, 2.5), (4, 30.0), (12, 30.0)])
+@pytest.mark.parametrize("deepest", [1, 5])
+def test_a_slow_start_does_not_end_drafting_for_good(deepest, slow, took):
+    """A perfect drafter whose first steps another program slowed down."""
+    controller = Controller(range(deepest + 1), Experience(costs={1: Costs(1.0)}))
+    controller.join()
+    drafted = 0
+    for _ in range(4000):
+        depth = controller.choose()
+        drafted += depth > 0
+        seconds = (took if drafted <= slow else 1.0 + 0.2 * depth) if depth else 1.0
+        if depth:
+            controller.learn_acceptance([depth], [depth], [depth])
+        controller.learn_cost(depth, float(depth), 1.0 + depth, seconds, True)
+    assert drafted > 2000
+
+
+def test_a_rest_outlasts_the_last_token_of_a_text():
+    """Of which nothing is asked: it must not be paid for again."""
+    experience = Experience(costs={1: Costs(1.0)}, drafting=False, balance=-2.0)
+    controller = Controller(range(4), experience)
+    controller.join()
+    assert controller.choose() == 0
+    controller.learn_cost(0, 0.0, 1.0, 1.0, True)
+    rest, balance = experience.rest, experience.balance
+    assert rest > 50
+    controller.learn_cost(0, 0.0, 1.0, 1.0, True)
+    assert (experience.rest, experience.balance) == (rest, balance)
+
+
+def test_without_a_clock_nothing_is_looked_at():
+    experience = Experience(acceptance=0.9, weight=16.0, costs={1: Costs(1.0, looks=5)})
+    controller = Controller(range(4), experience, clocked=False)
+    controller.join()
+    depths = []
+    for _ in range(600):
+        depths.append(controller.choose())
+        controller.learn_acceptance([depths[-1]], [depths[-1]], [depths[-1]])
+        controller.learn_cost(depths[-1], float(depths[-1]), 2.0, controller.predicted(depths[-1], 1.0), True)
+    assert 0 not in depths
+
+
+def test_a_clock_that_did_not_tick_is_no_division_by_zero():
+    costs = Costs()
+    for seconds in (0.0, 0.0, 0.0156, 0.0):
+        costs.learn(0, 0.0, seconds)
+        costs.learn(2, 2.0, seconds)
+    assert math.isfinite(costs.steps(2, 2.0))
+
+
 def test_plain_steps_that_find_cold_caches_are_no_measure():
     """Each of the first steps after a draft takes more than the one after it, as measured: docs/results/auto.md."""
     costs = Costs(1.0)

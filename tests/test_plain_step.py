@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import NotFiniteError
 from foretoken.models.llama_kernel import LlamaKernel
+from foretoken.models.panels import pack
 from foretoken.models.target import LMTargetSession
 
 PROMPT = "def read(self, path):\n    with open("
@@ -61,6 +63,25 @@ def test_plain_steps_between_drafted_ones(calls):
     assert 0 < calls.count(True) == drafted.stats.num_plain
     assert drafted.stats.num_accepted > 0
     assert drafted.token_ids == load().generate(PROMPT, **options).token_ids
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("length", [4, 8, 9, 10, 40])
+def test_a_prompt_longer_than_a_sliding_window_goes_the_longer_way(length, calls, monkeypatch):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 97, "head_dim": 16}
+    model = MistralForCausalLM(
+        MistralConfig(**shape, num_attention_heads=4, num_key_value_heads=2, sliding_window=9, bos_token_id=None)
+    ).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(6 if parameter.dim() > 1 else 1)  # so that what is hidden would matter
+    pack(model)
+    engine = foretoken.load(model, drafter="none")
+    prompt, options = [i * 31 % 97 for i in range(length)], {"max_new_tokens": 12, "temperature": 0.0}
+    fast = engine.generate(prompt, **options)
+    assert calls == [length + i <= 9 for i in range(12)]
+    monkeypatch.setattr(LMTargetSession, "sample", lambda *_: None)
+    assert engine.generate(prompt, **options).token_ids == fast.token_ids
 
 
 def test_hidden_states_are_kept_the_longer_way(calls):

@@ -77,7 +77,7 @@ class Foretoken:
         for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, temperature=temperature):
             ttft_s = ttft_s or time.perf_counter() - begin
             first.setdefault(chunk.index, len(chunk.token_ids))
-            memory.sample()
+            memory.sample(last=chunk.finished)
             if chunk.finished:
                 finished.append(chunk.stats)
         wall_s = time.perf_counter() - begin
@@ -174,7 +174,8 @@ class Watch(BaseStreamer):
             self.first_s, self.num_first = time.perf_counter() - self.begun, value.numel()
         self.memory.sample()
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        self.memory.sample(last=True)
 
 
 def left_padded(prompts: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,7 +43,7 @@ def weights_of(draws: Sequence[tuple[int, ...]], q: Float[Tensor, "m v"]) -> np.
     go, since a read of a tensor costs as much as a hundred numbers."""
     most = max(map(len, draws))
     padded = np.array([row + (0,) * (most - len(row)) for row in draws], np.int64)  # torch.tensor takes thrice as long
-    return q.gather(1, torch.from_numpy(padded).to(q.device)).double().cpu().numpy()
+    return q.gather(1, torch.from_numpy(padded).to(q.device)).cpu().double().numpy()
 
 
 def _of(places: list[int], q: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,8 @@ class AutoDrafter(WrappedDrafter[Drafter]):
         return self.experience.acceptance, self.experience.costs_of(1).steps(1, float(self.sizes[1]))
 
     def controller(self) -> Controller:
-        return Controller(self.sizes, self.experience if self.clock else deepcopy(self.experience))
+        experience = self.experience if self.clock else deepcopy(self.experience)
+        return Controller(self.sizes, experience, clocked=self.clock is not None)
 
 
 class AutoSession(WrappedSession[DraftSession]):

@@ -37,6 +37,7 @@ LOOK = 8  # steps, times 2 for every look so far, after which the next is due: w
 RUN = 8  # plain steps of a look, of which the last is measured: the first find the caches as drafting left them
 PACE = 0.2  # the share of what a step took beside what was expected that is the machine's pace now
 MEMORY = 5  # looks that count
+SHORTEST = 1e-9  # seconds: of a step that the clock did not see
 OUTLIER = 1.4  # times what was expected, or 1 / that; what is further off counts as so much: an accident
 
 
@@ -62,6 +63,7 @@ class Costs:
         self.run = 0 if depth else self.run + 1
         if self.since_plain and 0 < self.run < RUN:
             return
+        seconds = max(seconds, SHORTEST)
         known = self.paces(depth, nodes)
         if self.pace_s is None:
             self.pace_s = seconds / known
@@ -108,9 +110,13 @@ class Costs:
             found += (extras - count * (once + level * depth) - node * num_nodes) / (count + ON_LINE)
         return found
 
+    def forget(self) -> None:
+        """What drafted steps cost."""
+        self.fit, self.seen = RunningFit(EXTRA, FORGET_COST), {}
+
     def like(self) -> "Costs":
         """A start for another batch size."""
-        return Costs(plain=self.plain, fit=RunningFit(self.fit.coefficients, FORGET_COST))
+        return Costs(plain=self.plain, looks=self.looks, fit=RunningFit(self.fit.coefficients, FORGET_COST))
 
 
 @dataclass
@@ -197,6 +203,7 @@ class Controller:
     rows: list[Acceptance] = field(default_factory=list)
     fill: float = 1.0  # nodes really drafted, as a share of `sizes`
     resting: bool = False  # at this step, of which nothing is to be learnt
+    clocked: bool = True  # whether the seconds told are measured: if not, costs stay what they are
 
     def join(self) -> None:
         self.rows.append(self._new(self.experience.acceptance, self.experience.weight))
@@ -218,20 +225,23 @@ class Controller:
             return 0
         costs = self.experience.costs_of(len(self.rows))
         if not self.experience.drafting:
-            if self.experience.balance >= 0 and not self._could_pay(costs):
-                self.experience.balance = -DEBT  # to be asked again as if it had lost so much
-            if self.experience.balance < 0:
+            if self.clocked and self.experience.balance >= 0 and not self._could_pay(costs):
+                self.experience.balance = -DEBT  # to be tried again as if it had lost so much, and were not known:
+                costs.forget()  # only drafted steps could tell that it has become cheaper
+            if self.experience.balance < 0 or not self._could_pay(costs):
                 return 0
             self.experience.drafting = True
             for row in self.rows:
                 row.try_again()
             return 1
-        if timed and costs.due:
+        if timed and self.clocked and costs.due:
             return 0
         tokens = map(sum, zip(*(row.expected() for row in self.rows), strict=True))
         rates = [n / costs.paces(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
         if max(rates[1:]) <= rates[0]:
-            self.experience.drafting = costs.since_plain > 0  # not before a look at what a plain step takes now
+            self.experience.drafting = (
+                self.clocked and costs.since_plain > 0
+            )  # not before a look at what a plain step takes now
             return 0
         return max(range(1, len(rates)), key=lambda d: rates[d] / costs.hope(d))
 
@@ -239,6 +249,8 @@ class Controller:
         """The allowance of a plain step; and of those ahead, if there are many until the next try, which may rest then:
         to ask and to learn takes a twentieth of a small model's step."""
         experience = self.experience
+        if experience.rest:  # paid ahead already
+            return
         experience.rest = max(int(-experience.balance / ALLOWANCE) - AWAKE, 0)
         experience.balance += ALLOWANCE * (1 + experience.rest)
 

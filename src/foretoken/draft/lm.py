@@ -105,6 +105,11 @@ class Growth:
         return opaque_tree(tokens, parents)
 
 
+def no_uniforms(rows: int, columns: int) -> Float[Tensor, "rows columns"]:
+    """For the likeliest tokens, which take none: a seed then gives the text that it gives without drafts."""
+    return torch.zeros(rows, columns, dtype=torch.float64)
+
+
 @runtime_checkable
 class DraftRows(Protocol):
     """What a session calls of the rows of a model (models.rows.Rows) or of a head (heads.rows.HeadRows)."""
@@ -169,7 +174,8 @@ class LMDraftSession:
             frontier = policy.select([root], 0) if seq.depth_left > 0 else []
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
             levels = min(self._chain_depth, seq.depth_left)
-            uniforms = seq.uniforms(levels, 1) if levels > 0 else None
+            draw = no_uniforms if law is Opaque else seq.uniforms
+            uniforms = draw(levels, 1) if levels > 0 else None
             self.growths.append(Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))

@@ -113,14 +113,14 @@ def additive_mask(
 def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarray:
     """[1, 1, n, start + n] float32: the mask of a chain of n tokens after `start` committed ones."""
     mask = np.zeros((1, 1, n, start + n), np.float32)
-    mask[0, 0, :, start:] = _later(n, low)
+    mask[0, 0, :, start:] = _later(1 << (n - 1).bit_length(), low)[:n, :n]
     if window is not None:
         behind = (start + np.arange(n))[:, None] - np.arange(start + n)[None, :]
         mask[0, 0, behind >= window] = low
     return mask
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _later(n: int, low: float) -> np.ndarray:
     """[n, n]: low right of the diagonal, else 0."""
     return np.triu(np.full((n, n), low, np.float32), 1)

@@ -242,6 +242,7 @@ class Rows:
         assert isinstance(self._kernel, KernelRows)
         assert not len(self._trees[row])
         nodes, start = len(tokens) + len(u) - 1, self.lengths[row]
+        assert self.drafts_chains(row, nodes)
         self._check_room(row, nodes)
         self._lm.check_position(start + nodes - 1)
         drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)

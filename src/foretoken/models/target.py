@@ -64,9 +64,11 @@ class LMTargetSession:
     def sample(self, sequence: Sequence) -> int | None:
         sampling = sequence.sampling
         greedy = sampling.temperature == 0 and not sampling.moves_scores
-        if not (greedy or sampling.tempers_only) or sequence.shapes_logits or not self.rows.drafts_chains(0, 1):
+        if not (greedy or sampling.tempers_only) or sequence.shapes_logits:
             return None
-        self.catch_up([sequence])
+        self.catch_up([sequence])  # before the question: sliding windows are another for a long prompt
+        if not self.rows.drafts_chains(0, 1):
+            return None
         u = NO_DRAW if greedy else sequence.uniforms(1, 1)
         (token,), _ = self.rows.draft_chain(0, sequence.ids[-1:], u, sampling.temperature)
         return token

@@ -26,12 +26,13 @@ On a chain with the standard rule this is the block verification of Sun et al. 2
 / q_i). With the optimum for i.i.d. draws at each node (transport) it is, to our knowledge, new.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import Law
+from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
@@ -40,6 +41,7 @@ from foretoken.verify.rejection import is_single, recursive_row
 from foretoken.verify.rejection_fast import TINY
 from foretoken.verify.tree_block_fast import fast_end, fast_share, serves
 
+After = Callable[[int], Float[Tensor, " v"]]  # p after a node; asked for once, where the node is visited
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
 
 
@@ -70,22 +72,20 @@ class TreeBlock:
         root = tree.siblings[0]
         if root is None or root.q is None:
             return walk(tree, probabilities, self.rule, rng)
-        outcome = self._visit(tree, 0, 1.0, probabilities(range(len(tree))), rng)
+        outcome = self._visit(tree, 0, 1.0, lambda node: probabilities(range(node, node + 1))[0], rng)
         assert outcome is not None
         return outcome
 
-    def _visit(
-        self, tree: TokenTree, node: int, weight: float, p: Float[Tensor, "n v"], rng: torch.Generator
-    ) -> Outcome:
-        siblings = tree.siblings[node]
+    def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: torch.Generator) -> Outcome:
+        siblings, p = tree.siblings[node], after(node)
         if siblings is not None and siblings.law.k == 0:
             siblings = None
         assert siblings is None or siblings.q is not None
-        single = siblings is None or (is_single(siblings.law) and len(siblings.draws) == 1)
+        single = siblings is None or is_one_draw(siblings)
         q = None if siblings is None else siblings.q
         if single and serves(p, q):
-            return self._visit_single(tree, node, weight, p, q, rng)
-        row = self.law(p[node], siblings, weight)
+            return self._visit_single(tree, node, weight, p, q, after, rng)
+        row = self.law(p, siblings, weight)
         if siblings is not None:
             left = 1.0
             for token in dict.fromkeys(siblings.draws):
@@ -93,25 +93,26 @@ class TreeBlock:
                 if share > 0:
                     child = tree.child(node, token)
                     assert child is not None
-                    outcome = self._visit(tree, child, min(1.0, share / left), p, rng)
+                    outcome = self._visit(tree, child, min(1.0, share / left), after, rng)
                     if outcome is not None:
                         return (node, *outcome[0]), outcome[1]
                     left = max(left - share, TINY)
             row = row.index_fill(0, torch.tensor(siblings.draws, dtype=torch.long, device=row.device), 0.0)
             if float(row.sum()) <= TINY:  # the children took all; this is reached with probability 0 up to rounding
-                row = torch.cat([p[node].double(), row.new_zeros(1)])
+                row = torch.cat([p.double(), row.new_zeros(1)])
         if weight == 1.0:  # what rounding left there must not reject the root
             row[-1] = 0.0
         token = draw(row, rng)
-        return None if token == p.shape[1] else ((node,), token)
+        return None if token == len(p) else ((node,), token)
 
     def _visit_single(
         self,
         tree: TokenTree,
         node: int,
         weight: float,
-        p: Float[Tensor, "n v"],
+        p: Float[Tensor, " v"],
         q: Float[Tensor, " v"] | None,
+        after: After,
         rng: torch.Generator,
     ) -> Outcome:
         """The same at a node of at most one draw."""
@@ -121,13 +122,13 @@ class TreeBlock:
             (token,) = siblings.draws
             child = tree.child(node, token)
             assert child is not None
-            share = fast_share(p[node], q, token, weight)
-            outcome = self._visit(tree, child, share, p, rng) if share > 0 else None
+            share = fast_share(p, q, token, weight)
+            outcome = self._visit(tree, child, share, after, rng) if share > 0 else None
             if outcome is not None:
                 return (node, *outcome[0]), outcome[1]
         u = float(torch.rand(1, 1, generator=rng, dtype=torch.float64))  # as `draw` takes it
-        token = fast_end(p[node], q, weight, u)
-        return None if token == p.shape[1] else ((node,), token)
+        token = fast_end(p, q, weight, u)
+        return None if token == len(p) else ((node,), token)
 
     def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:
         """[v + 1]: the law of the token after a node that is visited with `weight`, given its children; the last entry
@@ -138,6 +139,12 @@ class TreeBlock:
             return row
         assert siblings.q is not None
         q = torch.cat([siblings.q.double(), row.new_zeros(1)])
-        if is_single(siblings.law) and len(siblings.draws) == siblings.law.k:
+        if is_one_draw(siblings):
             return recursive_row(row, q, siblings.draws, without_replacement=False)
         return self.rule(row, Siblings(siblings.draws, q, siblings.law))
+
+
+def is_one_draw(siblings: Siblings) -> bool:
+    """Whether one token was drawn, and no other number could have been: then every rule may be the standard one."""
+    certain = not isinstance(siblings.law, IID) or siblings.law.counts is None
+    return is_single(siblings.law) and certain and len(siblings.draws) == 1
