@@ -147,7 +147,7 @@ def test_a_seed_gives_the_text_that_it_gives_without_drafts(tree: str) -> None:
     engine = tiny_engine(tree=tree, verifier="exact-match", law="opaque", drafter=tiny("llama"))
     fast = engine.generate(prompts, **options)
     assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
-    assert sum(r.stats.num_accepted for r in fast) > 4
+    assert sum(r.stats.num_accepted for r in fast) > 1
 
 
 def test_budget_at_temperature_zero_is_dynamic() -> None:
