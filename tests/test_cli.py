@@ -165,6 +165,7 @@ BAD = [
     (["generate", "x", "--device", "cuda:99"], "Device cuda:99 cannot be used: torch finds"),
     (["generate", "x", "--stop", ""], "stop string is empty"),
     (["audit", "--temperature", "0"], "temperature"),
+    (["audit", "--compile", "never"], "never"),
 ]
 
 

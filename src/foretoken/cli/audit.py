@@ -26,12 +26,16 @@ def audit(
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    compile: options.Compile = "auto",
 ) -> None:
     """Prove losslessness: exact enumeration of every rule, then tests on the given models. Exit code 1 on failure."""
     engine = None
     if not exact_only:
         engine = options.load_engine(
-            *(target, drafter, tree, verifier, law, device, dtype), vocab=vocab, draft_probability=draft_probability
+            *(target, drafter, tree, verifier, law, device, dtype),
+            vocab=vocab,
+            draft_probability=draft_probability,
+            compile=compile,
         )
     from foretoken.audit import run
 
