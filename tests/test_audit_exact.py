@@ -89,6 +89,7 @@ def test_a_path_kept_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         LMTargetSession, "score", lambda self, s, t: self.rows.score([x.tokens for x in t], [x.parents for x in t])
     )
+    monkeypatch.setattr(LMTargetSession, "sample", lambda *_: None)  # which catches up, too
     monkeypatch.setattr(LMTargetSession, "keep", keep)
     case = table_decoding(VERIFIERS["rrsw"], WithoutReplacement, static.chain(2), 3)
     law, _ = decoding.enumerate_law(case)
