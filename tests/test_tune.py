@@ -702,7 +702,7 @@ def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkey
     def chosen(c: Configuration) -> bool:
         return c.draft_probability is not None or c.name in ("chain:1 block", "chain:4 block")
 
-    code, out, err = run("tune", *SMALL, "--best", 64)  # all: which are predicted to be the best is the machine's affair
+    code, out, err = run("tune", *SMALL, "--best", 64)  # all: which of them are best is the machine's affair
     assert code == 0, err
     rows = [row for row in json.loads(out)["tables"][-1]["rows"] if row["a"] is not None]
     assert {(row["tree"], row["a"]) for row in rows} == set(grid.TOSSED)
