@@ -23,6 +23,7 @@ from foretoken.core.interfaces import (
     Target,
     TargetSession,
 )
+from foretoken.core.laws import draw_iid
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import likeliest
@@ -128,11 +129,11 @@ class Decoder:
         try:
             if sampling.temperature == 0:
                 return [((0,), token) for token in likeliest(sampling.scores(rows)).tolist()]
-            one = len(sequences) == 1
-            u = sequences[0].uniforms(1, 1) if one else torch.cat([seq.uniforms(1, 1) for seq in sequences])
-            return [((0,), token) for token in sampling.sample(rows, u)]  # by one uniform each, as `draw` takes it
+            p = sampling(rows)
         except NotFiniteError as error:
             raise self._explained(rows) from error
+        u = torch.cat([seq.uniforms(1, 1) for seq in sequences])  # as `draw` takes them, one sequence at a time
+        return [((0,), token) for token in draw_iid(p, u)[:, 0].tolist()]
 
     def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
         if seq.sampling.temperature == 0 and not seq.sampling.reads_prefix:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.core import laws
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import best, fast_sample, softmax, tempered
+from foretoken.core.softmax import best, softmax, tempered
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 NEGATIVE_INFINITY = float("-inf")
@@ -90,13 +89,6 @@ class Sampling:
         if not (self.top_k or self.top_p < 1 or self.min_p):
             return softmax(scores, self.temperature)
         return softmax(self._truncate(tempered(scores, self.temperature)), 1.0)
-
-    def sample(self, logits: Float[Tensor, "m v"], u: Float[Tensor, "m 1"]) -> list[int]:
-        """Tokens drawn by float64 uniforms in [0, 1) from the probabilities, where these do not read prefixes."""
-        # Asked of `laws`, where the audit sets compiled draws aside to take every way.
-        if self.tempers_only and logits.dtype == torch.float32 and laws.on_cpu(logits):
-            return fast_sample(logits, self.temperature, u)
-        return laws.draw_iid(self(logits), u)[:, 0].tolist()
 
     def scores(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0

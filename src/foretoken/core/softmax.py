@@ -66,17 +66,6 @@ def fast_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tens
     return torch.from_numpy(p)
 
 
-def fast_sample(scores: Float[Tensor, "m v"], temperature: float, u: Float[Tensor, "m 1"]) -> list[int]:
-    """Tokens drawn by u from the rows of `fast_softmax`, which are not handed out: a tensor costs as much as a draw."""
-    from foretoken.core.softmax_loop import sample_loop
-
-    tokens = np.empty(len(scores), np.int64)
-    rows = np.ascontiguousarray(scores.detach().numpy())
-    if not compiled(sample_loop)(rows, inverse(temperature), u.numpy(), tokens):
-        raise NotFiniteError("NaN or infinite logits")
-    return tokens.tolist()
-
-
 def inverse(temperature: float) -> np.float32:
     """What the compiled softmax multiplies scores by."""
     return np.float32(max(1 / max(temperature, SMALLEST), SMALLEST))

@@ -1,11 +1,9 @@
-"""The compiled loops of core.softmax. Imports numba, so it is itself imported where it is first needed."""
+"""The compiled loop of core.softmax. Imports numba, so it is itself imported where it is first needed."""
 
 # pyright: reportCallIssue=false
 
 import numpy as np
 
-from foretoken.core.compiled import compiled
-from foretoken.core.draw_loops import pick
 from foretoken.core.vectors import LANES, softmax_row
 
 
@@ -24,18 +22,4 @@ def softmax_loop(scores, scale, p):  # type: ignore[no-untyped-def]
             total = softmax_row(scores, i * v, scale, p, i * v, chunks)
         if not np.isfinite(total):
             return False
-    return True
-
-
-probabilities = compiled(softmax_loop)
-
-
-def sample_loop(scores, scale, u, tokens):  # type: ignore[no-untyped-def]
-    """tokens[i] = the one drawn by u[i, 0] from softmax(scale scores[i]); False where a row has NaN, +inf or nothing
-    finite."""
-    p = np.empty_like(scores)
-    if not probabilities(scores, scale, p):
-        return False
-    for i in range(len(tokens)):
-        tokens[i] = pick(p[i], u[i, 0])
     return True

@@ -225,10 +225,12 @@ class Controller:
             return 0
         costs = self.experience.costs_of(len(self.rows))
         if not self.experience.drafting:
-            if self.clocked and self.experience.balance >= 0 and not self._could_pay(costs):
-                self.experience.balance = -DEBT  # to be tried again as if it had lost so much, and were not known:
-                costs.forget()  # only drafted steps could tell that it has become cheaper
-            if self.experience.balance < 0 or not self._could_pay(costs):
+            if self.experience.balance < 0:
+                return 0
+            if not self._could_pay(costs):
+                if self.clocked:
+                    self.experience.balance = -DEBT  # to be tried again as if it had lost so much, and were not known:
+                    costs.forget()  # only drafted steps could tell that it has become cheaper
                 return 0
             self.experience.drafting = True
             for row in self.rows:

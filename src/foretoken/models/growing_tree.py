@@ -65,7 +65,7 @@ class GrowingTree:
     def _make_room(self, size: int) -> None:
         # Row i: node i sees node j. Right of i always low. Filled when asked for, which many trees are not.
         self._rows, self._filled = np.full((size, size), self.low, np.float32), 0
-        self._path = np.where(np.tri(size, dtype=bool), np.float32(0.0), self.low)  # the rows of a path
+        self._path = _later(size, float(self.low))  # the rows of a path
 
     def check_path(self, path: Sequence[int]) -> None:
         before = -1
@@ -122,5 +122,5 @@ def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarra
 
 @lru_cache(maxsize=16)
 def _later(n: int, low: float) -> np.ndarray:
-    """[n, n]: low right of the diagonal, else 0."""
+    """[n, n]: low right of the diagonal, else 0; shared, and only read."""
     return np.triu(np.full((n, n), low, np.float32), 1)
