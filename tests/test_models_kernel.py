@@ -17,8 +17,9 @@ from foretoken.models import kernel, panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import DOTTED, HALVED, WHOLE, PanelLinear, pack
+from foretoken.models.product import times
 from foretoken.models.rows import Rows
-from foretoken.models.tile import gate_row, machine_code, nearest, times
+from foretoken.models.tile import gate_row, machine_code, nearest
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
 
@@ -283,16 +284,16 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.models import tile
+    from foretoken.models import product
 
     def wrong(x: Any, x_row: int, k: int, m: int, w: int, form: int, y: Any, *rest: Any) -> None:
         right(x, x_row, k, m, w, form, y, *rest)
-        if k > 2 * tile.CHUNK:
+        if k > 2 * product.CHUNK:
             y[-1, -1] += 0.1
 
-    right = tile.times
+    right = product.times
     assert panels._works.__wrapped__()
-    monkeypatch.setattr(tile, "times", wrong)
+    monkeypatch.setattr(product, "times", wrong)
     assert not panels._works.__wrapped__()
 
 
@@ -313,7 +314,7 @@ def test_pack_keeps_a_tied_embedding() -> None:
 
 def test_columns_agree() -> None:
     from foretoken.models import kernel_layers as module
-    from foretoken.models import tile
+    from foretoken.models import product, tile
 
-    assert panels.COLUMNS == tile.PANEL
+    assert panels.COLUMNS == product.PANEL
     assert module.LANES == kernel.LANES == tile.LANES

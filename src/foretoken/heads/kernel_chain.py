@@ -7,7 +7,8 @@ import numpy as np
 
 from foretoken.models.kernel import forward, gate, shift
 from foretoken.models.kernel_chain import choose
-from foretoken.models.tile import machine_code, times
+from foretoken.models.product import times
+from foretoken.models.tile import machine_code
 
 
 def _parallel(both, mlps, out, threads):  # type: ignore[no-untyped-def]

@@ -12,7 +12,8 @@ from numba import prange
 
 from foretoken.core.vectors import LANES, exp_row
 from foretoken.models.panels import WHOLE
-from foretoken.models.tile import PANEL, gate_row, machine_code, strip, times
+from foretoken.models.product import PANEL, times
+from foretoken.models.tile import gate_row, machine_code, strip
 
 QUERIES = 48  # queries that share one block of scores
 SPREAD = 4096  # nodes times slots from which the heads are spread over the threads

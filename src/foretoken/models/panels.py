@@ -69,7 +69,7 @@ product = torch.ops.foretoken.panel_product.default
 
 @torch.library.impl("foretoken::panel_product", "CPU")
 def _product(x: Float[Tensor, "*n i"], panels: Tensor, form: int, out_features: int) -> Float[Tensor, "*n o"]:
-    from foretoken.models.tile import times
+    from foretoken.models.product import times
 
     k = x.shape[-1]
     rows = x.reshape(-1, k).float().contiguous().numpy()
@@ -140,7 +140,7 @@ def use_threads() -> bool | None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine: 13 rows times a matrix of one chunk (tile.CHUNK) and
+    """Whether the compiled product is right on this machine: 13 rows times a matrix of one chunk (product.CHUNK) and
     one of many, in every form."""
     for out, k in ((70, 5), (330, 1100)):
         x, weight = torch.arange(13.0 * k).view(13, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()

@@ -1,9 +1,7 @@
-"""Machine code for few rows times a large matrix on a CPU, and the small loops around it.
+"""The instructions of few rows times a strip of a matrix on a CPU, and of the small loops around it.
 
-A matrix [out, in] is kept as panels [out / 64, words, 64] of 32 bits: what one pass needs lies in one stretch of
-memory. A tile is R rows times 16 U columns whose sums stay in vector registers while the panel streams by, so a weight
-is read once for up to six rows. Several rows take a panel in chunks that the first cache holds for all of them, and the
-next chunk is fetched while this one is used: else the processor waits for memory and computes in turn.
+A tile is R rows times 16 U columns whose sums stay in vector registers while the matrix streams by, so a weight is read
+once for up to six rows. product.py takes a whole matrix in strips.
 
 A word is a float32 weight (WHOLE), or two bfloat16 weights of one column, k even and odd. Those are widened in a
 register (HALVED), which halves the memory traffic and changes nothing where the lower halves of the float32 weights are
@@ -22,17 +20,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import cfunc, njit, prange, types
+from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from foretoken.core.vectors import LANES, exp, lanes_at, load
-from foretoken.models.panels import COLUMNS as PANEL
 from foretoken.models.panels import DOTTED, HALVED, WHOLE
 
-CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
-WORK = 400_000  # multiplications from which a second thread is worth its start
 SUMS = {"reassoc", "contract", "nsz"}  # sums of squares and the like may be reordered; NaN and infinity stay exact
 
 _FEATURES = (
@@ -48,10 +43,9 @@ def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = 
 
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
-# 16 columns. Where it is a whole panel wide, so many rows need no chunks: one pass reads memory in order.
+# 16 columns.
 ROWS = 6
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
-STREAMED = ROWS if WIDE else 1
 TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if units <= WIDEST[rows]]
 NEAR, FAR = 1, 2  # the caches into which memory is fetched
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
@@ -98,7 +92,7 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 
 
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
-    """Whether `_panel` and attention may ask for it."""
+    """Whether product.py and attention may ask for it."""
     if units < WIDEST[rows]:  # two weights a word come in whole panels; behind a part of one there is nothing to fetch
         return form == WHOLE and not fetch
     if form == WHOLE or not WIDE:
@@ -269,81 +263,6 @@ def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahea
 _made = cfunc(types.void(*[types.intp] * 12), cache=True, nogil=True, fastmath={"contract"})(unwrap(_strip))
 binding.add_symbol("foretoken_strip", _made.address)
 strip = types.ExternalFunction("foretoken_strip", types.void(*[types.intp] * 12))
-
-
-def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    at = w + panel * words * PANEL * 4
-    left = width - panel * PANEL
-    into, out_row = y.ctypes.data + 4 * (y_at + panel * PANEL), y_row
-    out = np.empty(m * PANEL if left < PANEL else 0, np.float32)
-    if left < PANEL:
-        into, out_row = out.ctypes.data, PANEL
-    streamed = 2 if form == WHOLE and not WIDE else STREAMED
-    if m <= streamed:  # memory is the bound, and the processor fetches ahead by itself
-        strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, 0)
-    else:  # a chunk stays in the first cache for all rows while the next one is fetched
-        pieces = (words + CHUNK - 1) // CHUNK
-        chunk, per_word = (words + pieces - 1) // pieces, 2 if form == HALVED else 1
-        for start in range(0, words, chunk):
-            length = min(chunk, words - start)
-            here = at + start * PANEL * 4
-            ahead = here + length * PANEL * 4
-            xs = x + 4 * start * per_word
-            strip(PANEL, xs, x_row, m, here, PANEL, length, form, into, out_row, int(start == 0), ahead)
-    if left < PANEL:
-        for i in range(m):
-            for j in range(left):
-                y[y_at + panel * PANEL + i * y_row + j] = out[i * PANEL + j]
-
-
-panel_product = machine_code(_panel)
-
-
-def _product(x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    for panel in range((width + PANEL - 1) // PANEL):
-        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width)
-
-
-def _product_threads(x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    for panel in prange((width + PANEL - 1) // PANEL):
-        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width)
-
-
-product = machine_code(_product)
-product_threads = machine_code(_product_threads, parallel=True)
-
-
-@intrinsic
-def alive(typing: Any, array: Any) -> Any:
-    """A use of an array of which only the address was taken: until here numba does not free it."""
-    return types.void(array), lambda context, b, s, args: context.get_dummy_value()
-
-
-def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ignore[no-untyped-def]
-    """y[y_at + i y_row + j] for i < m, j < width: the rows x[i x_row : i x_row + k] times the panels at address w.
-
-    By all threads where that saves more than it costs to start them. threads: None for one thread, which is a type of
-    its own, so that nothing is compiled for more. form: of the panels, see PanelLinear.
-    """
-    rows, flat, words = x.reshape(-1), y.reshape(-1), k  # one type, so that what they call is compiled once
-    if form == DOTTED:
-        words = (k + 1) // 2
-        rows = rounded(rows, x_row, k, m)
-        x_row = words if DOTS else 2 * words
-        form = DOTTED if DOTS else HALVED
-    elif form == HALVED:
-        words = k // 2
-    x_at = rows.ctypes.data
-    if threads is None:
-        product(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
-    elif m * k * width > WORK:
-        product_threads(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
-    else:
-        product(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
-    alive(rows)
-
-
-times = machine_code(_times)
 
 
 @intrinsic
