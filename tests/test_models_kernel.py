@@ -16,7 +16,7 @@ from foretoken.core.vectors import LANES, softmax_row
 from foretoken.models import kernel, panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
-from foretoken.models.panels import DOTTED, HALVED, WHOLE, PanelLinear, pack
+from foretoken.models.panels import DOTTED, HALVED, WHOLE, PanelLinear, Shelf, pack
 from foretoken.models.product import times
 from foretoken.models.rows import Rows
 from foretoken.models.tile import gate_row, machine_code, nearest
@@ -40,7 +40,7 @@ def linear(out: int, k: int, form: int) -> PanelLinear:
         plain.weight = nn.Parameter(plain.weight.detach().bfloat16().float())
     if form == DOTTED:
         plain = nn.Module.to(plain, torch.bfloat16)
-    made = PanelLinear(plain)
+    made = PanelLinear(plain, Shelf())
     assert made.form == (WHOLE if form == HALVED and k % 2 else form)
     made.dense = plain.weight.detach().double()
     return made

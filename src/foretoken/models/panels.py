@@ -6,6 +6,7 @@ models are, is stored in half the space, and no value changes. A weight of a mod
 that are rounded to bfloat16, as there; sums are float32.
 """
 
+import math
 from functools import cache
 from typing import no_type_check
 
@@ -18,8 +19,31 @@ from transformers.pytorch_utils import Conv1D
 from foretoken.core.shapes import Float
 
 COLUMNS = 64  # of a panel
+LINE = 64  # bytes of a cache line
 PACKED = (torch.float32, torch.bfloat16)
 WHOLE, HALVED, DOTTED = 0, 1, 2  # what a word of a panel is and what it is multiplied with: see tile.py
+STRETCH = 32 << 20  # bytes of memory taken at a time
+
+
+class Shelf:
+    """Memory in which the matrices of one model stand one behind the other, in the order in which they come.
+
+    A small array lies in pages of 4 KiB, whose addresses the processor has to look up and at whose ends it stops
+    fetching ahead; numpy asks for huge pages for large ones only. And behind a matrix stands the one that is used
+    next, which can be fetched meanwhile (product.py).
+    """
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
+
+    def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size > len(self._free):
+            free = np.empty(max(STRETCH, size) + LINE, np.uint8)  # what is never written takes no memory
+            self._free = free[-free.ctypes.data % LINE :]
+        out, self._free = self._free[:size].view(dtype).reshape(shape), self._free[-(-size // LINE) * LINE :]
+        out.fill(0)
+        return out
 
 
 class PanelLinear(nn.Module):
@@ -30,7 +54,7 @@ class PanelLinear(nn.Module):
     panels: float32, or uint16 [out / 64, words, 64, 2].
     """
 
-    def __init__(self, linear: nn.Linear | Conv1D) -> None:
+    def __init__(self, linear: nn.Linear | Conv1D, shelf: Shelf) -> None:
         super().__init__()
         weight = linear.weight.detach()
         if isinstance(linear, Conv1D):  # GPT-2's linear layer, stored the other way round
@@ -38,7 +62,7 @@ class PanelLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.form = DOTTED if weight.dtype == torch.bfloat16 else HALVED if _halves(weight) else WHOLE
         # Neither parameter nor buffer: the layout can be neither saved nor moved.
-        self.panels = _panels(weight, self.form)
+        self.panels = _panels(weight, self.form, shelf)
         self._panels = torch.from_numpy(self.panels)  # the same memory
         self.bias = linear.bias
 
@@ -90,11 +114,11 @@ def _halves(weight: Tensor) -> bool:
     return weight.shape[1] % 2 == 0 and not any(bits[:, ::2].any() for bits in rows)
 
 
-def _panels(weight: Tensor, form: int) -> np.ndarray:
+def _panels(weight: Tensor, form: int, shelf: Shelf) -> np.ndarray:
     out, k = weight.shape
     count = -(-out // COLUMNS)
     shape = (count, k, COLUMNS) if form == WHOLE else (count, (k + 1) // 2, COLUMNS, 2)
-    panels = np.zeros(shape, np.float32 if form == WHOLE else np.uint16)
+    panels = shelf.zeros(shape, np.float32 if form == WHOLE else np.uint16)
     for i in range(count):  # panel by panel: no second copy of a large matrix
         part = np.ascontiguousarray(weight[i * COLUMNS : (i + 1) * COLUMNS].float().numpy())
         if form == WHOLE:
@@ -121,11 +145,12 @@ def pack_linears(module: nn.Module) -> None:
     """The same for any module on a CPU."""
     if not _works():
         return
+    shelf = Shelf()
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) in (nn.Linear, Conv1D) and child.weight.dtype in PACKED:
                 assert isinstance(child, nn.Linear | Conv1D)
-                setattr(parent, name, PanelLinear(child))
+                setattr(parent, name, PanelLinear(child, shelf))
 
 
 def use_threads() -> bool | None:
@@ -149,7 +174,7 @@ def _works() -> bool:
             for values in (weight, weight.bfloat16().float(), weight.bfloat16()):
                 linear.weight = nn.Parameter(values, requires_grad=False)
                 rows = x.to(values.dtype)
-                got = PanelLinear(linear)(rows.float())
+                got = PanelLinear(linear, Shelf())(rows.float())
                 if not torch.allclose(got, rows.float() @ values.float().T, atol=1e-5 * k):
                     return False
     return True

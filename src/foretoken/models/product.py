@@ -21,6 +21,7 @@ from foretoken.models.tile import DOTS, ROWS, WIDE, machine_code, rounded, strip
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 WORK = 400_000  # multiplications from which a second thread is worth its start
 STREAMED = ROWS if WIDE else 1  # rows whose tile is a panel wide: one pass reads memory in order, without chunks
+WAITING = 2  # rows up to which the processor waits for memory anyway, which it fetches ahead by itself
 
 
 def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
@@ -31,8 +32,9 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
     if left < PANEL:
         into, out_row = out.ctypes.data, PANEL
     streamed = 2 if form == WHOLE and not WIDE else STREAMED
-    if m <= streamed:  # memory is the bound, and the processor fetches ahead by itself
-        strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, 0)
+    if m <= streamed:
+        ahead = 0 if m <= WAITING or form == WHOLE else at + words * PANEL * 4  # the panel that is used next
+        strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, ahead)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched
         pieces = (words + CHUNK - 1) // CHUNK
         chunk, per_word = (words + pieces - 1) // pieces, 2 if form == HALVED else 1

@@ -97,7 +97,7 @@ def _used(rows: int, units: int, form: int, fetch: int) -> bool:
         return form == WHOLE and not fetch
     if form == WHOLE or not WIDE:
         return (rows > 1 and fetch == NEAR) or not fetch
-    return rows > 2 or not fetch  # in chunks go seven rows and more, in nearly equal parts
+    return rows > 2 or not fetch  # one and two rows wait for memory, and are no part of seven or more
 
 
 def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
@@ -236,7 +236,8 @@ rounded = machine_code(_rounded)
 
 def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
     """`rows` rows times `columns` columns, a multiple of 16; see `tile`. ahead: what to fetch, 0: nothing."""
-    height = 5 if ahead > 0 and WIDE and form == HALVED else ROWS  # six leave no register for the two halves of a word
+    # Six rows leave no register for the two halves of a word; where all rows go at once, another pass costs more.
+    height = 5 if rows > ROWS and ahead > 0 and WIDE and form == HALVED else ROWS
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes more at a time, the first is nearer: which is short depends on the arithmetic of a chunk.
     fetch = 0 if ahead == 0 or rows == 1 else FAR if WIDE and blocks <= 2 and form != WHOLE else NEAR
