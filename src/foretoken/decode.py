@@ -29,7 +29,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.softmax import likeliest
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
-from foretoken.core.walk import draw, follow, walk_of
+from foretoken.core.walk import Probabilities, draw, follow, walk_of
 
 T = TypeVar("T")
 
@@ -90,9 +90,8 @@ class Decoder:
         """One target forward for every sequence; those that finished have left when it returns."""
         sequences = list(self.sequences)
         trees = self._drafting(lambda: self._propose(sequences))
-        outcomes = self._sampled(sequences, trees)
-        if outcomes is None:
-            outcomes = self._walks(sequences, trees, self.target.score(sequences, trees))
+        outcome = self._alone(sequences[0], trees[0]) if len(sequences) == 1 else None
+        outcomes = [outcome] if outcome else self._walks(sequences, trees, self.target.score(sequences, trees))
         steps, paths = [], []
         for seq, tree, (path, token) in zip(sequences, trees, outcomes, strict=True):
             steps.append((seq, seq.commit(tree, path, token)))
@@ -109,13 +108,20 @@ class Decoder:
             self._learner.learn(self._features.features(sequences))
         return self.drafter.propose(sequences)
 
-    def _sampled(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[tuple[Path, int]] | None:
-        """The plain step of a lone sequence, in one call of the target where it has one."""
-        # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
-        if self._sampler is None or len(sequences) > 1 or trees[0].siblings[0] is not None:
+    def _alone(self, seq: Sequence, tree: TokenTree) -> tuple[Path, int] | None:
+        """A lone sequence's plain step or chain, where the target has a call for it."""
+        if self._sampler is None:
             return None
-        token = self._sampler.sample(sequences[0])
-        return None if token is None else [((0,), token)]
+        # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
+        if tree.siblings[0] is None:
+            token = self._sampler.sample(seq)
+            return None if token is None else ((0,), token)
+        rows = self._sampler.chain(seq, tree)
+        if rows is None:
+            return None
+        if seq.sampling.temperature == 0:
+            return self._follow(tree, rows, rows)
+        return self._decide(seq, tree, lambda nodes: rows[nodes.start : nodes.stop])
 
     def _walks(
         self, sequences: Seq[Sequence], trees: Seq[TokenTree], scores: Seq[Float[Tensor, "_ v"]]
@@ -137,12 +143,17 @@ class Decoder:
 
     def _walk(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
         if seq.sampling.temperature == 0 and not seq.sampling.reads_prefix:
-            # Every p is one-hot, and so every rule is exact match: docs/losslessness.md, section 3.
-            try:
-                return follow(tree, likeliest(seq.scores(logits, ())).tolist())
-            except NotFiniteError as error:
-                raise self._explained(logits) from error
-        probabilities = self._probabilities(seq, tree, logits)
+            return self._follow(tree, seq.scores(logits, ()), logits)
+        return self._decide(seq, tree, self._probabilities(seq, tree, logits))
+
+    def _follow(self, tree: TokenTree, scores: Float[Tensor, "n v"], logits: Float[Tensor, "n v"]) -> tuple[Path, int]:
+        # Every p is one-hot, and so every rule is exact match: docs/losslessness.md, section 3.
+        try:
+            return follow(tree, likeliest(scores).tolist())
+        except NotFiniteError as error:
+            raise self._explained(logits) from error
+
+    def _decide(self, seq: Sequence, tree: TokenTree, probabilities: Probabilities) -> tuple[Path, int]:
         try:
             return self.walk(tree, probabilities, seq.rng)
         except DraftError as error:
@@ -150,7 +161,7 @@ class Decoder:
             last = error.path[-1]
             return error.path, draw(probabilities(range(last, last + 1))[0], seq.rng)
 
-    def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Callable[[range], Tensor]:
+    def _probabilities(self, seq: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> Probabilities:
         # A plain annotation: one with a shape would be built anew at every step.
         def p(nodes: range) -> Tensor:
             rows = logits[nodes.start : nodes.stop]

@@ -43,11 +43,16 @@ class FeatureSession(TargetSession, Protocol):
 
 @runtime_checkable
 class SamplingSession(TargetSession, Protocol):
-    """A target's session that can take a lone sequence's plain step in one call."""
+    """A target's session that can take a lone sequence's plain step in one call, or score its chain."""
 
     def sample(self, sequence: Sequence) -> int | None:
         """The token after its committed ids, by one uniform of its own at temperature > 0; the root is scored then, as
         after `score`. None where it cannot, and nothing was done."""
+        ...
+
+    def chain(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
+        """p after every node of its tree, at temperature 0 the scores; the nodes are scored then, as after `score`.
+        None where it cannot, as where the tree is no chain, and nothing was done."""
         ...
 
 

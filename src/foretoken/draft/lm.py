@@ -14,7 +14,7 @@ from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, opaque_tree
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, opaque_tree
 from foretoken.core.verifier import LawFamily
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
@@ -105,6 +105,18 @@ class Growth:
         return opaque_tree(tokens, parents)
 
 
+@dataclass(frozen=True)
+class Chain:
+    """A tree that was drafted in one call: the cache holds the pending ids, and its nodes but the last, in order."""
+
+    num_pending: int
+    tree: TokenTree
+
+    def kept(self, accepted: int) -> range:
+        """What the cache is to keep of it."""
+        return range(self.num_pending + min(accepted, self.tree.num_drafted - 1))
+
+
 def no_uniforms(rows: int, columns: int) -> Float[Tensor, "rows columns"]:
     """For the likeliest tokens, which take none: a seed then gives the text that it gives without drafts."""
     return torch.zeros(rows, columns, dtype=torch.float64)
@@ -146,6 +158,7 @@ class LMDraftSession:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
+        self._chain: Chain | None = None  # instead of them
         self.pasts: list[Any] = []  # of each row, what its policy wants to know at the next tree
         # Asked once: looking for a protocol's methods takes 40 microseconds.
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
@@ -162,25 +175,21 @@ class LMDraftSession:
         self.pasts.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        self._chain = self._draft_chain(sequences[0]) if len(sequences) == 1 else None
+        if self._chain is not None:
+            return [self._chain.tree]
         self.growths = []
         tokens, parents = [], []
         for row, seq in enumerate(sequences):
-            if len(seq.ids) - self.rows.lengths[row] > CHAIN:
-                self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
-            pending = self._known(seq.ids[self.rows.lengths[row] :])
-            law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
+            pending, law = self._pending(row, seq), self._law(seq)
             policy = self.drafter.policy.at(law, seq.sampling.temperature)
             root = policy.root(self.pasts[row])
             frontier = policy.select([root], 0) if seq.depth_left > 0 else []
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
-            levels = min(self._chain_depth, seq.depth_left)
-            draw = no_uniforms if law is Opaque else seq.uniforms
-            uniforms = draw(levels, 1) if levels > 0 else None
+            uniforms = self._chain_uniforms(seq, law)
             self.growths.append(Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
-        if len(sequences) == 1 and self._draft_chain(sequences[0], tokens[0]):
-            return self._finish(sequences)
         logits = [row[-1:] for row in self.rows.score(tokens, parents)]
         depth = 0
         while True:
@@ -193,29 +202,43 @@ class LMDraftSession:
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         return [g.finish() for g in self.growths]
 
-    def _draft_chain(self, seq: Sequence, pending: list[int]) -> bool:
-        """Draw a lone sequence's chain in one compiled call; False where it cannot."""
-        if self._chains is None:
-            return False
-        (g,) = self.growths
-        same_vocabulary = self.drafter.lm.vocab_size == self.drafter.vocab_size
-        if g.uniforms is None or not same_vocabulary or seq.sampling.moves_scores or seq.shapes_logits:
-            return False
-        if g.law is not Opaque and not (g.law in (IID, WithoutReplacement) and seq.sampling.tempers_only):
-            return False
-        if g.law is Opaque and self._floor > 0 and seq.sampling.temperature > 0:
-            return False  # the likeliest tokens, and their tempered probabilities too
-        if not self._chains.drafts_chains(0, len(pending) + len(g.uniforms) - 1):
-            return False
-        temperature, law = 0.0 if g.law is Opaque else seq.sampling.temperature, g.law(1)
-        tokens, q = self._chains.draft_chain(0, pending, g.uniforms, temperature, self._floor)
-        for node, token in enumerate(tokens):
-            g.scored[node] = g.num_pending - 1 + node
-            if g.law is Opaque:
-                g.builder.append(node, (token,))
-            else:
-                g.builder.add(node, Siblings((token,), q[node], law))
-        return True
+    def _law(self, seq: Sequence) -> LawFamily:
+        return Opaque if seq.sampling.temperature == 0 else self.drafter.law
+
+    def _pending(self, row: int, seq: Sequence) -> list[int]:
+        """Committed ids that the cache has not seen, the root last; all but a few are read."""
+        if len(seq.ids) - self.rows.lengths[row] > CHAIN:
+            self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
+        return self._known(seq.ids[self.rows.lengths[row] :])
+
+    def _chain_uniforms(self, seq: Sequence, law: LawFamily) -> Float[Tensor, "n 1"] | None:
+        """Of a chain all at once: the same ones whether or not it is drawn in one call."""
+        levels = min(self._chain_depth, seq.depth_left)
+        if levels < 1:
+            return None
+        return no_uniforms(levels, 1) if law is Opaque else seq.uniforms(levels, 1)
+
+    def _draft_chain(self, seq: Sequence) -> "Chain | None":
+        """A lone sequence's chain in one compiled call: what would be drawn level by level. None where it cannot."""
+        levels, sampling, law = min(self._chain_depth, seq.depth_left), seq.sampling, self._law(seq)
+        if self._chains is None or levels < 1 or sampling.moves_scores or seq.shapes_logits:
+            return None
+        if law is not Opaque and not (law in (IID, WithoutReplacement) and sampling.tempers_only):
+            return None
+        if law is Opaque and self._floor > 0 and sampling.temperature > 0:
+            return None  # the likeliest tokens, and their tempered probabilities too
+        if self.drafter.lm.vocab_size != self.drafter.vocab_size:
+            return None
+        pending = self._pending(0, seq)
+        if not self._chains.drafts_chains(0, len(pending) + levels - 1):
+            return None
+        u = self._chain_uniforms(seq, law)
+        assert u is not None
+        temperature, one = 0.0 if law is Opaque else sampling.temperature, law(1)
+        tokens, q = self._chains.draft_chain(0, pending, u, temperature, self._floor)
+        rows = [None] * len(tokens) if law is Opaque else q.unbind()
+        records = [Siblings((token,), row, one) for token, row in zip(tokens, rows, strict=True)]
+        return Chain(len(pending), chain([seq.ids[-1], *tokens], [*records, None]))
 
     def _known(self, ids: list[int]) -> list[int]:
         """Ids of the target's padding columns, which the drafter cannot embed, become its last id: a poor context."""
@@ -272,6 +295,9 @@ class LMDraftSession:
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep what the cache holds of the accepted path; the rest is pending at the next step."""
+        if self._chain is not None:
+            self.rows.keep([self._chain.kept(len(paths[0]) - 1)])
+            return
         self.pasts = [g.policy.past(g.states) for g in self.growths]
         kept = []
         for g, path in zip(self.growths, paths, strict=True):

@@ -1,4 +1,4 @@
-"""Drafting a chain in one compiled call: forward, softmax and draw level after level, for one sequence."""
+"""A chain of one sequence in one compiled call: drafted, forward, softmax and draw level after level; or scored."""
 
 # pyright: reportCallIssue=false
 
@@ -35,41 +35,78 @@ def _choose(logits, factor, u, level, sure, floor, untempered, q, tokens):  # ty
 choose = machine_code(_choose)
 
 
+def _read(
+    tokens, used, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
+    threads
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """The states of `tokens` after the last layer; they go to the slots from `used` on, which are their positions."""
+    bare, norms, head_norms, addresses, forms, biases = weights
+    x = np.empty((len(tokens), embedding.shape[1]), np.float32)
+    for i in range(len(tokens)):
+        x[i] = embedding[tokens[i]]
+    positions = np.arange(used, used + len(tokens))
+    forward(
+        x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used + len(tokens), low, cos, sin,
+        sizes, eps, head_eps, scale, bare, norms, head_norms, addresses, forms, biases, threads,
+    )  # fmt: skip
+    return x
+
+
+read = machine_code(_read)
+
+
 def _draft_chain(
-    read, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
+    pending, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
     embedding, last, u, factor, floor, threads, q, tokens
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Draw tokens[l] from q[l] = softmax(factor logits) of the path so far, with its uniform u[l]; the levels done.
     With factor 0 take the likeliest; q then has no rows. It ends where the product of q down to a token (of
     softmax(logits) with factor 0) is below `floor`, if there is one. 0 levels where logits are not finite.
 
-    read: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
+    pending: the tokens before them, into the slots from `start` on of batch row `row`, which are their positions too.
     masks: of the first forward; none: of the others.
     weights: bare .. biases as `forward` takes them; last: final norm, address and form of the head, its bias.
     """
-    bare, norms, head_norms, addresses, forms, biases = weights
     norm, head_address, head_form, head_bias = last
     logits = np.empty((1, q.shape[1]), np.float32)
     untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
     used, sure = start, 1.0
     for level in range(len(tokens)):
-        x = np.empty((len(read), embedding.shape[1]), np.float32)
-        positions = np.arange(used, used + len(read))
-        for i in range(len(read)):
-            x[i] = embedding[read[i]]
-        used += len(read)
-        forward(
-            x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used, low, cos, sin, sizes, eps,
-            head_eps, scale, bare, norms, head_norms, addresses, forms, biases, threads,
+        x = read(
+            pending, used, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
+            embedding, threads,
         )  # fmt: skip
+        used += len(pending)
         head(x[len(x) - 1 :], norm, eps, head_address, head_form, head_bias, logits, threads)
         sure = choose(logits, factor, u[level, 0], level, sure, floor, untempered, q, tokens)
         if sure < 0:
             return 0
         if sure < floor:
             return level + 1
-        read, masks = tokens[level : level + 1], none
+        pending, masks = tokens[level : level + 1], none
     return len(tokens)
 
 
 draft_chain = machine_code(_draft_chain)
+
+
+def _score_chain(
+    tokens, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
+    last, factor, threads, out
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """out[i] = softmax(factor logits) after tokens[: i + 1], with factor 0 the logits; False where they are not finite,
+    for which logits are not looked through. The rest is as `_draft_chain` takes it."""
+    norm, head_address, head_form, head_bias = last
+    x = read(
+        tokens, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
+        threads,
+    )  # fmt: skip
+    if factor == 0:
+        head(x, norm, eps, head_address, head_form, head_bias, out, threads)
+        return True
+    logits = np.empty_like(out)
+    head(x, norm, eps, head_address, head_form, head_bias, logits, threads)
+    return softmax(logits, factor, out)
+
+
+score_chain = machine_code(_score_chain)

@@ -109,9 +109,10 @@ class KernelSlots:
                 self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, threads,
             )  # fmt: skip
 
-    def _chain(self, read: Sequence[int], start: int, table: np.ndarray) -> tuple[Any, ...]:
-        """What a compiled chain takes of the layers and their slots, masks of its first and its other forwards
-        included. Raises IndexError for a token beyond `table`, its embedding, since the loop does not look."""
+    def _chain(self, read: Sequence[int], start: int, table: np.ndarray, grows: bool = True) -> tuple[Any, ...]:
+        """What a compiled chain takes of the layers and their slots: masks of the forward that reads `read`, and of
+        the others where it `grows`. Raises IndexError for a token beyond `table`, its embedding, since the loop does
+        not look."""
         if not 0 <= min(read) <= max(read) < len(table):
             raise IndexError(f"Token {max(read)} has no embedding: the model has {len(table)}.")
         k, n = self.layers, len(read)
@@ -119,8 +120,8 @@ class KernelSlots:
         masks = none if n == 1 else (causal_mask(start, n, float(k.low), None),) * len(k.kinds)
         ((_, keys, values, kinds, weights),) = self._spans(())
         return (
-            start, keys, values, masks, none, kinds, k.low, self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale,
-            weights, table,
+            start, keys, values, masks, *((none,) if grows else ()), kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
+            k.head_eps, k.scale, weights, table,
         )  # fmt: skip
 
     def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
@@ -165,10 +166,15 @@ def array(parameter: Tensor) -> np.ndarray:
     return parameter.detach().float().numpy()
 
 
+def factor_at(temperature: float) -> np.float32:
+    """What scores are multiplied by; 0 at 0."""
+    return inverse(temperature) if temperature > 0 else np.float32(0)
+
+
 def chain_outputs(levels: int, vocab_size: int, temperature: float) -> tuple[np.float32, np.ndarray, np.ndarray]:
-    """What scores are multiplied by, and room for the q and the tokens of a compiled chain; 0 and no q at 0."""
-    factor, rows = (inverse(temperature), levels) if temperature > 0 else (np.float32(0), 0)
-    return factor, np.empty((rows, vocab_size), np.float32), np.empty(levels, np.int64)
+    """`factor_at`, and room for the q and the tokens of a compiled chain; no q at 0."""
+    rows = levels if temperature > 0 else 0
+    return factor_at(temperature), np.empty((rows, vocab_size), np.float32), np.empty(levels, np.int64)
 
 
 def _linears(layer: Any) -> list[PanelLinear]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from foretoken.core.shapes import Float
 from foretoken.models.features import FINAL, FeatureStore
-from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs
+from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs, factor_at
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
 
@@ -97,6 +97,21 @@ class KernelRows(KernelSlots):
             q, tokens,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
+
+    def score_chain(
+        self, row: int, tokens: Sequence[int], start: int, temperature: float
+    ) -> Float[Tensor, "n v"] | None:
+        """softmax(logits / temperature) after each of `tokens`, the first of which goes to slot `start` (its position
+        too); at temperature 0 the logits. What `forward` and softmax would give, bit for bit; None where p would not
+        be finite."""
+        from foretoken.models.kernel_chain import score_chain
+
+        k = self.kernel
+        factor, out = factor_at(temperature), np.empty((len(tokens), k.head.out_features), np.float32)
+        last = (k.norm, k.head_address, k.head.form, k.head_bias)
+        state = self._chain(tokens, start, k.embedding, grows=False)
+        finite = score_chain(np.array(tokens), row, *state, last, factor, use_threads(), out)
+        return torch.from_numpy(out) if finite else None
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:

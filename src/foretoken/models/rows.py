@@ -222,7 +222,7 @@ class Rows:
         self.lengths[row] = length
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
-        """Whether `draft_chain` can be called where it scores so many nodes."""
+        """Whether `draft_chain` and `score_chain` can be called where they score so many nodes."""
         if not isinstance(self._kernel, KernelRows) or self._features is not None or not self._kernel.drafts_chains:
             return False
         used = self.lengths[row] + nodes
@@ -247,9 +247,30 @@ class Rows:
         self._lm.check_position(start + nodes - 1)
         drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
         if not drafted:
-            raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
+            raise self._not_finite()
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
         return drafted, q
+
+    def score_chain(self, row: int, tokens: Sequence[int], temperature: float) -> Float[Tensor, "n v"]:
+        """softmax(logits / temperature) after each of `tokens`, which follow a row's committed text one on the other;
+        at temperature 0 the logits. They are scored nodes of the row then, whose tree was empty.
+
+        One compiled call; what `score` and `softmax` give. NotFiniteError as there.
+        """
+        assert isinstance(self._kernel, KernelRows)
+        assert not len(self._trees[row])
+        start = self.lengths[row]
+        assert self.drafts_chains(row, len(tokens))
+        self._check_room(row, len(tokens))
+        self._lm.check_position(start + len(tokens) - 1)
+        out = self._kernel.score_chain(row, tokens, start, temperature)
+        if out is None:
+            raise self._not_finite()
+        self._trees[row].grow(range(-1, len(tokens) - 1))
+        return out
+
+    def _not_finite(self) -> NotFiniteError:
+        return NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

@@ -1,4 +1,4 @@
-"""A lone sequence's plain step as one compiled call is score, softmax and draw, bit for bit."""
+"""A lone sequence's plain step, and the scores of its chain, as one compiled call are the longer way, bit for bit."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from transformers import MistralConfig, MistralForCausalLM
 import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import NotFiniteError
+from foretoken.core.softmax import softmax
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTargetSession
@@ -25,6 +26,20 @@ def calls(monkeypatch) -> list[bool]:
         return token
 
     monkeypatch.setattr(LMTargetSession, "sample", counted)
+    return taken
+
+
+@pytest.fixture
+def chains(monkeypatch) -> list[bool]:
+    """Whether each chain was scored in one call."""
+    taken, score = [], LMTargetSession.chain
+
+    def counted(self, sequence, tree):
+        rows = score(self, sequence, tree)
+        taken.append(rows is not None)
+        return rows
+
+    monkeypatch.setattr(LMTargetSession, "chain", counted)
     return taken
 
 
@@ -65,9 +80,8 @@ def test_plain_steps_between_drafted_ones(calls):
     assert drafted.token_ids == load().generate(PROMPT, **options).token_ids
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("length", [4, 8, 9, 10, 40])
-def test_a_prompt_longer_than_a_sliding_window_goes_the_longer_way(length, calls, monkeypatch):
+def sliding() -> MistralForCausalLM:
+    """A model whose tokens see the nine before them."""
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 97, "head_dim": 16}
     model = MistralForCausalLM(
@@ -76,7 +90,13 @@ def test_a_prompt_longer_than_a_sliding_window_goes_the_longer_way(length, calls
     for parameter in model.parameters():
         parameter.data.mul_(6 if parameter.dim() > 1 else 1)  # so that what is hidden would matter
     pack(model)
-    engine = foretoken.load(model, drafter="none")
+    return model
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("length", [4, 8, 9, 10, 40])
+def test_a_prompt_longer_than_a_sliding_window_goes_the_longer_way(length, calls, monkeypatch):
+    engine = foretoken.load(sliding(), drafter="none")
     prompt, options = [i * 31 % 97 for i in range(length)], {"max_new_tokens": 12, "temperature": 0.0}
     fast = engine.generate(prompt, **options)
     assert calls == [length + i <= 9 for i in range(12)]
@@ -100,3 +120,71 @@ def test_logits_that_are_not_finite_name_the_model(temperature, calls):
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
         engine.generate(PROMPT, max_new_tokens=2, temperature=temperature, seed=0)
     assert calls == []
+
+
+CHAINS = {
+    "block": {"tree": "chain:5", "verifier": "block"},
+    "rrsw": {"tree": "chain:3", "verifier": "rrsw"},
+    "ends early": {"tree": "chain:8@0.3"},
+    "coins": {"tree": "chain:4", "verifier": "transport", "draft_probability": 0.6},
+    "opaque": {"tree": "chain:4", "law": "opaque", "verifier": "exact-match"},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("which", CHAINS)
+def test_the_text_of_a_chain_is_the_same(which, temperature, dtype, chains, monkeypatch):
+    engine = load(dtype, str(demo_folder() / "drafter"), **CHAINS[which])
+    options = {"max_new_tokens": 60, "temperature": temperature, "seed": 2}
+    fast = engine.generate(PROMPT, **options)
+    assert fast.stats.num_accepted > 0
+    assert len(chains) > 3
+    assert all(chains)
+    monkeypatch.setattr(LMTargetSession, "chain", lambda *_: None)
+    assert engine.generate(PROMPT, **options).token_ids == fast.token_ids
+    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == fast.token_ids
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 14])
+@pytest.mark.parametrize("temperature", [0.0, 0.4])
+def test_the_scores_of_a_chain(length, temperature):
+    lm = load("bfloat16").target.lm
+    tokens, rows = [(17 * i + 3) % lm.vocab_size for i in range(length)], [lm.open(1, 64) for _ in range(2)]
+    for each in rows:
+        each.join()
+        each.extend(0, range(100, 131))
+    for _ in range(2):  # the second time behind a part of what was scored
+        (logits,) = rows[0].score([tokens], [range(-1, length - 1)])
+        got = rows[1].score_chain(0, tokens, temperature)
+        assert torch.equal(got, softmax(logits, temperature) if temperature else logits)
+        for each in rows:
+            each.keep([range((length + 1) // 2)])
+
+
+def test_other_trees_and_samplings_are_scored_the_longer_way(chains):
+    drafter = str(demo_folder() / "drafter")
+    load(drafter=drafter, tree="kary:2x2").generate(PROMPT, max_new_tokens=6, seed=0)
+    load(drafter=drafter, tree="chain:3").generate(PROMPT, max_new_tokens=6, seed=0, top_k=5)
+    load(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:2").generate(PROMPT, max_new_tokens=6, seed=0)
+    assert chains
+    assert not any(chains)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, chains):
+    engine = load(drafter="ngram", tree="chain:3")
+    kernel = engine.target.lm.kernel
+    assert isinstance(kernel, LlamaKernel)
+    kernel.norm[:] = torch.nan
+    with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
+        engine.generate("a b c d " * 8, max_new_tokens=4, temperature=temperature, seed=0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_chain_beyond_a_sliding_window_goes_the_longer_way(chains):
+    model, prompt, options = sliding(), [3, 34, 65], {"max_new_tokens": 12, "temperature": 0.0}
+    drafted = foretoken.load(model, drafter=model, tree="chain:2").generate(prompt, **options)
+    assert drafted.stats.num_accepted == 8  # what drafts is what decides
+    assert chains == [True, True, False, False]  # 3 nodes behind 2, 5, 8 and 11 committed ones
+    assert drafted.token_ids == foretoken.load(model, drafter="none").generate(prompt, **options).token_ids
