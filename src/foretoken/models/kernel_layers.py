@@ -12,6 +12,7 @@ from foretoken.core.softmax import inverse
 from foretoken.models.features import FeatureStore
 from foretoken.models.growing_tree import causal_mask
 from foretoken.models.panels import COLUMNS, PanelLinear, use_threads
+from foretoken.models.shelf import Shelf
 
 LANES = 16  # tile.LANES
 
@@ -72,8 +73,9 @@ class KernelSlots:
     def __init__(self, layers: KernelLayers, batch: int, slots: int) -> None:
         self.layers = layers
         count, panels = len(layers.addresses), slots // COLUMNS + 1  # one slot takes the writes of padding
-        self.keys = np.zeros((count, batch, layers.key_heads, panels, layers.dim, COLUMNS), np.float32)
-        self.values = np.zeros((count, batch, layers.key_heads, panels * COLUMNS, layers.dim), np.float32)
+        shelf = Shelf()
+        self.keys = shelf.zeros((count, batch, layers.key_heads, panels, layers.dim, COLUMNS), np.float32)
+        self.values = shelf.zeros((count, batch, layers.key_heads, panels * COLUMNS, layers.dim), np.float32)
         cos, sin = layers.angles(slots)
         self.cos, self.sin = cos.numpy(), sin.numpy()
         self._of: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}

@@ -6,7 +6,6 @@ models are, is stored in half the space, and no value changes. A weight of a mod
 that are rounded to bfloat16, as there; sums are float32.
 """
 
-import math
 from functools import cache
 from typing import no_type_check
 
@@ -17,33 +16,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.core.shapes import Float
+from foretoken.models.shelf import Shelf
 
 COLUMNS = 64  # of a panel
-LINE = 64  # bytes of a cache line
 PACKED = (torch.float32, torch.bfloat16)
 WHOLE, HALVED, DOTTED = 0, 1, 2  # what a word of a panel is and what it is multiplied with: see tile.py
-STRETCH = 32 << 20  # bytes of memory taken at a time
-
-
-class Shelf:
-    """Memory in which the matrices of one model stand one behind the other, in the order in which they come.
-
-    A small array lies in pages of 4 KiB, whose addresses the processor has to look up and at whose ends it stops
-    fetching ahead; numpy asks for huge pages for large ones only. And behind a matrix stands the one that is used
-    next, which can be fetched meanwhile (product.py).
-    """
-
-    def __init__(self) -> None:
-        self._free = np.empty(0, np.uint8)
-
-    def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if size > len(self._free):
-            free = np.empty(max(STRETCH, size) + LINE, np.uint8)  # what is never written takes no memory
-            self._free = free[-free.ctypes.data % LINE :]
-        out, self._free = self._free[:size].view(dtype).reshape(shape), self._free[-(-size // LINE) * LINE :]
-        out.fill(0)
-        return out
 
 
 class PanelLinear(nn.Module):
