@@ -11,7 +11,7 @@ from torch import Tensor
 from foretoken.core.softmax import inverse
 from foretoken.models.features import FeatureStore
 from foretoken.models.growing_tree import causal_mask
-from foretoken.models.panels import COLUMNS, PanelLinear, use_threads
+from foretoken.models.panels import COLUMNS, DOTTED, PanelLinear, use_threads
 from foretoken.models.shelf import Shelf
 
 LANES = 16  # tile.LANES
@@ -36,7 +36,6 @@ class KernelLayers:
         query_heads = attention.q_proj.out_features // dim
         width: int = layers[0].mlp.gate_proj.out_features
         wide = -(-width // LANES) * LANES
-        self.sizes = (query_heads, self.key_heads, dim, width, wide)
         self.scale, self.eps = np.float32(scale), np.float32(eps)
         after = [array(x.post_attention_layernorm.weight) for x in layers]
         before = [x.input_layernorm for x in layers]
@@ -53,6 +52,8 @@ class KernelLayers:
         self.panels = [linear.panels for row in linears for linear in row]  # the addresses below point into these
         self.addresses = np.array([[linear.address for linear in row] for row in linears])
         self.forms = np.array([[linear.form for linear in row] for row in linears])
+        self.paired = bool((self.forms == DOTTED).all())  # how keys and values are stored: attention.py
+        self.sizes = (query_heads, self.key_heads, dim, width, wide, self.paired)
         self.biases = (
             np.stack([np.concatenate([bias_of(p) for p in row[:3]]) for row in linears]),
             np.stack([bias_of(row[3]) for row in linears]),
@@ -67,15 +68,19 @@ class KernelLayers:
 class KernelSlots:
     """The slot cache of a batch in the kernel's layout; the same calls as SlotCache, and the layers themselves.
 
-    keys [layers, batch, heads, slots / 64, dim, 64], values [layers, batch, heads, slots, dim].
+    keys, values: of every layer as attention.py has them.
     """
 
     def __init__(self, layers: KernelLayers, batch: int, slots: int) -> None:
         self.layers = layers
         count, panels = len(layers.addresses), slots // COLUMNS + 1  # one slot takes the writes of padding
-        shelf = Shelf()
-        self.keys = shelf.zeros((count, batch, layers.key_heads, panels, layers.dim, COLUMNS), np.float32)
-        self.values = shelf.zeros((count, batch, layers.key_heads, panels * COLUMNS, layers.dim), np.float32)
+        shelf, per_word = Shelf(), 2 if layers.paired else 1
+        shape = count, batch, layers.key_heads
+        self.keys = shelf.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
+        self.values = shelf.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
+        # [.., slots / per_word, dim, per_word]: a slot's values by themselves
+        numbers = self.values.view(np.uint16 if layers.paired else np.float32)
+        self._by_slot = numbers.reshape(*self.values.shape, per_word)
         cos, sin = layers.angles(slots)
         self.cos, self.sin = cos.numpy(), sin.numpy()
         self._of: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
@@ -145,15 +150,16 @@ class KernelSlots:
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
         source, place = np.array(nodes) + start, np.arange(start, start + len(nodes))
-        keys, values = self.keys[:, row], self.values[:, row]
+        keys, values = self.keys[:, row], self._by_slot[:, row]
         keys[:, :, place // COLUMNS, :, place % COLUMNS] = keys[:, :, source // COLUMNS, :, source % COLUMNS]
-        values[:, :, place] = values[:, :, source]
+        of_word = values.shape[-1]
+        values[:, :, place // of_word, :, place % of_word] = values[:, :, source // of_word, :, source % of_word]
 
     def copy_row(self, source: int, target: int, used: int) -> None:
         """Copy the first `used` slots of row `source` to row `target`."""
-        panels = -(-used // COLUMNS)
+        panels, words = -(-used // COLUMNS), -(-used // self._by_slot.shape[-1])
         self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
-        self.values[:, target, :, :used] = self.values[:, source, :, :used]
+        self.values[:, target, :, :words] = self.values[:, source, :, :words]
 
 
 def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:

@@ -92,9 +92,9 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 
 
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
-    """Whether product.py and attention may ask for it."""
-    if units < WIDEST[rows]:  # two weights a word come in whole panels; behind a part of one there is nothing to fetch
-        return form == WHOLE and not fetch
+    """Whether product.py and attention.py may ask for it."""
+    if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
+        return not fetch and form in (WHOLE, FORMS[-1])
     if form == WHOLE or not WIDE:
         return (rows > 1 and fetch == NEAR) or not fetch
     return rows > 2 or not fetch  # one and two rows wait for memory, and are no part of seven or more

@@ -1,0 +1,173 @@
+"""Attention of a few nodes over a slot cache on a CPU, and how the cache stores keys and values.
+
+keys [batch, heads, slots / 64, dim, 64], panels like those of a matrix, so that a product with a query runs along slots
+and along memory; values [batch, heads, slots, dim]. Slots are a multiple of 64 and start as zeros.
+
+Paired, for models that compute in bfloat16: what is stored is rounded to it, and a word of 32 bits holds two numbers,
+of dims k even and odd in keys [.., dim / 2, 64], of slots even and odd in values [.., slots / 2, dim]. Queries and the
+softmax's weights are rounded too; scores, the softmax and all sums are float32.
+"""
+
+# pyright: reportCallIssue=false
+
+import numpy as np
+from numba import prange
+
+from foretoken.core.vectors import LANES, exp_row
+from foretoken.models.panels import DOTTED, HALVED, WHOLE
+from foretoken.models.product import PANEL, alive
+from foretoken.models.tile import DOTS, machine_code, nearest, rounded, strip
+
+QUERIES = 48  # queries that share one block of scores
+SPREAD = 4096  # nodes times slots from which the heads are spread over the threads
+
+
+def _store(qkv, of_q, of_k, slots, dim, paired, keys, values):  # type: ignore[no-untyped-def]
+    """Keys and values of qkv [batch * n, queries (of_q) | keys (of_k) | values (of_k)] go to `slots` [batch, n]."""
+    batch, n = slots.shape
+    bits, key_words, value_words = qkv.view(np.uint32), keys.view(np.uint32), values.view(np.uint32)
+    for b in range(batch):
+        for i in range(n):
+            row, slot = b * n + i, slots[b, i]
+            panel, column = slot // PANEL, slot % PANEL
+            for h in range(of_k // dim):
+                at, there = of_q + h * dim, of_q + of_k + h * dim
+                if not paired:
+                    for j in range(dim):
+                        keys[b, h, panel, j, column] = qkv[row, at + j]
+                        values[b, h, slot, j] = qkv[row, there + j]
+                    continue
+                for j in range(dim // 2):
+                    even, odd = nearest(bits[row, at + 2 * j]), nearest(bits[row, at + 2 * j + 1])
+                    key_words[b, h, panel, j, column] = np.uint32(even >> 16 | odd)
+                for j in range(dim):
+                    value, word = nearest(bits[row, there + j]), np.int64(value_words[b, h, slot // 2, j])
+                    if slot % 2:
+                        value_words[b, h, slot // 2, j] = np.uint32(word & 0xFFFF | value)
+                    else:
+                        value_words[b, h, slot // 2, j] = np.uint32(word & 0xFFFF0000 | value >> 16)
+
+
+store = machine_code(_store)
+
+
+def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
+    """Each row's first `used` scores, in place, become weights whose softmax is shares[i] times them; the columns up to
+    the next multiple of 16 become 0."""
+    wide = scores.shape[1]
+    for i in range(rows):
+        for j in range(used, wide):
+            scores[i, j] = low
+        shares[i] = np.float32(1.0) / exp_row(scores, i * wide, wide // LANES)
+
+
+weigh = machine_code(_weigh)
+
+
+def _attend(qkv, b, n, group, rep, dim, scale, keys, values, paired, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
+    """Attention of the n nodes of row b with key head `group`: out[:, query heads of the group].
+
+    filled: slots of the longest row; this one's end behind its own last node, or behind padding that is masked.
+    """
+    used = 1
+    for i in range(n):
+        if used <= slots[b, i] < filled:
+            used = slots[b, i] + 1
+    unit = 2 * LANES if paired else LANES
+    wide = (used + unit - 1) // unit * unit
+    form, key_words, slot_words = WHOLE, dim, used
+    if paired:
+        form, key_words, slot_words = DOTTED if DOTS else HALVED, dim // 2, (used + 1) // 2
+    of_word = 2 if form == HALVED else 1  # floats of a row that meet one word
+    at_once = max(1, QUERIES // rep)
+    scores = np.empty((at_once * rep, wide), np.float32)
+    queries = np.empty((at_once * rep, dim), np.float32)
+    results, shares = np.empty((at_once * rep, dim), np.float32), np.empty(at_once * rep, np.float32)
+    scores_at, results_at = scores.ctypes.data, results.ctypes.data
+    key_at = keys[b, group].ctypes.data
+    value_at = values[b, group].ctypes.data
+    for first in range(0, n, at_once):
+        count = min(at_once, n - first)
+        rows = count * rep
+        for i in range(count):
+            for r in range(rep):
+                for j in range(dim):
+                    queries[i * rep + r, j] = qkv[b * n + first + i, (group * rep + r) * dim + j] * scale
+        asked = rounded(queries.reshape(-1), dim, dim, rows) if paired else queries.reshape(-1)
+        for at in range(0, wide, PANEL):
+            columns = min(PANEL, wide - at)
+            here = key_at + 4 * at * key_words
+            after = here + 4 * PANEL * key_words if rows > 2 else 0  # one or two rows wait for memory anyway
+            strip(
+                columns, asked.ctypes.data, key_words * of_word, rows, here, PANEL, key_words, form,
+                scores_at + 4 * at, wide, 1, after,
+            )  # fmt: skip
+        if mask.shape[3] > 0:
+            for i in range(count):
+                for r in range(rep):
+                    for j in range(used):
+                        scores[i * rep + r, j] += mask[b, 0, first + i, j]
+        weigh(scores, rows, used, low, shares)
+        weights = rounded(scores.reshape(-1), wide, wide, rows) if paired else scores.reshape(-1)
+        weights_row = wide // 2 * of_word if paired else wide
+        for at in range(0, dim, PANEL):
+            columns = min(PANEL, dim - at)
+            strip(
+                columns, weights.ctypes.data, weights_row, rows, value_at + 4 * at, dim, slot_words, form,
+                results_at + 4 * at, dim, 1, 0,
+            )  # fmt: skip
+        for i in range(count):
+            for r in range(rep):
+                for j in range(dim):
+                    out[b * n + first + i, (group * rep + r) * dim + j] = results[i * rep + r, j] * shares[i * rep + r]
+        alive(asked)
+        alive(weights)
+
+
+attend = machine_code(_attend)
+
+
+def _attend_threads(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
+    for job in prange(batch * key_heads):
+        attend(
+            qkv,
+            job // key_heads,
+            n,
+            job % key_heads,
+            rep,
+            dim,
+            scale,
+            keys,
+            values,
+            paired,
+            mask,
+            slots,
+            used,
+            low,
+            out,
+        )
+
+
+def _attend_all(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
+    for job in range(batch * key_heads):
+        attend(
+            qkv,
+            job // key_heads,
+            n,
+            job % key_heads,
+            rep,
+            dim,
+            scale,
+            keys,
+            values,
+            paired,
+            mask,
+            slots,
+            used,
+            low,
+            out,
+        )
+
+
+attend_threads = machine_code(_attend_threads, parallel=True)
+attend_all = machine_code(_attend_all)
