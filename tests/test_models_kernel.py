@@ -49,7 +49,7 @@ def linear(out: int, k: int, form: int) -> PanelLinear:
 
 
 @pytest.mark.parametrize("form", [WHOLE, HALVED, DOTTED])
-@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (70, 38), (320, 192), (330, 1100)])
+@pytest.mark.parametrize(("out", "k"), [(64, 1), (1, 7), (130, 33), (70, 38), (320, 192), (330, 1100), (70, 4200)])
 def test_product(out: int, k: int, form: int) -> None:
     torch.manual_seed(0)
     w = linear(out, k, form)
@@ -331,11 +331,11 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.models import product
+    from foretoken.models import product, tile
 
     def wrong(x: Any, x_row: int, k: int, m: int, w: int, form: int, y: Any, *rest: Any) -> None:
         right(x, x_row, k, m, w, form, y, *rest)
-        if k > 2 * product.CHUNK:
+        if k > 2 * tile.CHUNK:
             y[-1, -1] += 0.1
 
     right = product.times

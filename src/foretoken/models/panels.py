@@ -142,7 +142,7 @@ def use_threads() -> bool | None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine: 13 rows times a matrix of one chunk (product.CHUNK) and
+    """Whether the compiled product is right on this machine: 13 rows times a matrix of one chunk (tile.CHUNK) and
     one of many, in every form."""
     for out, k in ((70, 5), (330, 1100)):
         x, weight = torch.arange(13.0 * k).view(13, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()

@@ -1,9 +1,9 @@
 """Few rows times a large matrix on a CPU: how a matrix in panels goes by in strips (tile.py).
 
 A matrix [out, in] is kept as panels [out / 64, words, 64] of 32 bits: what one pass needs lies in one stretch of
-memory. Several rows take a panel in chunks that the first cache holds for all of them, and the next chunk is fetched
-while this one is used: else the processor waits for memory and computes in turn. Imports numba, so it is itself
-imported where it is first needed.
+memory. While a panel is used the next one is fetched, else the processor waits for memory and computes in turn. Where
+the caches do not hold both for all rows, a panel goes by in chunks. Imports numba, so it is itself imported where it is
+first needed.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -16,11 +16,11 @@ from numba.extending import intrinsic
 
 from foretoken.models.panels import COLUMNS as PANEL
 from foretoken.models.panels import DOTTED, HALVED, WHOLE
-from foretoken.models.tile import DOTS, ROWS, WIDE, machine_code, rounded, strip
+from foretoken.models.tile import CHUNK, DOTS, ROWS, WIDE, machine_code, rounded, strip
 
-CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
+HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
-STREAMED = ROWS if WIDE else 1  # rows whose tile is a panel wide: one pass reads memory in order, without chunks
+STREAMED = ROWS if WIDE else 1  # rows whose tile is a panel wide: one pass reads memory in order
 WAITING = 2  # rows up to which the processor waits for memory anyway, which it fetches ahead by itself
 
 
@@ -32,7 +32,7 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
     if left < PANEL:
         into, out_row = out.ctypes.data, PANEL
     streamed = 2 if form == WHOLE and not WIDE else STREAMED
-    if m <= streamed:
+    if m <= streamed or (words <= HELD and form != WHOLE):
         ahead = 0 if m <= WAITING or form == WHOLE else at + words * PANEL * 4  # the panel that is used next
         strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, ahead)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched

@@ -48,6 +48,7 @@ ROWS = 6
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if units <= WIDEST[rows]]
 NEAR, FAR = 1, 2  # the caches into which memory is fetched
+CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
@@ -236,11 +237,11 @@ rounded = machine_code(_rounded)
 
 def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
     """`rows` rows times `columns` columns, a multiple of 16; see `tile`. ahead: what to fetch, 0: nothing."""
-    # Six rows leave no register for the two halves of a word; where all rows go at once, another pass costs more.
-    height = 5 if rows > ROWS and ahead > 0 and WIDE and form == HALVED else ROWS
+    height = 5 if ahead > 0 and WIDE and form == HALVED else ROWS  # six leave no register for the two halves of a word
     done, blocks = 0, (rows + height - 1) // height
-    # The second cache takes more at a time, the first is nearer: which is short depends on the arithmetic of a chunk.
-    fetch = 0 if ahead == 0 or rows == 1 else FAR if WIDE and blocks <= 2 and form != WHOLE else NEAR
+    # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.
+    far = WIDE and form != WHOLE and (blocks <= 2 or words > CHUNK)
+    fetch = 0 if ahead == 0 or rows == 1 else FAR if far else NEAR
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
         xs, ys, at = x + 4 * done * x_row, y + 4 * done * y_row, 0
