@@ -71,6 +71,15 @@ def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run):
     assert "decoded plainly" not in err
 
 
+def test_without_a_drafter_nothing_is_said_of_drafts(run, pair):
+    options, _ = pair
+    code, _, err = run("generate", "def f(", "--max-new-tokens", 4, "--seed", 1, *options, "none", models=False)
+    assert code == 0
+    assert "plain decoding: no drafter" in err
+    for word in ("acceptance", "chain", "block"):
+        assert word not in err
+
+
 def test_json_is_one_object_with_the_promised_fields(run):
     code, out, _ = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--json", "--tree", "kary:2x2")
     record = json.loads(out)

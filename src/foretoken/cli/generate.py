@@ -3,8 +3,10 @@
 import json
 import random
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 
 WARM_TOKENS = 16
+COMPARED, COMPARING_S = 3, 5.0  # runs of each way, and seconds after which no more are begun
 
 
 def generate(
@@ -47,7 +50,12 @@ def generate(
         str | None, typer.Option(help='JSONL of prompts, {"prompt": "..."} a line; line i uses seed + i.')
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Prompts of a batch file decoded side by side.")] = 8,
-    compare: Annotated[bool, typer.Option("--compare", help="Also run plain decoding and print the speed-up.")] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Also run plain decoding, three times in turn with this method, and print the speed-up."
+        ),
+    ] = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -131,8 +139,6 @@ def _one(
     compare: bool,
     as_json: bool,
 ) -> None:
-    from foretoken.drafters import plain
-
     if compare:
         _warm(engine, prompt, max_new_tokens, seed, arguments)
     text, ids, last, interrupted = "", [], None, False
@@ -152,10 +158,7 @@ def _one(
         raise KeyboardInterrupt
     record = _record(engine, text, ids, last, seed)
     if compare:
-        *_, base = plain(engine).stream(prompt, max_new_tokens=len(ids), seed=seed, **arguments)
-        record["plain_tokens_per_s"] = base.stats.tokens_per_s
-        record["speedup"] = last.stats.tokens_per_s / base.stats.tokens_per_s
-        record["decoding_speedup"] = _decoding_speedup(last.stats, base.stats)
+        record |= _compared(engine, prompt, len(ids), seed, arguments)
     if as_json:
         print(json.dumps(record))
     else:
@@ -165,10 +168,26 @@ def _one(
         raise typer.Exit(130)
 
 
-def _decoding_speedup(ours: "Stats", base: "Stats") -> float | None:
-    """After the first step of each; None for a text of one step."""
-    both = ours.decoding_tokens_per_s, base.decoding_tokens_per_s
-    return both[0] / both[1] if all(both) else None
+def _compared(
+    engine: "Engine", prompt: str, num_tokens: int, seed: int, arguments: dict[str, Any]
+) -> dict[str, float | None]:
+    """Medians of silent runs of this engine and of plain decoding in turn: to print takes time, and one run of each
+    tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
+    from foretoken.drafters import plain
+
+    begun = time.perf_counter()
+    runs: dict[str, list[Stats]] = {"ours": [], "plain": []}
+    while len(runs["ours"]) < COMPARED and (not runs["ours"] or time.perf_counter() - begun < COMPARING_S):
+        for name, each in (("plain", plain(engine)), ("ours", engine)):
+            runs[name].append(each.generate(prompt, max_new_tokens=num_tokens, seed=seed, **arguments).stats)
+    ours, base = (median(stats.tokens_per_s for stats in runs[name]) for name in ("ours", "plain"))
+    later, later_base = (median(stats.decoding_tokens_per_s for stats in runs[name]) for name in ("ours", "plain"))
+    return {
+        "tokens_per_s": ours,
+        "plain_tokens_per_s": base,
+        "speedup": ours / base,
+        "decoding_speedup": later / later_base if later and later_base else None,
+    }
 
 
 def _warm(engine: "Engine", prompt: str, max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
@@ -252,25 +271,34 @@ def _vocab(engine: "Engine") -> str | None:
 
 
 def _summary(engine: "Engine", record: dict[str, Any], stats: "Stats") -> str:
-    lines = [
-        f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {record['tokens_per_s']:.1f} tokens/s",
-        f"block efficiency   {record['block_efficiency']:.2f} tokens per target forward, bonus included",
-        f"acceptance rate    {record['acceptance_rate']:.2f} of {_num(record['num_drafted'], 'drafted token')}",
-        f"first token after  {record['ttft_s'] * 1000:.0f} ms",
-        f"finish reason      {record['finish_reason'] or 'interrupted'}",
-        f"seed {record['seed']}, {record['tree']}, {record['verifier']}, drafter {record['drafter']}"
-        + (f" by {record['vocab']}" if record["vocab"] else ""),
-    ]
+    from foretoken.decode import NoDrafter
+
+    lines = [f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {stats.tokens_per_s:.1f} tokens/s"]
     if "speedup" in record:
         decoding = record["decoding_speedup"]
         after = "" if decoding is None else f" ({decoding:.2f} x once the prompt is read)"
-        lines.insert(
-            1,
-            f"plain decoding     {record['plain_tokens_per_s']:.1f} tokens/s in the same run: "
-            f"speed-up {record['speedup']:.2f} x{after}, same output distribution",
+        lines.append(
+            f"without printing   {record['tokens_per_s']:.1f} tokens/s, plain decoding in turn with it "
+            f"{record['plain_tokens_per_s']:.1f}: speed-up {record['speedup']:.2f} x{after}, same output distribution"
         )
-    lines[-1:-1] = _plain_steps(engine, stats)
-    return "\n".join(lines)
+    if isinstance(engine.drafter, NoDrafter):
+        settings = "plain decoding: no drafter"
+    else:
+        lines += [
+            f"block efficiency   {record['block_efficiency']:.2f} tokens per target forward, bonus included",
+            f"acceptance rate    {record['acceptance_rate']:.2f} of {_num(record['num_drafted'], 'drafted token')}",
+        ]
+        by = f" by {record['vocab']}" if record["vocab"] else ""
+        settings = f"{record['tree']}, {record['verifier']}, drafter {record['drafter']}{by}"
+    return "\n".join(
+        [
+            *lines,
+            f"first token after  {record['ttft_s'] * 1000:.0f} ms",
+            f"finish reason      {record['finish_reason'] or 'interrupted'}",
+            *_plain_steps(engine, stats),
+            f"seed {record['seed']}, {settings}",
+        ]
+    )
 
 
 def _plain_steps(engine: "Engine", stats: "Stats") -> list[str]:
@@ -282,7 +310,8 @@ def _plain_steps(engine: "Engine", stats: "Stats") -> list[str]:
     acceptance, cost = engine.drafter.outlook
     return [
         f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: a draft is expected "
-        f"to be accepted at {acceptance:.2f}, a step with one takes {cost:.2f} plain steps"
+        f"to be accepted at {acceptance:.2f}, a step with one takes {cost:.2f} plain steps, so that single drafts "
+        + ("pay" if 1 + acceptance > cost else "do not pay")
     ]
 
 
