@@ -1,8 +1,10 @@
 """A lone sequence's plain step, and the scores of its chain, as one compiled call are the longer way, bit for bit."""
 
+from copy import deepcopy
+
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import foretoken
 from foretoken.cli.options import demo_folder
@@ -188,3 +190,32 @@ def test_a_chain_beyond_a_sliding_window_goes_the_longer_way(chains):
     assert drafted.stats.num_accepted == 8  # what drafts is what decides
     assert chains == [True, True, False, False]  # 3 nodes behind 2, 5, 8 and 11 committed ones
     assert drafted.token_ids == foretoken.load(model, drafter="none").generate(prompt, **options).token_ids
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(chains):
+    """Rules that go node by node do not ask for what follows it."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 97, "head_dim": 16}
+    target = LlamaForCausalLM(
+        LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, bos_token_id=None, eos_token_id=None)
+    ).eval()
+    drafter = deepcopy(target)
+    with torch.no_grad():
+        embedding = target.model.embed_tokens.weight
+        embedding[:, 0] = 0
+        embedding[50, 0] = embedding.abs().max()
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
+        target.lm_head.weight[7, 0] = 3e38  # which only a state behind token 50 meets
+        drafter.model.embed_tokens.weight[:, 1] = 1
+        drafter.model.norm.weight[:] = 1
+        drafter.lm_head.weight[50] = 0
+        drafter.lm_head.weight[50, 1] = 50  # it drafts that token, always
+    pack(target)
+    pack(drafter)
+    engine = foretoken.load(target, drafter=drafter, tree="chain:2", verifier="rrsw")
+    result = engine.generate([1, 2, 3], max_new_tokens=8, temperature=1.0, seed=1)
+    assert len(result.token_ids) == 8
+    assert 50 not in result.token_ids
+    assert not all(chains)

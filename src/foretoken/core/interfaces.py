@@ -52,7 +52,8 @@ class SamplingSession(TargetSession, Protocol):
 
     def chain(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
         """p after every node of its tree, at temperature 0 the scores; the nodes are scored then, as after `score`.
-        None where it cannot, as where the tree is no chain, and nothing was done."""
+        None where it cannot, as where the tree is no chain or some p is not finite, which may be one that is never
+        asked for; nothing was done then."""
         ...
 
 

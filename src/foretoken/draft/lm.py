@@ -200,6 +200,7 @@ class LMDraftSession:
             logits = self._score_frontier()
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        """The trees that grew level by level."""
         return [g.finish() for g in self.growths]
 
     def _law(self, seq: Sequence) -> LawFamily:

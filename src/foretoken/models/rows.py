@@ -247,15 +247,15 @@ class Rows:
         self._lm.check_position(start + nodes - 1)
         drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
         if not drafted:
-            raise self._not_finite()
+            raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
         return drafted, q
 
-    def score_chain(self, row: int, tokens: Sequence[int], temperature: float) -> Float[Tensor, "n v"]:
+    def score_chain(self, row: int, tokens: Sequence[int], temperature: float) -> Float[Tensor, "n v"] | None:
         """softmax(logits / temperature) after each of `tokens`, which follow a row's committed text one on the other;
         at temperature 0 the logits. They are scored nodes of the row then, whose tree was empty.
 
-        One compiled call; what `score` and `softmax` give. NotFiniteError as there.
+        One compiled call; what `score` and `softmax` give. None where some p is not finite, and nothing was scored.
         """
         assert isinstance(self._kernel, KernelRows)
         assert not len(self._trees[row])
@@ -264,13 +264,9 @@ class Rows:
         self._check_room(row, len(tokens))
         self._lm.check_position(start + len(tokens) - 1)
         out = self._kernel.score_chain(row, tokens, start, temperature)
-        if out is None:
-            raise self._not_finite()
-        self._trees[row].grow(range(-1, len(tokens) - 1))
+        if out is not None:
+            self._trees[row].grow(range(-1, len(tokens) - 1))
         return out
-
-    def _not_finite(self) -> NotFiniteError:
-        return NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

@@ -25,6 +25,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from foretoken.core.compiled import stamped
 from foretoken.core.vectors import LANES, exp, lanes_at, load
 from foretoken.models.panels import DOTTED, HALVED, WHOLE
 
@@ -39,7 +40,8 @@ WIDE = "+avx512f" in _FEATURES  # 32 registers of 16 floats
 
 def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = False) -> Callable[..., Any]:
     """`loop` compiled on its first call and cached on disk. The tests' type checkers around it are taken off."""
-    return njit(cache=True, nogil=True, parallel=parallel, fastmath=SUMS if sums else {"contract"})(unwrap(loop))
+    fastmath = SUMS if sums else {"contract"}
+    return stamped(njit(cache=True, nogil=True, parallel=parallel, fastmath=fastmath)(unwrap(loop)))
 
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
