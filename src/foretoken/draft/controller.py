@@ -31,6 +31,7 @@ KNOWN_WEIGHT, FADE = 16.0, 100.0  # the weight it grows to in earlier texts, and
 TRY, TRY_WEIGHT = 0.6, 1.0  # acceptance assumed at a new try
 ALIKE = 10.0  # trials by which depths share one acceptance
 ON_LINE = 2.0  # steps of a depth by which it lies on the line of all depths
+STAY = 0.05  # share by which plain decoding must seem the better before drafting ends: few steps tell, and then none
 DARING = 0.2  # share by which a depth never tried may be cheaper than the line says
 EXTRA = (0.1, 0.15, 0.03)  # r of an unknown pair, with the weight of one step
 LOOK = 8  # steps, times 2 for every look so far, after which the next is due: what plain steps cost now
@@ -240,7 +241,7 @@ class Controller:
             return 0
         tokens = map(sum, zip(*(row.expected() for row in self.rows), strict=True))
         rates = [n / costs.paces(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
-        if max(rates[1:]) <= rates[0]:
+        if (1 + STAY) * max(rates[1:]) <= rates[0]:
             self.experience.drafting = (
                 self.clocked and costs.since_plain > 0
             )  # not before a look at what a plain step takes now
