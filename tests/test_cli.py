@@ -5,13 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import command
 import foretoken
 import tiny
-from foretoken.cli import generate
+from foretoken.cli import comparison, generate
 from foretoken.core.sequence import Step
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
@@ -122,12 +123,31 @@ def test_both_ways_are_warm_before_they_are_compared(pair, monkeypatch, method):
     engine = foretoken.load(pair[0][1], drafter=pair[1], method=method)
     seen = []
     monkeypatch.setattr(Engine, "generate", lambda self, prompt, **settings: seen.append((self, settings)))
-    generate._warm(engine, "x", 99, 3, {"stop": ("a",), "temperature": 0.5})
+    comparison.warm(engine, "x", 99, 3, {"stop": ("a",), "temperature": 0.5})
     drafters = [type(used.drafter) for used, _ in seen]
     assert drafters == [LMDrafter, *([AutoDrafter] if method == "auto" else []), NoDrafter]
     for used, settings in seen:
         assert used.eos_ids == frozenset()
-        assert settings == {"stop": (), "temperature": 0.5, "max_new_tokens": generate.WARM_TOKENS, "seed": 3}
+        assert settings == {"stop": (), "temperature": 0.5, "max_new_tokens": comparison.WARM_TOKENS, "seed": 3}
+
+
+def test_a_slow_model_is_compared_by_one_run_of_each_way(pair, monkeypatch):
+    engine, runs = foretoken.load(pair[0][1], drafter=pair[1], tree="chain:2"), []
+
+    def generate(self, prompt, **settings):
+        runs.append(type(self.drafter))
+        return SimpleNamespace(
+            stats=SimpleNamespace(tokens_per_s=3.0 if len(runs) == 1 else 6.0, decoding_tokens_per_s=0.0)
+        )
+
+    monkeypatch.setattr(Engine, "generate", generate)
+    monkeypatch.setattr(comparison, "COMPARING_S", 0.0)
+    found = comparison.compared(engine, "x", 9, 3, {})
+    assert runs == [NoDrafter, LMDrafter]
+    assert found == {"tokens_per_s": 6.0, "plain_tokens_per_s": 3.0, "speedup": 2.0, "decoding_speedup": None}
+    monkeypatch.setattr(comparison, "COMPARING_S", 60.0)
+    comparison.compared(engine, "x", 9, 3, {})
+    assert runs[2:] == [NoDrafter, LMDrafter] * 3
 
 
 def test_counts_agree_with_their_nouns():

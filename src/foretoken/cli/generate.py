@@ -3,24 +3,18 @@
 import json
 import random
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretoken.cli import options
+from foretoken.cli.comparison import compared, warm
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.engine import Chunk, Engine
     from foretoken.stats import Stats
-
-
-WARM_TOKENS = 16
-COMPARED, COMPARING_S = 3, 5.0  # runs of each way, and seconds after which no more are begun
 
 
 def generate(
@@ -140,7 +134,7 @@ def _one(
     as_json: bool,
 ) -> None:
     if compare:
-        _warm(engine, prompt, max_new_tokens, seed, arguments)
+        warm(engine, prompt, max_new_tokens, seed, arguments)
     text, ids, last, interrupted = "", [], None, False
     try:
         for chunk in engine.stream(prompt, max_new_tokens=max_new_tokens, seed=seed, **arguments):
@@ -158,7 +152,7 @@ def _one(
         raise KeyboardInterrupt
     record = _record(engine, text, ids, last, seed)
     if compare:
-        record |= _compared(engine, prompt, len(ids), seed, arguments)
+        record |= compared(engine, prompt, len(ids), seed, arguments)
     if as_json:
         print(json.dumps(record))
     else:
@@ -166,42 +160,6 @@ def _one(
         print(_summary(engine, record, last.stats), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
-
-
-def _compared(
-    engine: "Engine", prompt: str, num_tokens: int, seed: int, arguments: dict[str, Any]
-) -> dict[str, float | None]:
-    """Medians of silent runs of this engine and of plain decoding in turn: to print takes time, and one run of each
-    tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
-    from foretoken.drafters import plain
-
-    begun = time.perf_counter()
-    runs: dict[str, list[Stats]] = {"ours": [], "plain": []}
-    while len(runs["ours"]) < COMPARED and (not runs["ours"] or time.perf_counter() - begun < COMPARING_S):
-        for name, each in (("plain", plain(engine)), ("ours", engine)):
-            runs[name].append(each.generate(prompt, max_new_tokens=num_tokens, seed=seed, **arguments).stats)
-    ours, base = (median(stats.tokens_per_s for stats in runs[name]) for name in ("ours", "plain"))
-    later, later_base = (median(stats.decoding_tokens_per_s for stats in runs[name]) for name in ("ours", "plain"))
-    return {
-        "tokens_per_s": ours,
-        "plain_tokens_per_s": base,
-        "speedup": ours / base,
-        "decoding_speedup": later / later_base if later and later_base else None,
-    }
-
-
-def _warm(engine: "Engine", prompt: str, max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
-    """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
-    controller that decodes plainly at first, would leave loops for them to compile."""
-    from foretoken.draft.auto import AutoDrafter
-    from foretoken.drafters import plain
-
-    engine = replace(engine, eos_ids=frozenset())
-    settings = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, max_new_tokens), "seed": seed}
-    if isinstance(engine.drafter, AutoDrafter):
-        replace(engine, drafter=engine.drafter.inner).generate(prompt, **settings)
-    for warm in (engine, plain(engine)):
-        warm.generate(prompt, **settings)
 
 
 def _batch(

@@ -26,7 +26,8 @@ from foretoken.core.policy import Plan
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
-from foretoken.draft.lm import CHAIN, Growth, LMDrafter, LMDraftSession
+from foretoken.draft.growth import Growth
+from foretoken.draft.lm import CHAIN, LMDrafter, LMDraftSession
 from foretoken.models.rows import Rows
 
 Scored = list[Tensor | None]  # q of the nodes of each row

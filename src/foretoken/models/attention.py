@@ -130,43 +130,17 @@ attend = machine_code(_attend)
 def _attend_threads(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
     for job in prange(batch * key_heads):
         attend(
-            qkv,
-            job // key_heads,
-            n,
-            job % key_heads,
-            rep,
-            dim,
-            scale,
-            keys,
-            values,
-            paired,
-            mask,
-            slots,
-            used,
-            low,
+            qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low,
             out,
-        )
+        )  # fmt: skip
 
 
 def _attend_all(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
     for job in range(batch * key_heads):
         attend(
-            qkv,
-            job // key_heads,
-            n,
-            job % key_heads,
-            rep,
-            dim,
-            scale,
-            keys,
-            values,
-            paired,
-            mask,
-            slots,
-            used,
-            low,
+            qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low,
             out,
-        )
+        )  # fmt: skip
 
 
 attend_threads = machine_code(_attend_threads, parallel=True)

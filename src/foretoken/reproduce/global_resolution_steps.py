@@ -15,7 +15,8 @@ from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.decode import NoDrafter
-from foretoken.draft.lm import Growth, LMDrafter, LMDraftSession
+from foretoken.draft.growth import Growth
+from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.names import verifier_named
 from foretoken.reproduce.run import Run
 
