@@ -108,7 +108,8 @@ def test_the_rate_of_decoding_leaves_the_first_step_out(monkeypatch):
 
 
 def test_method_auto_tells_where_it_decoded_plainly(run):
-    code, _, err = run("generate", "def f(", "--max-new-tokens", 20, "--method", "auto")
+    # At temperature 0 the text does not end in its first step, as one of a seed that the clock has a say in may.
+    code, _, err = run("generate", "def f(", "--max-new-tokens", 20, "--method", "auto", "--temperature", 0)
     assert code == 0, err
     found = re.search(
         r"decoded plainly    at (\d+) of (\d+) steps?: a draft is expected to be accepted at 0\.\d\d, a step", err
