@@ -132,6 +132,19 @@ def test_both_ways_are_warm_before_they_are_compared(pair, monkeypatch, method):
         assert settings == {"stop": (), "temperature": 0.5, "max_new_tokens": comparison.WARM_TOKENS, "seed": 3}
 
 
+def test_an_interrupted_comparison_loses_neither_text_nor_statistics(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foretoken.cli.generate.compared", interrupted)
+    code, out, err = run("generate", "def f(", "--max-new-tokens", 5, "--seed", 1, "--compare")
+    assert code == 130
+    assert out.startswith("def f(")
+    assert "interrupted while comparing" in err
+    assert "tokens/s" in err
+    assert "speed-up" not in err
+
+
 def test_a_slow_model_is_compared_by_one_run_of_each_way(pair, monkeypatch):
     engine, runs = foretoken.load(pair[0][1], drafter=pair[1], tree="chain:2"), []
 

@@ -152,7 +152,11 @@ def _one(
         raise KeyboardInterrupt
     record = _record(engine, text, ids, last, seed)
     if compare:
-        record |= compared(engine, prompt, len(ids), seed, arguments)
+        try:
+            record |= compared(engine, prompt, len(ids), seed, arguments)
+        except KeyboardInterrupt:
+            print("\nforetoken: interrupted while comparing; the text is complete.", file=sys.stderr)
+            interrupted = True
     if as_json:
         print(json.dumps(record))
     else:
@@ -268,8 +272,8 @@ def _plain_steps(engine: "Engine", stats: "Stats") -> list[str]:
     acceptance, cost = engine.drafter.outlook
     return [
         f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: a draft is expected "
-        f"to be accepted at {acceptance:.2f}, a step with one takes {cost:.2f} plain steps, so that single drafts "
-        + ("pay" if 1 + acceptance > cost else "do not pay")
+        f"to be accepted at {acceptance:.2f}, a step with one takes {cost:.2f} plain steps and pays below "
+        f"{1 + acceptance:.2f}"
     ]
 
 
