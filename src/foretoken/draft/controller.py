@@ -242,9 +242,8 @@ class Controller:
         tokens = map(sum, zip(*(row.expected() for row in self.rows), strict=True))
         rates = [n / costs.paces(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
         if (1 + STAY) * max(rates[1:]) <= rates[0]:
-            self.experience.drafting = (
-                self.clocked and costs.since_plain > 0
-            )  # not before a look at what a plain step takes now
+            # Not before a look at what a plain step takes now.
+            self.experience.drafting = self.clocked and costs.since_plain > 0
             return 0
         return max(range(1, len(rates)), key=lambda d: rates[d] / costs.hope(d))
 

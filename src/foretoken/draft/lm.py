@@ -134,7 +134,8 @@ class LMDraftSession:
             root = policy.root(self.pasts[row])
             frontier = policy.select([root], 0) if seq.depth_left > 0 else []
             builder, scored = TreeBuilder(seq.ids[-1]), {0: len(pending) - 1}
-            uniforms = self._chain_uniforms(seq, law)
+            levels = self._chain_levels(seq)
+            uniforms = self._chain_uniforms(seq, law, levels) if levels > 0 else None
             self.growths.append(Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
@@ -160,16 +161,17 @@ class LMDraftSession:
             self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
         return self._known(seq.ids[self.rows.lengths[row] :])
 
-    def _chain_uniforms(self, seq: Sequence, law: LawFamily) -> Float[Tensor, "n 1"] | None:
+    def _chain_levels(self, seq: Sequence) -> int:
+        """Of the next tree, if it is a chain; else none."""
+        return min(self._chain_depth, seq.depth_left)
+
+    def _chain_uniforms(self, seq: Sequence, law: LawFamily, levels: int) -> Float[Tensor, "n 1"]:
         """Of a chain all at once: the same ones whether or not it is drawn in one call."""
-        levels = min(self._chain_depth, seq.depth_left)
-        if levels < 1:
-            return None
         return no_uniforms(levels, 1) if law is Opaque else seq.uniforms(levels, 1)
 
     def _draft_chain(self, seq: Sequence) -> "Chain | None":
         """A lone sequence's chain in one compiled call: what would be drawn level by level. None where it cannot."""
-        levels, sampling, law = min(self._chain_depth, seq.depth_left), seq.sampling, self._law(seq)
+        levels, sampling, law = self._chain_levels(seq), seq.sampling, self._law(seq)
         if self._chains is None or levels < 1 or sampling.moves_scores or seq.shapes_logits:
             return None
         if law is not Opaque and not (law in (IID, WithoutReplacement) and sampling.tempers_only):
@@ -181,8 +183,7 @@ class LMDraftSession:
         pending = self._pending(0, seq)
         if not self._chains.drafts_chains(0, len(pending) + levels - 1):
             return None
-        u = self._chain_uniforms(seq, law)
-        assert u is not None
+        u = self._chain_uniforms(seq, law, levels)
         temperature, one = 0.0 if law is Opaque else sampling.temperature, law(1)
         tokens, q = self._chains.draft_chain(0, pending, u, temperature, self._floor)
         rows = [None] * len(tokens) if law is Opaque else q.unbind()

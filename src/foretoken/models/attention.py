@@ -14,9 +14,9 @@ import numpy as np
 from numba import prange
 
 from foretoken.core.vectors import LANES, exp_row
-from foretoken.models.panels import DOTTED, HALVED, WHOLE
+from foretoken.models.panels import WHOLE
 from foretoken.models.product import PANEL, alive
-from foretoken.models.tile import DOTS, machine_code, nearest, rounded, strip
+from foretoken.models.tile import PER_WORD, ROUNDED, machine_code, nearest, rounded, strip
 
 QUERIES = 48  # queries that share one block of scores
 SPREAD = 4096  # nodes times slots from which the heads are spread over the threads
@@ -64,21 +64,21 @@ def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
 weigh = machine_code(_weigh)
 
 
-def _attend(qkv, b, n, group, rep, dim, scale, keys, values, paired, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
-    """Attention of the n nodes of row b with key head `group`: out[:, query heads of the group].
+def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
+    """Attention of the n nodes of one row with one key head, `job` of all of them: out[:, query heads of the group].
 
     filled: slots of the longest row; this one's end behind its own last node, or behind padding that is masked.
     """
+    b, group = job // key_heads, job % key_heads
     used = 1
     for i in range(n):
         if used <= slots[b, i] < filled:
             used = slots[b, i] + 1
     unit = 2 * LANES if paired else LANES
     wide = (used + unit - 1) // unit * unit
-    form, key_words, slot_words = WHOLE, dim, used
+    form, key_words, slot_words, per_word = WHOLE, dim, used, 1
     if paired:
-        form, key_words, slot_words = DOTTED if DOTS else HALVED, dim // 2, (used + 1) // 2
-    of_word = 2 if form == HALVED else 1  # floats of a row that meet one word
+        form, key_words, slot_words, per_word = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
@@ -99,7 +99,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, paired, mask, slots
             here = key_at + 4 * at * key_words
             after = here + 4 * PANEL * key_words if rows > 2 else 0  # one or two rows wait for memory anyway
             strip(
-                columns, asked.ctypes.data, key_words * of_word, rows, here, PANEL, key_words, form,
+                columns, asked.ctypes.data, key_words * per_word, rows, here, PANEL, key_words, form,
                 scores_at + 4 * at, wide, 1, after,
             )  # fmt: skip
         if mask.shape[3] > 0:
@@ -109,7 +109,7 @@ def _attend(qkv, b, n, group, rep, dim, scale, keys, values, paired, mask, slots
                         scores[i * rep + r, j] += mask[b, 0, first + i, j]
         weigh(scores, rows, used, low, shares)
         weights = rounded(scores.reshape(-1), wide, wide, rows) if paired else scores.reshape(-1)
-        weights_row = wide // 2 * of_word if paired else wide
+        weights_row = wide // 2 * per_word if paired else wide
         for at in range(0, dim, PANEL):
             columns = min(PANEL, dim - at)
             strip(
@@ -129,18 +129,12 @@ attend = machine_code(_attend)
 
 def _attend_threads(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
     for job in prange(batch * key_heads):
-        attend(
-            qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low,
-            out,
-        )  # fmt: skip
+        attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out)
 
 
 def _attend_all(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
     for job in range(batch * key_heads):
-        attend(
-            qkv, job // key_heads, n, job % key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low,
-            out,
-        )  # fmt: skip
+        attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out)
 
 
 attend_threads = machine_code(_attend_threads, parallel=True)

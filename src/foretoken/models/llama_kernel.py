@@ -36,6 +36,7 @@ class LlamaKernel:
         self.head: PanelLinear = head
         self.head_address = head.address
         self.head_bias = bias_of(head) if head.bias is not None else np.zeros(0, np.float32)
+        self.last = (self.norm, self.head_address, head.form, self.head_bias)  # as kernel_chain takes it
 
     def open(self, batch: int, slots: int) -> "KernelRows":
         return KernelRows(self, batch, slots)
@@ -91,10 +92,9 @@ class KernelRows(KernelSlots):
 
         k = self.kernel
         factor, q, tokens = chain_outputs(len(u), k.head.out_features, temperature)
-        last = (k.norm, k.head_address, k.head.form, k.head_bias)
         done = draft_chain(
-            np.array(read), row, *self._chain(read, start, k.embedding), last, u.numpy(), factor, floor, use_threads(),
-            q, tokens,
+            np.array(read), row, *self._chain(read, start, k.embedding), k.last, u.numpy(), factor, floor,
+            use_threads(), q, tokens,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
 
@@ -108,9 +108,8 @@ class KernelRows(KernelSlots):
 
         k = self.kernel
         factor, out = factor_at(temperature), np.empty((len(tokens), k.head.out_features), np.float32)
-        last = (k.norm, k.head_address, k.head.form, k.head_bias)
         state = self._chain(tokens, start, k.embedding, grows=False)
-        finite = score_chain(np.array(tokens), row, *state, last, factor, use_threads(), out)
+        finite = score_chain(np.array(tokens), row, *state, k.last, factor, use_threads(), out)
         return torch.from_numpy(out) if finite else None
 
 

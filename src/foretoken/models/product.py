@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from foretoken.models.panels import COLUMNS as PANEL
 from foretoken.models.panels import DOTTED, HALVED, WHOLE
-from foretoken.models.tile import CHUNK, DOTS, ROWS, WIDE, machine_code, rounded, strip
+from foretoken.models.tile import CHUNK, PER_WORD, ROUNDED, ROWS, WIDE, machine_code, rounded, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
@@ -83,8 +83,7 @@ def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ig
     if form == DOTTED:
         words = (k + 1) // 2
         rows = rounded(rows, x_row, k, m)
-        x_row = words if DOTS else 2 * words
-        form = DOTTED if DOTS else HALVED
+        x_row, form = words * PER_WORD, ROUNDED
     elif form == HALVED:
         words = k // 2
     x_at = rows.ctypes.data

@@ -240,11 +240,7 @@ class Rows:
         have NaN or +inf, or nothing finite.
         """
         assert isinstance(self._kernel, KernelRows)
-        assert not len(self._trees[row])
-        nodes, start = len(tokens) + len(u) - 1, self.lengths[row]
-        assert self.drafts_chains(row, nodes)
-        self._check_room(row, nodes)
-        self._lm.check_position(start + nodes - 1)
+        start = self._chain_start(row, len(tokens) + len(u) - 1)
         drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
         if not drafted:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
@@ -258,15 +254,20 @@ class Rows:
         One compiled call; what `score` and `softmax` give. None where some p is not finite, and nothing was scored.
         """
         assert isinstance(self._kernel, KernelRows)
-        assert not len(self._trees[row])
-        start = self.lengths[row]
-        assert self.drafts_chains(row, len(tokens))
-        self._check_room(row, len(tokens))
-        self._lm.check_position(start + len(tokens) - 1)
+        start = self._chain_start(row, len(tokens))
         out = self._kernel.score_chain(row, tokens, start, temperature)
         if out is not None:
             self._trees[row].grow(range(-1, len(tokens) - 1))
         return out
+
+    def _chain_start(self, row: int, nodes: int) -> int:
+        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call."""
+        assert not len(self._trees[row])
+        assert self.drafts_chains(row, nodes)
+        self._check_room(row, nodes)
+        start = self.lengths[row]
+        self._lm.check_position(start + nodes - 1)
+        return start
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

@@ -52,6 +52,7 @@ TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if 
 NEAR, FAR = 1, 2  # the caches into which memory is fetched
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
+ROUNDED, PER_WORD = (DOTTED, 1) if DOTS else (HALVED, 2)  # the product that takes what `rounded` makes; floats a word
 
 
 @intrinsic
@@ -97,7 +98,7 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     """Whether product.py and attention.py may ask for it."""
     if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
-        return not fetch and form in (WHOLE, FORMS[-1])
+        return not fetch and form in (WHOLE, ROUNDED)
     if form == WHOLE or not WIDE:
         return (rows > 1 and fetch == NEAR) or not fetch
     return rows > 2 or not fetch  # one and two rows wait for memory, and are no part of seven or more
