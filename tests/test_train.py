@@ -13,12 +13,14 @@ from torch import Tensor
 import tiny
 from command import run
 from foretoken.core.errors import ForetokenError
+from foretoken.heads.load import load_head, load_to_train
 from foretoken.heads.make import HEADS, new_head
+from foretoken.heads.save import save_head
 from foretoken.heads.serial import Eagle, Gumiho
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
-from foretoken.train.begin import start_from_model
+from foretoken.train.begin import Beginning, start_from_model
 from foretoken.train.data import Batches, Record, Row, records, rows
 from foretoken.train.evaluate import accuracy
 from foretoken.train.loop import ADAMW, MUON, Plan, Trainer, read_texts
@@ -34,13 +36,15 @@ def lm() -> CausalLM:
     return CausalLM(tiny.llama(0, layers=6).requires_grad_(False))
 
 
-def trainer(lm: CausalLM, kind: str, folder: Path, tokens: int = 960, optimizer: str = ADAMW) -> Trainer:
+def trainer(
+    lm: CausalLM, kind: str, folder: Path, tokens: int = 960, optimizer: str = ADAMW, begin: Beginning | None = None
+) -> Trainer:
     torch.manual_seed(0)
     data = rows(TEXTS, tiny.tokenizer(), 48)
     plan = Plan(
         kind, tokens, "data", "target", batch=2, length=48, lr=1e-2 if optimizer == ADAMW else 5e-2, optimizer=optimizer
     )
-    made = Trainer(new_head(kind, parts(lm)), lm, Batches(data, 2, 0), plan, folder)
+    made = Trainer(new_head(kind, parts(lm)), lm, Batches(data, 2, 0), plan, folder, begin=begin)
     made.prepare()
     return made
 
@@ -201,6 +205,34 @@ def test_layers_that_do_not_fit_are_refused(lm: CausalLM) -> None:
         start_from_model(new_head("eagle", parts(lm)), CausalLM(tiny.llama(0, layers=2, hidden=64)))
     with pytest.raises(ForetokenError, match="Head medusa has no layers"):
         start_from_model(new_head("medusa", parts(lm)), lm)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_goes_on_from_another(kind: str, lm: CausalLM, tmp_path: Path) -> None:
+    """Of a target that has changed since: all that the head learnt, and the new target's scale of states."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first = trainer(lm, kind, tmp_path / "first")
+    first.run(lambda _: None)
+    save_head(first.head, tmp_path / "first")
+    changed = CausalLM(tiny.llama(1, layers=6).requires_grad_(False))
+    with pytest.raises(ForetokenError, match="was trained for another target"):
+        load_head(tmp_path / "first", parts(changed))
+    begin = Beginning("first", load_to_train(tmp_path / "first", parts(changed)))
+    made = trainer(changed, kind, tmp_path / "second", begin=begin)
+    for key, value in made.head.state_dict().items():
+        torch.testing.assert_close(value, first.head.state_dict()[key].bfloat16().float())
+    assert made.head.feature_scale == trainer(changed, kind, tmp_path / "third").head.feature_scale
+    made.run(lambda _: None)
+    assert any(not torch.equal(value, first.head.state_dict()[key]) for key, value in made.head.state_dict().items())
+
+
+def test_heads_that_cannot_be_gone_on_from_are_refused(lm: CausalLM) -> None:
+    begin = Beginning("other", new_head("gumiho", parts(lm), levels=4))
+    with pytest.raises(ForetokenError, match="is of kind gumiho: --begin needs one of kind eagle"):
+        begin.fill(new_head("eagle", parts(lm)))
+    with pytest.raises(ForetokenError, match="other sizes than the one to train"):
+        begin.fill(new_head("gumiho", parts(lm)))
 
 
 class Perfect(Gumiho):

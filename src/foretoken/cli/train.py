@@ -34,7 +34,10 @@ def train(
     ] = "adamw",
     begin: Annotated[
         str | None,
-        typer.Option(help="Small Llama of the target's sizes whose last layers an eagle or gumiho head begins with."),
+        typer.Option(
+            help="Folder of a trained head of this kind to go on from, for a target that has changed since, say; or of "
+            "a small Llama of the target's sizes, whose last layers an eagle or gumiho head begins with."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order and noise.")] = 0,
     evaluate_every: Annotated[int, typer.Option(help="Steps between measurements on held-out text.")] = 100,
@@ -56,8 +59,11 @@ def train(
     from foretoken.bench.machine import machine
     from foretoken.core.errors import ForetokenError
     from foretoken.core.files import check_folder
+    from foretoken.heads.load import head_kind, load_to_train
     from foretoken.heads.make import HEADS
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
+    from foretoken.models.parts import parts
+    from foretoken.train.begin import Beginning
     from foretoken.train.loop import CHECKPOINT
     from foretoken.train.run import Options, Progress
     from foretoken.train.run import train as run
@@ -71,7 +77,10 @@ def train(
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)
     lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))
-    first = None if begin is None else load_frozen(begin, chosen, lm.dtype)
+    first = None
+    if begin is not None:
+        other = load_to_train(begin, parts(lm)) if head_kind(begin) else load_frozen(begin, chosen, lm.dtype)
+        first = Beginning(begin, other)
     options.spare_threads(lm.model.num_parameters())
 
     def tell(progress: Progress) -> None:

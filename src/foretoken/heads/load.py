@@ -38,6 +38,17 @@ def load_head(folder: str | Path, parts: TargetParts) -> Head:
     Raises ForetokenError naming missing and unexpected keys, the size that does not fit the target, or the other target
     that it was trained for.
     """
+    head, config = _loaded(folder, parts)
+    check_origin(config, parts, folder)
+    return head.to(dtype=parts.dtype)
+
+
+def load_to_train(folder: str | Path, parts: TargetParts) -> Head:
+    """The head in `folder` in float32, whatever target of these sizes it was trained for. Raises ForetokenError."""
+    return _loaded(folder, parts)[0].float()
+
+
+def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any]]:
     path = _file(Path(folder))
     if path is None:
         raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(FILES)}.")
@@ -51,8 +62,7 @@ def load_head(folder: str | Path, parts: TargetParts) -> Head:
     head, renamed = READERS[kind](weights, config, parts, path)
     head.feature_scale = float(config.get("feature_scale", 1.0))
     _fill(head, renamed, path)
-    check_origin(config, parts, folder)
-    return head.to(device=parts.device, dtype=parts.dtype).requires_grad_(False).eval()
+    return head.to(device=parts.device).requires_grad_(False).eval(), config
 
 
 def _file(folder: Path) -> Path | None:

@@ -1,5 +1,6 @@
-"""What a new head begins as, besides noise: copies of its target's weights or of a small language model's."""
+"""What a new head begins as, besides noise: copies of weights of its target, a small language model, another head."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,9 +10,36 @@ from foretoken.core.errors import ForetokenError
 from foretoken.heads.make import Head
 from foretoken.heads.serial import Eagle
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.identity import fingerprint, fingerprint_of_weights
 
 NOT_ALIKE = "The layers of model {} have other sizes than the target's, so that a head cannot begin as they are."
 STATE_SHARE = 0.3  # of the target's state in what the first layer reads, beside the embedding
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A small model whose last layers a head begins with, or a head of the same kind, as it is; name: of its folder."""
+
+    name: str
+    source: CausalLM | Head
+
+    @property
+    def fingerprint(self) -> str:
+        if isinstance(self.source, CausalLM):
+            return fingerprint(self.source)
+        return fingerprint_of_weights(self.source, self.source.kind)
+
+    @property
+    def taken(self) -> str:
+        """What the head has of it, for the card."""
+        return "the layers of" if isinstance(self.source, CausalLM) else "the head"
+
+    def fill(self, head: Head) -> None:
+        """Raises ForetokenError where it does not fit the head."""
+        if isinstance(self.source, CausalLM):
+            start_from_model(head, self.source)
+        else:
+            start_from_head(head, self.source, self.name)
 
 
 @torch.no_grad()
@@ -23,6 +51,17 @@ def start_from_target(head: Head) -> None:
     for linear in head.own_lm_heads():
         if linear.weight.shape == weight.shape:
             linear.weight.copy_(weight * head.feature_scale * head.target.logit_scale)
+
+
+@torch.no_grad()
+def start_from_head(head: Head, other: Head, name: str) -> None:
+    """All that another head of the same kind and sizes learnt, for its target or for one that it has become since."""
+    if head.kind != other.kind:
+        raise ForetokenError(f"Head {name} is of kind {other.kind}: --begin needs one of kind {head.kind}.")
+    weights = other.state_dict()
+    if [(key, x.shape) for key, x in weights.items()] != [(key, x.shape) for key, x in head.state_dict().items()]:
+        raise ForetokenError(f"Head {name} has other sizes than the one to train: give its --layers and --levels.")
+    head.load_state_dict(weights)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from foretoken.core.files import write
 from foretoken.heads.make import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
-from foretoken.train.begin import start_from_model, start_from_target
+from foretoken.train.begin import Beginning, start_from_target
 from foretoken.train.data import Batches
 from foretoken.train.losses import LOSSES, Texts
 from foretoken.train.muon import Muon
@@ -31,7 +31,7 @@ class Plan:
     """What decides a run's outcome; a checkpoint resumes only under the same plan.
 
     Defaults are Gumiho's (paper 004, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
-    matrices beside it. target, begin: fingerprints of the target and of the model whose layers the head begins with.
+    matrices beside it. target, begin: fingerprints of the target and of what the head begins as.
     """
 
     kind: str
@@ -63,12 +63,12 @@ class Report:
 class Trainer:
     """Steps through `batches`; `save` writes DIR/checkpoint.pt under a temporary name first.
 
-    cache: where the target's states are read and kept; None: computed anew each time. begin: see `start_from_model`.
+    cache: where the target's states are read and kept; None: computed anew each time.
     """
 
     def __init__(
         self, head: Head, lm: CausalLM, batches: Batches, plan: Plan, folder: Path, cache: StateCache | None = None,
-        begin: CausalLM | None = None,
+        begin: Beginning | None = None,
     ) -> None:  # fmt: skip
         self.head, self.lm, self.batches, self.plan, self.folder = head, lm, batches, plan, folder
         self.cache, self.begin = cache, begin
@@ -88,7 +88,7 @@ class Trainer:
         self.head.feature_scale = float(texts.states[texts.mask].double().square().mean().sqrt())
         start_from_target(self.head)
         if self.begin is not None:
-            start_from_model(self.head, self.begin)
+            self.begin.fill(self.head)
 
     def rate(self, progress: float) -> float:
         """Linear warm-up, then linear decay to a tenth."""

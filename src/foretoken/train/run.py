@@ -18,6 +18,7 @@ from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint
 from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
+from foretoken.train.begin import Beginning
 from foretoken.train.data import Batches, Record, Row, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
 from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer
@@ -80,12 +81,12 @@ def train(
     evaluate_every: int = 100,
     cache: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
-    begin: CausalLM | None = None,
+    begin: Beginning | None = None,
 ) -> Head:
     """Train, or go on from the checkpoint in `folder`; writes the head, its card, provenance.json and log.jsonl there.
 
     made_with: machine and versions, for the record. cache: folder that keeps the target's states for other heads and
-    runs; `note` is told what it may take. begin: a small model whose layers the head begins with.
+    runs; `note` is told what it may take.
     """
     if not 0 <= options.seed < 2**32:
         raise ForetokenError(f"seed is {options.seed}: it must be in 0..2**32 - 1.")
@@ -144,14 +145,14 @@ def _count(data: Sequence[Row]) -> int:
 
 
 def _plan(
-    options: Options, learnt: Sequence[Row], texts: Sequence[Record], lm: CausalLM, begin: CausalLM | None
+    options: Options, learnt: Sequence[Row], texts: Sequence[Record], lm: CausalLM, begin: Beginning | None
 ) -> Plan:
     tokens = options.tokens or options.epochs * _count(learnt)
     usual = MUON_RATE if options.optimizer == MUON else RATES[options.kind]
     return Plan(
         options.kind, tokens, digest(texts), fingerprint(lm), options.seed, options.batch, options.length,
         usual if options.lr is None else options.lr, layers=options.layers, levels=options.levels,
-        optimizer=options.optimizer, begin=None if begin is None else fingerprint(begin),
+        optimizer=options.optimizer, begin=None if begin is None else begin.fingerprint,
     )  # fmt: skip
 
 
@@ -166,7 +167,8 @@ def finish(
              "accuracy": asdict(measured), "argv": sys.argv[1:], **made_with}  # fmt: skip
     write(folder / "provenance.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
     size = sum(p.numel() for p in trainer.head.parameters())
-    began = "" if trainer.begin is None else BEGAN.format(Path(trainer.begin.name).name)
+    begun = trainer.begin
+    began = "" if begun is None else BEGAN.format(begun.taken, Path(begun.name).name)
     card = CARD.format(
         kind=plan.kind, optimizer=plan.optimizer, target=Path(lm.name).name, began=began, size=size,
         tokens=trainer.tokens, steps=trainer.step, batch=trainer.batches.batch,
@@ -177,7 +179,7 @@ def finish(
     write(folder / "README.md", lambda path: path.write_text(card))
 
 
-BEGAN = "\n| Began with | the layers of `{}` |"
+BEGAN = "\n| Began with | {} `{}` |"
 CARD = """\
 ---
 license: apache-2.0
