@@ -33,8 +33,8 @@ def imitation(p: torch.Tensor, log_q: torch.Tensor, progress: float) -> torch.Te
 def distil_loss(target: LlamaForCausalLM) -> Loss:
     def loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
         with torch.no_grad():
-            p = target(input_ids=rows[:, :-1], use_cache=False).logits.softmax(-1)
-        return imitation(p, model(input_ids=rows[:, :-1], use_cache=False).logits.log_softmax(-1), progress)
+            p = target(input_ids=rows[:, :-1], use_cache=False).logits.float().softmax(-1)
+        return imitation(p, model(input_ids=rows[:, :-1], use_cache=False).logits.float().log_softmax(-1), progress)
 
     return loss
 
@@ -48,7 +48,7 @@ def cross_loss(target: LlamaForCausalLM, own: Tokenizer, tok: Tokenizer) -> Loss
         read = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)  # what fills a row is never reached
         taught, laws = torch.zeros_like(read, dtype=torch.bool), []
         with torch.no_grad():
-            logits = target(input_ids=rows[:, :-1], use_cache=False).logits
+            logits = target(input_ids=rows[:, :-1], use_cache=False).logits.float()
             for r, (ids, text) in enumerate(zip(rows, texts, strict=True)):
                 read[r, : len(text)] = torch.tensor(text)
                 token, inside = map(torch.from_numpy, labels.places(ids.cpu().numpy(), read[r, : len(text)].numpy()))
@@ -59,7 +59,7 @@ def cross_loss(target: LlamaForCausalLM, own: Tokenizer, tok: Tokenizer) -> Loss
                 fits = inside != UNKNOWN
                 law[fits] = labels.laws(logits[r, token[fits] - 1], ids[token[fits]], inside[fits], law.shape[1])
                 laws.append(law)
-        logits = model(input_ids=read[:, :-1].to(rows.device), use_cache=False).logits
+        logits = model(input_ids=read[:, :-1].to(rows.device), use_cache=False).logits.float()
         return imitation(torch.cat(laws), logits[taught[:, 1:].to(rows.device)].log_softmax(-1), progress)
 
     return loss

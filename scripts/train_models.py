@@ -1,6 +1,6 @@
 """Train Foretoken's small models from the sources of Python's standard library.
 
-    python scripts/train_models.py all              # everything: about an hour and a half on one CPU core
+    python scripts/train_models.py all              # everything: five to eight hours on two CPU cores
     python scripts/train_models.py target           # one part; the same command again resumes it
     python scripts/train_models.py evaluate --json
 
@@ -33,6 +33,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foretoken.train.muon import Muon
 
 EOT = "<|endoftext|>"
+ADDING = ("o_proj.weight", "down_proj.weight")  # the matrices by which a layer changes what passes it
 SKIPPED = ("site-packages/", "encodings/", "pydoc_data/", "lib2to3/tests/data/")
 # Words take one sign before them; runs of punctuation take the line breaks after them.
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -55,8 +56,8 @@ class Spec:
     """Shape and training plan of one model.
 
     A step has `rows` pieces of `chunk` tokens, cut into rows of the first length in `lengths`; in the last 15% of the
-    steps the rows have the second length. A model that imitates the target reads the target's tokens, in its own after
-    that where it has others; every `every`-th piece is text that the target wrote.
+    steps the rows have the second length. A model that imitates another reads that one's tokens, in its own after
+    that where it has others; every `every`-th piece is text that the other wrote.
     """
 
     summary: str
@@ -74,17 +75,21 @@ class Spec:
     muon_lr: float = 0.02
     embed_lr: float = 0.03
     context: int = 1024
-    imitates: bool = False
-    begins: str = "target"  # the model whose embeddings, and whose layers in `copied`, one that imitates begins with
-    copied: tuple[int | None, ...] = ()  # None: a layer that changes nothing to begin with
+    imitates: str = ""  # the model whose law it learns; without one it learns the text
+    begins: str = ""  # the model whose embeddings, and whose layers in `copied`, it begins with
+    copied: tuple[int | None, ...] = ()  # None, or a layer's second time: one that changes nothing to begin with
+    stage: bool = False  # only the beginning of another: it stays in the work folder
     written: tuple[Written, ...] = ()
     every: int = 4
 
 
+DEPTH = 32  # what is more than 12 layers is laid between them, and begins by changing nothing
 SPECS = {
-    "target": Spec("The target", "target", 4096, 12, 592, (512, 1024), 7.2e6, chunk=1024, rows=2),
-    "drafter": Spec(
-        "A drafter with the target's vocabulary",
+    "target-12": Spec(
+        "The target's beginning", "target", 4096, 12, 592, (512, 1024), 7.2e6, chunk=1024, rows=2, stage=True
+    ),
+    "drafter-12": Spec(
+        "The drafter's beginning",
         "target",
         4096,
         2,
@@ -94,8 +99,42 @@ SPECS = {
         rows=2,
         muon_lr=0.01,
         embed_lr=0.01,
-        imitates=True,
+        imitates="target-12",
+        begins="target-12",
         copied=(0, 11),
+        written=(Written(9, 128, 512, 1.0),),
+        every=2,
+        stage=True,
+    ),
+    "target": Spec(
+        "The target",
+        "target",
+        4096,
+        DEPTH,
+        592,
+        (256, 1024),
+        2e6,
+        chunk=1024,
+        rows=2,
+        muon_lr=0.004,
+        embed_lr=0.002,
+        begins="target-12",
+        copied=tuple(at * 12 // DEPTH for at in range(DEPTH)),
+    ),
+    "drafter": Spec(
+        "A drafter with the target's vocabulary",
+        "target",
+        4096,
+        2,
+        592,
+        (512, 1024),
+        1e6,
+        rows=2,
+        muon_lr=0.005,
+        embed_lr=0.005,
+        imitates="target",
+        begins="drafter-12",
+        copied=(0, 1),
         written=(Written(9, 128, 512, 1.0),),
         every=2,
     ),
@@ -111,7 +150,7 @@ SPECS = {
         muon_lr=0.01,
         embed_lr=0.01,
         context=2048,
-        imitates=True,
+        imitates="target",
         begins="drafter",
         copied=(None, 0, 1),
         written=(Written(9, 128, 512, 1.0), Written(3, 128, 512, 0.0)),
@@ -132,6 +171,14 @@ class Run:
     seed: int
     device: str
     tokens: float | None = None
+
+    def folder(self, name: str) -> Path:
+        return (self.work if name in SPECS and SPECS[name].stage else self.out) / name
+
+    def half(self) -> torch.autocast:
+        """Products in bfloat16, where the device has units for them; sums and weights stay in float32."""
+        has = self.device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        return torch.autocast(self.device, torch.bfloat16, enabled=has)
 
 
 def stop(message: str) -> SystemExit:
@@ -241,7 +288,7 @@ def build_model(spec: Spec, end: int | None) -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, rms_norm_eps=1e-5))
     for name, param in model.named_parameters():
         if param.ndim == 2 and "embed" not in name:
-            zero = name.endswith(("o_proj.weight", "down_proj.weight"))
+            zero = name.endswith(ADDING)
             torch.nn.init.normal_(param, std=0.0 if zero else 0.7 * param.shape[1] ** -0.5)
     # Embeddings as large as what the layers add to them; the last norm keeps the logits small.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
@@ -251,7 +298,7 @@ def build_model(spec: Spec, end: int | None) -> LlamaForCausalLM:
 
 def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> torch.Tensor:
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
 def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss) -> dict[str, int]:
@@ -285,13 +332,15 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
             length = spec.lengths[0] if progress < 0.85 else spec.lengths[1]
             rows, total = stream.batch(step, length).to(run.device), 0.0
             for part in rows.split(max(1, 1024 // length) if run.device == "cpu" else len(rows)):
-                loss = loss_fn(model, part, progress) * (len(part) / len(rows))
+                with run.half():
+                    loss = loss_fn(model, part, progress) * (len(part) / len(rows))
                 loss.backward()
                 total += loss.item()
             for group, rate in group_rates:
                 group["lr"] = rate * min(done / 30, 1.0) * min(1.0, (1 - progress) / 0.65)
             for optimizer in (muon, adam):
-                optimizer.step()
+                with run.half():
+                    optimizer.step()
                 optimizer.zero_grad()
             smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
             speed = (done - first) * per_step / (time.monotonic() - began)
@@ -340,7 +389,7 @@ def written_tokens(run: Run, name: str, target: LlamaForCausalLM, tokens: np.nda
 
 
 def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
-    folder = run.out / name
+    folder = run.folder(name)
     if not (folder / "model.safetensors").exists():
         raise stop(f"there is no model in {folder}: train it first with the command `{name}`.")
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
@@ -352,19 +401,24 @@ def train_one(run: Run, name: str) -> None:
     tok = get_tokenizer(run, spec.tokenizer)
     torch.manual_seed(run.seed)
     model, loss_fn = build_model(spec, tok.token_to_id(EOT)), text_loss
-    if spec.imitates:
-        (target, own), (begun, _) = load_model(run, "target"), load_model(run, spec.begins)
-        tokens = training_tokens(run, "target")
-        sources = [*[tokens] * (spec.every - 1), written_tokens(run, name, target, tokens)]
+    tokens = training_tokens(run, "target" if spec.imitates else spec.tokenizer)
+    sources = [tokens]
+    if spec.begins:
+        begun, own = load_model(run, spec.begins)
         known = begun.model.embed_tokens.weight.cpu()
         model.model.embed_tokens.weight.data.copy_(torch.stack([known[ids].mean(0) for ids in spellings(tok, own)]))
         model.model.norm.load_state_dict(begun.model.norm.state_dict())
-        for layer, copied in zip(model.model.layers, spec.copied, strict=True):
+        for at, (layer, copied) in enumerate(zip(model.model.layers, spec.copied, strict=True)):
             if copied is not None:
                 layer.load_state_dict(begun.model.layers[copied].state_dict())
+            if copied in spec.copied[:at]:
+                for key, weight in layer.named_parameters():
+                    if key.endswith(ADDING):
+                        torch.nn.init.zeros_(weight)
+    if spec.imitates:
+        target, own = load_model(run, spec.imitates)
+        sources = [*[tokens] * (spec.every - 1), written_tokens(run, name, target, tokens)]
         loss_fn = distil_loss(target) if spec.tokenizer == "target" else cross_loss(target, own, tok)
-    else:
-        sources = [training_tokens(run, spec.tokenizer)]
     facts = train(run, name, model, Stream(sources, run.seed, spec.chunk, spec.rows), loss_fn)
     export(run, name, model, tok, facts)
 
@@ -417,17 +471,24 @@ def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer, facts: 
     }
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     nats, bits = held_out_loss(*load_model(Run(run.work, run.work, 0, run.device), fresh.name), run.device)
-    distilled = "distilled from `models/target` (divergence, then acceptance), a quarter on text that it wrote"
+    grown = "next-token loss on text, begun as 12 layers with others between them that change nothing"
+    distilled = "distilled from `{}` (divergence, then acceptance), half on text that it wrote{}"
+    first, then = "the target's first 12 layers", ", begun as the drafter of its first 12 layers"
     crossed = "distilled likewise by the target's law in its own tokens, half on text that it wrote, begun as `drafter`"
-    objective = {"drafter": distilled, "drafter-1k": crossed}.get(name, "next-token loss on text")
+    objective = {
+        "target": grown,
+        "drafter-12": distilled.format(first, ""),
+        "drafter": distilled.format("models/target", then),
+        "drafter-1k": crossed,
+    }.get(name, "next-token loss on text")
     shown = vars(spec) | facts | {"objective": objective}
     card = CARD.format(
         name=name, params=model.num_parameters(), nats=nats, bits=bits, seed=run.seed,
         python=".".join(map(str, sys.version_info[:3])), **{**shown, "tokens": facts["tokens"]},
     )  # fmt: skip
     (fresh / "README.md").write_text(card)
-    shutil.rmtree(run.out / name, ignore_errors=True)
-    shutil.move(fresh, run.out / name)
+    shutil.rmtree(run.folder(name), ignore_errors=True)
+    shutil.move(fresh, run.folder(name))
 
 
 @torch.no_grad()
@@ -463,7 +524,7 @@ def evaluate(run: Run, as_json: bool) -> None:
     target, tok = load_model(run, "target")
     report: dict[str, dict[str, float | str]] = {}
     prompt_text = json.loads(excerpts(run).read_text().splitlines()[0])["prompt"]
-    for name in (name for name in SPECS if (run.out / name / "model.safetensors").exists()):
+    for name in (name for name in SPECS if (run.folder(name) / "model.safetensors").exists()):
         model, own = load_model(run, name)
         nats, bits = held_out_loss(model, own, run.device)
         prompt = torch.tensor([own.encode(prompt_text).ids], device=run.device)

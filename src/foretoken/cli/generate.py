@@ -248,7 +248,9 @@ def _summary(engine: "Engine", record: dict[str, Any], stats: "Stats") -> str:
     else:
         lines += [
             f"block efficiency   {record['block_efficiency']:.2f} tokens per target forward, bonus included",
-            f"acceptance rate    {record['acceptance_rate']:.2f} of {_num(record['num_drafted'], 'drafted token')}",
+            f"acceptance rate    {record['acceptance_rate']:.2f} of {_num(record['num_drafted'], 'drafted token')}"
+            if stats.num_drafted
+            else "nothing was drafted",
         ]
         by = f" by {record['vocab']}" if record["vocab"] else ""
         settings = f"{record['tree']}, {record['verifier']}, drafter {record['drafter']}{by}"
