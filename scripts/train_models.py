@@ -30,6 +30,7 @@ from distil import Loss, cross_loss, distil_loss, spellings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from foretoken.models.identity import fingerprint_of_weights
 from foretoken.train.muon import Muon
 
 EOT = "<|endoftext|>"
@@ -177,8 +178,8 @@ class Run:
 
     def half(self) -> torch.autocast:
         """Products in bfloat16, where the device has units for them; sums and weights stay in float32."""
-        has = self.device == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        return torch.autocast(self.device, torch.bfloat16, enabled=has)
+        fast = torch.cuda.is_bf16_supported(False) if self.device == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        return torch.autocast(self.device, torch.bfloat16, enabled=fast)
 
 
 def stop(message: str) -> SystemExit:
@@ -301,7 +302,9 @@ def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> t
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
-def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss) -> dict[str, int]:
+def train(
+    run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn: Loss, made_from: str
+) -> dict[str, int]:
     """Train to the end of the plan, from the last checkpoint if there is one."""
     spec, checkpoint = SPECS[name], run.work / f"{name}.pt"
     named = list(model.to(run.device).train().named_parameters())  # pyright: ignore
@@ -309,7 +312,7 @@ def train(run: Run, name: str, model: LlamaForCausalLM, stream: Stream, loss_fn:
     embeds, norms = [p for n, p in named if "embed" in n], [p for _, p in named if p.ndim == 1]
     adam = torch.optim.AdamW([{"params": embeds}, {"params": norms}], betas=(0.9, 0.95), weight_decay=0.0)
     parts = {"model": model, "muon": muon, "adam": adam}
-    plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens}
+    plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens, "from": made_from}
     per_step = spec.rows * spec.chunk
     steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
     if checkpoint.exists():
@@ -373,7 +376,7 @@ def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) 
 
 def written_tokens(run: Run, name: str, target: LlamaForCausalLM, tokens: np.ndarray) -> np.ndarray:
     """Text sampled from the target, each piece behind some tokens of the corpus."""
-    path = run.work / f"{name}-written.npy"
+    path = run.work / f"{name}-written-{known_by(target)}.npy"
     if not path.exists():
         rows = []
         torch.manual_seed(run.seed)
@@ -394,6 +397,10 @@ def load_model(run: Run, name: str) -> tuple[LlamaForCausalLM, Tokenizer]:
         raise stop(f"there is no model in {folder}: train it first with the command `{name}`.")
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
     return model.to(run.device), Tokenizer.from_file(str(folder / "tokenizer.json"))  # pyright: ignore
+
+
+def known_by(model: LlamaForCausalLM) -> str:
+    return fingerprint_of_weights(model, "")[:8]
 
 
 def train_one(run: Run, name: str) -> None:
@@ -419,7 +426,8 @@ def train_one(run: Run, name: str) -> None:
         target, own = load_model(run, spec.imitates)
         sources = [*[tokens] * (spec.every - 1), written_tokens(run, name, target, tokens)]
         loss_fn = distil_loss(target) if spec.tokenizer == "target" else cross_loss(target, own, tok)
-    facts = train(run, name, model, Stream(sources, run.seed, spec.chunk, spec.rows), loss_fn)
+    made_from = " ".join(known_by(load_model(run, other)[0]) for other in (spec.begins, spec.imitates) if other)
+    facts = train(run, name, model, Stream(sources, run.seed, spec.chunk, spec.rows), loss_fn, made_from)
     export(run, name, model, tok, facts)
 
 
@@ -473,7 +481,8 @@ def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer, facts: 
     nats, bits = held_out_loss(*load_model(Run(run.work, run.work, 0, run.device), fresh.name), run.device)
     grown = "next-token loss on text, begun as 12 layers with others between them that change nothing"
     distilled = "distilled from `{}` (divergence, then acceptance), half on text that it wrote{}"
-    first, then = "the target's first 12 layers", ", begun as the drafter of its first 12 layers"
+    first = "the target as it was with 12 layers"
+    then = f", begun as the drafter of {first}"
     crossed = "distilled likewise by the target's law in its own tokens, half on text that it wrote, begun as `drafter`"
     objective = {
         "target": grown,

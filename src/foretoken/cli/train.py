@@ -78,6 +78,8 @@ def train(
     chosen = choose_device(device)
     lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))
     first = None
+    if begin is not None and Path(begin).resolve() == out.resolve():
+        raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
     if begin is not None:
         other = load_to_train(begin, parts(lm)) if head_kind(begin) else load_frozen(begin, chosen, lm.dtype)
         first = Beginning(begin, other)

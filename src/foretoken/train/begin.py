@@ -27,7 +27,9 @@ class Beginning:
     def fingerprint(self) -> str:
         if isinstance(self.source, CausalLM):
             return fingerprint(self.source)
-        return fingerprint_of_weights(self.source, self.source.kind)
+        return fingerprint_of_weights(
+            self.source, repr((self.source.kind, self.source.feature_scale, _make(self.source)))
+        )
 
     @property
     def taken(self) -> str:
@@ -55,13 +57,28 @@ def start_from_target(head: Head) -> None:
 
 @torch.no_grad()
 def start_from_head(head: Head, other: Head, name: str) -> None:
-    """All that another head of the same kind and sizes learnt, for its target or for one that it has become since."""
+    """All that another head of the same kind and sizes learnt, its scale of the states included.
+
+    The target may be the one it was trained for or another as wide; EAGLE-3 reads the new target's own layers.
+    Raises ForetokenError naming what differs.
+    """
     if head.kind != other.kind:
         raise ForetokenError(f"Head {name} is of kind {other.kind}: --begin needs one of kind {head.kind}.")
-    weights = other.state_dict()
-    if [(key, x.shape) for key, x in weights.items()] != [(key, x.shape) for key, x in head.state_dict().items()]:
-        raise ForetokenError(f"Head {name} has other sizes than the one to train: give its --layers and --levels.")
-    head.load_state_dict(weights)
+    here, there = _make(head), _make(other)
+    for what in (*here, *there):
+        if here.get(what) != there.get(what):
+            raise ForetokenError(
+                f"Head {name} cannot be gone on from: its {what} is {there.get(what)}, here it is {here.get(what)}. "
+                "If --layers and --levels cannot mend that, leave --begin out."
+            )
+    head.load_state_dict(other.state_dict())
+    head.feature_scale = other.feature_scale
+
+
+def _make(head: Head) -> dict[str, Any]:
+    """What decides, besides the weights, which function a head computes."""
+    flags = {key: getattr(head, key, None) for key in ("shape", "norm_output", "norm_before_residual")}
+    return flags | {key: tuple(value.shape) for key, value in head.state_dict().items()}
 
 
 @torch.no_grad()
