@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,62 +82,59 @@ class Spec:
     stage: bool = False  # only the beginning of another: it stays in the work folder
     written: tuple[Written, ...] = ()
     every: int = 4
+    objective: str = "next-token loss on text"  # for the card
 
 
 DEPTH = 32  # what is more than 12 layers is laid between them, and begins by changing nothing
+FIRST = "the target as it was with 12 layers"
+DISTILLED = "distilled from {} (divergence, then acceptance), half on text that it wrote"
+TARGET_12 = Spec("The target's beginning", "target", 4096, 12, 592, (512, 1024), 7.2e6, chunk=1024, rows=2, stage=True)
+DRAFTER_12 = Spec(
+    "The drafter's beginning",
+    "target",
+    4096,
+    2,
+    592,
+    (512, 1024),
+    8e6,
+    rows=2,
+    muon_lr=0.01,
+    embed_lr=0.01,
+    imitates="target-12",
+    begins="target-12",
+    copied=(0, 11),
+    written=(Written(9, 128, 512, 1.0),),
+    every=2,
+    objective=DISTILLED.format(FIRST),
+    stage=True,
+)
 SPECS = {
-    "target-12": Spec(
-        "The target's beginning", "target", 4096, 12, 592, (512, 1024), 7.2e6, chunk=1024, rows=2, stage=True
-    ),
-    "drafter-12": Spec(
-        "The drafter's beginning",
-        "target",
-        4096,
-        2,
-        592,
-        (512, 1024),
-        8e6,
-        rows=2,
-        muon_lr=0.01,
-        embed_lr=0.01,
-        imitates="target-12",
-        begins="target-12",
-        copied=(0, 11),
-        written=(Written(9, 128, 512, 1.0),),
-        every=2,
-        stage=True,
-    ),
-    "target": Spec(
-        "The target",
-        "target",
-        4096,
-        DEPTH,
-        592,
-        (256, 1024),
-        2e6,
-        chunk=1024,
-        rows=2,
+    "target-12": TARGET_12,
+    "drafter-12": DRAFTER_12,
+    "target": replace(
+        TARGET_12,
+        summary="The target",
+        layers=DEPTH,
+        lengths=(256, 1024),
+        tokens=2e6,
         muon_lr=0.004,
         embed_lr=0.002,
         begins="target-12",
         copied=tuple(at * 12 // DEPTH for at in range(DEPTH)),
+        objective="next-token loss on text, begun as 12 layers with others between them that change nothing",
+        stage=False,
     ),
-    "drafter": Spec(
-        "A drafter with the target's vocabulary",
-        "target",
-        4096,
-        2,
-        592,
-        (512, 1024),
-        1e6,
-        rows=2,
+    "drafter": replace(
+        DRAFTER_12,
+        summary="A drafter with the target's vocabulary",
+        tokens=1e6,
         muon_lr=0.005,
         embed_lr=0.005,
         imitates="target",
         begins="drafter-12",
         copied=(0, 1),
-        written=(Written(9, 128, 512, 1.0),),
-        every=2,
+        objective=f"{DISTILLED.format('`models/target`')}, begun as the drafter of {FIRST}",
+        stage=False,
     ),
     "drafter-1k": Spec(
         "A drafter with another vocabulary",
@@ -156,6 +153,8 @@ SPECS = {
         copied=(None, 0, 1),
         written=(Written(9, 128, 512, 1.0), Written(3, 128, 512, 0.0)),
         every=2,
+        objective="distilled likewise by the target's law in its own tokens, half on text that it wrote, "
+        "begun as `drafter`",
     ),
     "drafter-bytes": Spec(
         "A drafter that reads bytes", "drafter-bytes", 257, 2, 512, (1024, 4096), 3e6, chunk=4096, context=4096
@@ -408,10 +407,11 @@ def train_one(run: Run, name: str) -> None:
     tok = get_tokenizer(run, spec.tokenizer)
     torch.manual_seed(run.seed)
     model, loss_fn = build_model(spec, tok.token_to_id(EOT)), text_loss
-    tokens = training_tokens(run, "target" if spec.imitates else spec.tokenizer)
-    sources = [tokens]
+    tokens = training_tokens(run, SPECS[spec.imitates].tokenizer if spec.imitates else spec.tokenizer)
+    sources, made_from = [tokens], []
     if spec.begins:
         begun, own = load_model(run, spec.begins)
+        made_from.append(known_by(begun))
         known = begun.model.embed_tokens.weight.cpu()
         model.model.embed_tokens.weight.data.copy_(torch.stack([known[ids].mean(0) for ids in spellings(tok, own)]))
         model.model.norm.load_state_dict(begun.model.norm.state_dict())
@@ -424,10 +424,10 @@ def train_one(run: Run, name: str) -> None:
                         torch.nn.init.zeros_(weight)
     if spec.imitates:
         target, own = load_model(run, spec.imitates)
+        made_from.append(known_by(target))
         sources = [*[tokens] * (spec.every - 1), written_tokens(run, name, target, tokens)]
         loss_fn = distil_loss(target) if spec.tokenizer == "target" else cross_loss(target, own, tok)
-    made_from = " ".join(known_by(load_model(run, other)[0]) for other in (spec.begins, spec.imitates) if other)
-    facts = train(run, name, model, Stream(sources, run.seed, spec.chunk, spec.rows), loss_fn, made_from)
+    facts = train(run, name, model, Stream(sources, run.seed, spec.chunk, spec.rows), loss_fn, " ".join(made_from))
     export(run, name, model, tok, facts)
 
 
@@ -479,18 +479,7 @@ def export(run: Run, name: str, model: LlamaForCausalLM, tok: Tokenizer, facts: 
     }
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     nats, bits = held_out_loss(*load_model(Run(run.work, run.work, 0, run.device), fresh.name), run.device)
-    grown = "next-token loss on text, begun as 12 layers with others between them that change nothing"
-    distilled = "distilled from `{}` (divergence, then acceptance), half on text that it wrote{}"
-    first = "the target as it was with 12 layers"
-    then = f", begun as the drafter of {first}"
-    crossed = "distilled likewise by the target's law in its own tokens, half on text that it wrote, begun as `drafter`"
-    objective = {
-        "target": grown,
-        "drafter-12": distilled.format(first, ""),
-        "drafter": distilled.format("models/target", then),
-        "drafter-1k": crossed,
-    }.get(name, "next-token loss on text")
-    shown = vars(spec) | facts | {"objective": objective}
+    shown = vars(spec) | facts
     card = CARD.format(
         name=name, params=model.num_parameters(), nats=nats, bits=bits, seed=run.seed,
         python=".".join(map(str, sys.version_info[:3])), **{**shown, "tokens": facts["tokens"]},
