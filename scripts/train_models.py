@@ -127,9 +127,9 @@ SPECS = {
     "drafter": replace(
         DRAFTER_12,
         summary="A drafter with the target's vocabulary",
-        tokens=1e6,
-        muon_lr=0.005,
-        embed_lr=0.005,
+        tokens=3e6,
+        muon_lr=0.008,
+        embed_lr=0.008,
         imitates="target",
         begins="drafter-12",
         copied=(0, 1),

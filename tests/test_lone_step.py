@@ -1,4 +1,4 @@
-"""A lone sequence's plain step, and the scores of its chain, as one compiled call are the longer way, bit for bit."""
+"""A lone sequence's plain step, and the scores of its tree, as one compiled call are the longer way, bit for bit."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -9,10 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 import foretoken
 from foretoken.cli.options import demo_folder
-from foretoken.core.errors import NotFiniteError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.softmax import softmax
+from foretoken.draft.lm import LMDrafter
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
+from foretoken.models.rows import Rows
 from foretoken.models.target import LMTargetSession
 
 PROMPT = "def read(self, path):\n    with open("
@@ -33,16 +35,16 @@ def calls(monkeypatch) -> list[bool]:
 
 
 @pytest.fixture
-def chains(monkeypatch) -> list[bool]:
-    """Whether each chain was scored in one call."""
-    taken, score = [], LMTargetSession.chain
+def trees(monkeypatch) -> list[bool]:
+    """Whether each tree was scored in one call."""
+    taken, score = [], LMTargetSession.tempered
 
     def counted(self, sequence, tree):
         rows = score(self, sequence, tree)
         taken.append(rows is not None)
         return rows
 
-    monkeypatch.setattr(LMTargetSession, "chain", counted)
+    monkeypatch.setattr(LMTargetSession, "tempered", counted)
     return taken
 
 
@@ -126,57 +128,104 @@ def test_logits_that_are_not_finite_name_the_model(temperature, calls):
     assert calls == []
 
 
-CHAINS = {
+TREES = {
     "block": {"tree": "chain:5", "verifier": "block"},
     "rrsw": {"tree": "chain:3", "verifier": "rrsw"},
     "ends early": {"tree": "chain:8@0.3"},
     "coins": {"tree": "chain:4", "verifier": "transport", "draft_probability": 0.6},
     "opaque": {"tree": "chain:4", "law": "opaque", "verifier": "exact-match"},
+    "kary": {"tree": "kary:2x3", "verifier": "rrsw"},
+    "budget": {"tree": "budget:12", "verifier": "block-transport"},
+    "dynamic": {"tree": "dynamic:9", "law": "opaque", "verifier": "exact-match"},
 }
+
+
+def the_longer_way(monkeypatch) -> None:
+    """Neither the target's nor the drafter's trees in one call."""
+    monkeypatch.setattr(LMTargetSession, "tempered", lambda *_: None)
+    monkeypatch.setattr(Rows, "scores_trees", False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("which", CHAINS)
-def test_the_text_of_a_chain_is_the_same(which, temperature, dtype, chains, monkeypatch):
-    engine = load(dtype, str(demo_folder() / "drafter"), **CHAINS[which])
+@pytest.mark.parametrize("which", TREES)
+def test_the_text_of_a_tree_is_the_same(which, temperature, dtype, trees, monkeypatch):
+    engine = load(dtype, str(demo_folder() / "drafter"), **TREES[which])
     options = {"max_new_tokens": 60, "temperature": temperature, "seed": 2}
     fast = engine.generate(PROMPT, **options)
     assert fast.stats.num_accepted > 0
-    assert len(chains) > 3
-    assert all(chains)
-    monkeypatch.setattr(LMTargetSession, "chain", lambda *_: None)
+    assert len(trees) > 3
+    assert all(trees)
+    the_longer_way(monkeypatch)
     assert engine.generate(PROMPT, **options).token_ids == fast.token_ids
     assert engine.generate([PROMPT, "import"], **options)[0].token_ids == fast.token_ids
 
 
+@pytest.mark.parametrize("which", ["kary", "budget", "dynamic"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_level_is_drafted_in_one_call(which, temperature, monkeypatch):
+    engine, levels = load("float32", str(demo_folder() / "drafter"), **TREES[which]), []
+    assert isinstance(engine.drafter, LMDrafter)
+    score = Rows.score_tree
+
+    def counted(self, *args):
+        if self._lm is engine.drafter.lm:
+            levels.append(args)
+        return score(self, *args)
+
+    monkeypatch.setattr(Rows, "score_tree", counted)
+    monkeypatch.setattr(Rows, "score", lambda *_: pytest.fail("the longer way"))
+    result = engine.generate(PROMPT, max_new_tokens=40, temperature=temperature, seed=2)
+    assert len(levels) > 2 * (result.stats.num_target_forwards - result.stats.num_plain)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 14])
 @pytest.mark.parametrize("temperature", [0.0, 0.4])
-def test_the_scores_of_a_chain(length, temperature):
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_the_scores_of_a_tree(shape, length, temperature):
     lm = load("bfloat16").target.lm
     tokens, rows = [(17 * i + 3) % lm.vocab_size for i in range(length)], [lm.open(1, 64) for _ in range(2)]
+    parents = [i - 1 if shape == "chain" else (i - 1) // 2 if i else -1 for i in range(length)]
     for each in rows:
         each.join()
         each.extend(0, range(100, 131))
-    for _ in range(2):  # the second time behind a part of what was scored
-        (logits,) = rows[0].score([tokens], [range(-1, length - 1)])
-        got = rows[1].score_chain(0, tokens, temperature)
-        assert torch.equal(got, softmax(logits, temperature) if temperature else logits)
+    for path in (range((length + 1) // 2) if shape == "chain" else [0], [0]):  # then behind a part of what was scored
+        for part in (slice(0, length // 2), slice(length // 2, length)):  # a tree that grows
+            if not tokens[part]:
+                continue
+            (logits,) = rows[0].score([tokens[part]], [parents[part]])
+            got = rows[1].score_tree(0, tokens[part], parents[part], temperature)
+            assert torch.equal(got, softmax(logits, temperature) if temperature else logits)
         for each in rows:
-            each.keep([range((length + 1) // 2)])
+            each.keep([path])
 
 
-def test_other_trees_and_samplings_are_scored_the_longer_way(chains):
+def test_what_cannot_be_scored_is_not_in_the_tree():
+    lm = load().target.lm
+    rows = lm.open(1, 8)
+    rows.join()
+    with pytest.raises(ForetokenError, match="8 slots, 0 of them taken"):
+        rows.score_tree(0, [1] * 9, range(-1, 8), 1.0)
+    with pytest.raises(ForetokenError, match="parents are earlier nodes"):
+        rows.score_tree(0, [1, 2], [-1, 4], 1.0)
+    with pytest.raises(IndexError, match="has no embedding"):
+        rows.score_tree(0, [lm.vocab_size], [-1], 1.0)
+    (expected,) = rows.score([[5]], [[-1]])
+    rows.keep([[]])
+    assert torch.equal(rows.score_tree(0, [5], [-1], 0.0), expected)
+
+
+def test_other_samplings_and_hidden_states_are_scored_the_longer_way(trees):
     drafter = str(demo_folder() / "drafter")
-    load(drafter=drafter, tree="kary:2x2").generate(PROMPT, max_new_tokens=6, seed=0)
     load(drafter=drafter, tree="chain:3").generate(PROMPT, max_new_tokens=6, seed=0, top_k=5)
+    load(drafter=drafter, tree="kary:2x2").generate(PROMPT, max_new_tokens=6, seed=0, repetition_penalty=1.2)
     load(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:2").generate(PROMPT, max_new_tokens=6, seed=0)
-    assert chains
-    assert not any(chains)
+    assert trees
+    assert not any(trees)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, chains):
+def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, trees):
     engine = load(drafter="ngram", tree="chain:3")
     kernel = engine.target.lm.kernel
     assert isinstance(kernel, LlamaKernel)
@@ -186,16 +235,21 @@ def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, chains
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_chain_beyond_a_sliding_window_goes_the_longer_way(chains):
-    model, prompt, options = sliding(), [3, 34, 65], {"max_new_tokens": 12, "temperature": 0.0}
-    drafted = foretoken.load(model, drafter=model, tree="chain:2").generate(prompt, **options)
-    assert drafted.stats.num_accepted == 8  # what drafts is what decides
-    assert chains == [True, True, False, False]  # 3 nodes behind 2, 5, 8 and 11 committed ones
-    assert drafted.token_ids == foretoken.load(model, drafter="none").generate(prompt, **options).token_ids
+@pytest.mark.parametrize("tree", ["chain:2", "kary:2x2"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_beyond_a_sliding_window_is_the_same(tree, temperature, trees, monkeypatch):
+    model, prompt = sliding(), [3, 34, 65]
+    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 1}
+    engine = foretoken.load(model, drafter=model, tree=tree)
+    drafted = engine.generate(prompt, **options)
+    assert drafted.stats.num_accepted > 8
+    assert all(trees)
+    the_longer_way(monkeypatch)
+    assert engine.generate(prompt, **options).token_ids == drafted.token_ids
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(chains):
+def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(trees):
     """Rules that go node by node do not ask for what follows it."""
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 97, "head_dim": 16}
@@ -220,4 +274,4 @@ def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(chains):
     result = engine.generate([1, 2, 3], max_new_tokens=8, temperature=1.0, seed=1)
     assert len(result.token_ids) == 8
     assert 50 not in result.token_ids
-    assert not all(chains)
+    assert not all(trees)

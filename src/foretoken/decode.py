@@ -109,14 +109,14 @@ class Decoder:
         return self.drafter.propose(sequences)
 
     def _alone(self, seq: Sequence, tree: TokenTree) -> tuple[Path, int] | None:
-        """A lone sequence's plain step or chain, where the target has a call for it."""
+        """A lone sequence's step, where the target has a call for it."""
         if self._sampler is None:
             return None
         # A root may have no child and still a record, of a law that happened to draw nothing: that is for the rule.
         if tree.siblings[0] is None:
             token = self._sampler.sample(seq)
             return None if token is None else ((0,), token)
-        rows = self._sampler.chain(seq, tree)
+        rows = self._sampler.tempered(seq, tree)
         if rows is None:
             return None
         if seq.sampling.temperature == 0:

@@ -96,8 +96,10 @@ class TimedRows(Rows):
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         return self._scoring.time(self._forwards.time, super().draft_chain, row, tokens, u, temperature, floor)
 
-    def score_chain(self, row: int, tokens: Sequence[int], temperature: float) -> Float[Tensor, "n v"] | None:
-        return self._scoring.time(self._forwards.time, super().score_chain, row, tokens, temperature)
+    def score_tree(
+        self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
+    ) -> Float[Tensor, "n v"] | None:
+        return self._scoring.time(self._forwards.time, super().score_tree, row, tokens, parents, temperature)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._scoring.time(super().keep, paths)

@@ -43,17 +43,17 @@ class FeatureSession(TargetSession, Protocol):
 
 @runtime_checkable
 class SamplingSession(TargetSession, Protocol):
-    """A target's session that can take a lone sequence's plain step in one call, or score its chain."""
+    """A target's session that can take a lone sequence's plain step in one call, or score its tree."""
 
     def sample(self, sequence: Sequence) -> int | None:
         """The token after its committed ids, by one uniform of its own at temperature > 0; the root is scored then, as
         after `score`. None where it cannot, and nothing was done."""
         ...
 
-    def chain(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
+    def tempered(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
         """p after every node of its tree, at temperature 0 the scores; the nodes are scored then, as after `score`.
-        None where it cannot, as where the tree is no chain or some p is not finite, which may be one that is never
-        asked for; nothing was done then."""
+        None where it cannot, as where some p is not finite, which may be one that is never asked for; nothing was done
+        then."""
         ...
 
 

@@ -25,6 +25,7 @@ class Growth:
     num_pending: int  # scored nodes before the root's children: committed ids the cache had not seen, root last
     frontier: list[int] = field(default_factory=list)
     uniforms: Tensor | None = None  # of a chain: one for each level, whether or not it is reached
+    tempered: bool = False  # whether the frontier's scores are q
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""

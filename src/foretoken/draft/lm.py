@@ -99,6 +99,18 @@ class ChainRows(DraftRows, Protocol):
     ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...
 
 
+@runtime_checkable
+class TreeRows(DraftRows, Protocol):
+    """Rows that may score a lone sequence's nodes and temper the scores in one call."""
+
+    @property
+    def scores_trees(self) -> bool: ...
+
+    def score_tree(
+        self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
+    ) -> Float[Tensor, "_ v"] | None: ...
+
+
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way."""
 
@@ -111,6 +123,7 @@ class LMDraftSession:
         # Asked once: looking for a protocol's methods takes 40 microseconds.
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
         self._chains = rows if isinstance(rows, ChainRows) else None
+        self._trees = rows if isinstance(rows, TreeRows) and rows.scores_trees else None
         self._chain_depth, self._floor = (shape.chain_depth, shape.floor) if shape is not None else (0, 0.0)
 
     def join(self) -> None:
@@ -139,14 +152,38 @@ class LMDraftSession:
             self.growths.append(Growth(policy, law, builder, [root], scored, len(pending), frontier, uniforms))
             tokens.append(pending)
             parents.append(range(-1, len(pending) - 1))
-        logits = [row[-1:] for row in self.rows.score(tokens, parents)]
+        at = self._tempered_at(sequences[0]) if len(sequences) == 1 else None
+        logits = [row[-1:] for row in self._score(tokens, parents, at)]
         depth = 0
         while True:
             depth += 1
             self._draw(sequences, logits, depth)
             if not any(g.frontier for g in self.growths):
                 return self._finish(sequences)
-            logits = self._score_frontier()
+            logits = self._score_frontier(at)
+
+    def _tempered_at(self, seq: Sequence) -> float | None:
+        """The temperature at which a lone sequence's nodes are scored in one compiled call, 0: not tempered; None where
+        they are not."""
+        sampling, (growth,) = seq.sampling, self.growths
+        if self._trees is None or sampling.moves_scores or seq.shapes_logits:
+            return None
+        if self.drafter.lm.vocab_size != self.drafter.vocab_size:
+            return None
+        if growth.law is Opaque and not (growth.policy.weighs and sampling.temperature > 0):
+            return 0.0
+        return sampling.temperature if sampling.tempers_only else None
+
+    def _score(
+        self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]], at: float | None
+    ) -> list[Float[Tensor, "_ v"]]:
+        """The scores of nodes, tempered if it says so in the growth."""
+        if at is not None and self._trees is not None:
+            rows = self._trees.score_tree(0, tokens[0], parents[0], at)
+            self.growths[0].tempered = at > 0 and rows is not None
+            if rows is not None:
+                return [rows]
+        return self.rows.score(tokens, parents)
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         """The trees that grew level by level."""
@@ -195,14 +232,14 @@ class LMDraftSession:
         last = self.drafter.lm.vocab_size - 1
         return [min(token, last) for token in ids] if self.drafter.vocab_size > last + 1 else ids
 
-    def _score_frontier(self) -> list[Float[Tensor, "_ v"]]:
+    def _score_frontier(self, at: float | None) -> list[Float[Tensor, "_ v"]]:
         tokens, parents = [], []
         for g in self.growths:
             first = g.num_pending + len(g.scored) - 1
             tokens.append(self._known([g.builder.tokens[node] for node in g.frontier]))
             parents.append([g.scored[g.builder.parents[node]] for node in g.frontier])
             g.scored.update((node, first + i) for i, node in enumerate(g.frontier))
-        return self.rows.score(tokens, parents)
+        return self._score(tokens, parents, at)
 
     def _draw(self, sequences: Seq[Sequence], logits: list[Float[Tensor, "_ v"]], depth: int) -> None:
         """Draw the children of every frontier node; the new frontier is those that will have children themselves."""
@@ -233,6 +270,8 @@ class LMDraftSession:
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m v"]:
         """q over the target's vocabulary; for opaque children scores, which rank the same, if the policy is content."""
+        if g.tempered:
+            return logits
         missing = self.drafter.vocab_size - logits.shape[1]
         if missing > 0:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))

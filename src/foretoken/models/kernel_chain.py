@@ -1,4 +1,4 @@
-"""A chain of one sequence in one compiled call: drafted, forward, softmax and draw level after level; or scored."""
+"""One sequence in one compiled call: a chain drafted, forward, softmax and draw level after level; or a tree's nodes scored."""
 
 # pyright: reportCallIssue=false
 
@@ -36,18 +36,19 @@ choose = machine_code(_choose)
 
 
 def _read(
-    tokens, used, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
-    threads
+    tokens, positions, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
+    embedding, threads
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """The states of `tokens` after the last layer; they go to the slots from `used` on, which are their positions."""
+    """The states of `tokens` after the last layer; they go to the slots from `start` on."""
     bare, norms, head_norms, addresses, forms, biases = weights
     x = np.empty((len(tokens), embedding.shape[1]), np.float32)
     for i in range(len(tokens)):
         x[i] = embedding[tokens[i]]
-    positions = np.arange(used, used + len(tokens))
+    end = start + len(tokens)
+    slots = np.arange(start, end).reshape(1, -1)
     forward(
-        x, positions, row, positions.reshape(1, -1), keys, values, masks, kinds, used + len(tokens), low, cos, sin,
-        sizes, eps, head_eps, scale, bare, norms, head_norms, addresses, forms, biases, threads,
+        x, positions, row, slots, keys, values, masks, kinds, end, low, cos, sin, sizes, eps, head_eps, scale, bare,
+        norms, head_norms, addresses, forms, biases, threads,
     )  # fmt: skip
     return x
 
@@ -72,9 +73,10 @@ def _draft_chain(
     untempered = np.empty((1 if floor > 0 and factor == 0 else 0, logits.shape[1]), np.float32)
     used, sure = start, 1.0
     for level in range(len(tokens)):
+        positions = np.arange(used, used + len(pending))
         x = read(
-            pending, used, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-            embedding, threads,
+            pending, positions, used, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale,
+            weights, embedding, threads,
         )  # fmt: skip
         used += len(pending)
         head(x[len(x) - 1 :], norm, eps, head_address, head_form, head_bias, logits, threads)
@@ -90,16 +92,17 @@ def _draft_chain(
 draft_chain = machine_code(_draft_chain)
 
 
-def _score_chain(
-    tokens, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
-    last, factor, threads, out
+def _score_tree(
+    tokens, positions, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
+    embedding, last, factor, threads, out
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """out[i] = softmax(factor logits) after tokens[: i + 1], with factor 0 the logits; False where they are not finite,
-    for which logits are not looked through. The rest is as `_draft_chain` takes it."""
+    """out[i] = softmax(factor logits) of node i, with factor 0 the logits; False where they are not finite, for which
+    logits are not looked through. The nodes go to the slots from `start` on; masks: what they see of them and of those
+    before. The rest is as `_draft_chain` takes it."""
     norm, head_address, head_form, head_bias = last
     x = read(
-        tokens, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
-        threads,
+        tokens, positions, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
+        embedding, threads,
     )  # fmt: skip
     if factor == 0:
         head(x, norm, eps, head_address, head_form, head_bias, out, threads)
@@ -109,4 +112,4 @@ def _score_chain(
     return softmax(logits, factor, out)
 
 
-score_chain = machine_code(_score_chain)
+score_tree = machine_code(_score_tree)

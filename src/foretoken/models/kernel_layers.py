@@ -105,9 +105,7 @@ class KernelSlots:
         in one axis. What enters the layers that `features` wants is kept there."""
         from foretoken.models.kernel import forward
 
-        k, (b, n), threads = self.layers, self._slots.shape, use_threads()
-        given = [masks[kind or ""] for kind in k.kinds] if len(masks) > 1 else masks.values()
-        seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
+        k, (b, n), threads, seen = self.layers, self._slots.shape, use_threads(), self._seen(masks)
         for first, keys, values, kinds, weights in self._spans(() if features is None else features.layers):
             if features is not None:
                 features.write(first, torch.from_numpy(x).view(b, n, -1))
@@ -116,19 +114,32 @@ class KernelSlots:
                 self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, threads,
             )  # fmt: skip
 
-    def _chain(self, read: Sequence[int], start: int, table: np.ndarray, grows: bool = True) -> tuple[Any, ...]:
+    def _seen(self, masks: Mapping[str, np.ndarray | None]) -> tuple[np.ndarray, ...]:
+        """The mask of every kind of layer, for the nodes whose slots were aimed at; without columns where all is seen."""
+        given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
+        b, n = self._slots.shape
+        return tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
+
+    def _chain(self, read: Sequence[int], start: int, table: np.ndarray) -> tuple[Any, ...]:
         """What a compiled chain takes of the layers and their slots: masks of the forward that reads `read`, and of
-        the others where it `grows`. Raises IndexError for a token beyond `table`, its embedding, since the loop does
-        not look."""
-        if not 0 <= min(read) <= max(read) < len(table):
-            raise IndexError(f"Token {max(read)} has no embedding: the model has {len(table)}.")
+        the others."""
         k, n = self.layers, len(read)
         none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
         masks = none if n == 1 else (causal_mask(start, n, float(k.low), None),) * len(k.kinds)
+        return self._lone(read, start, (masks, none), table)
+
+    def _lone(
+        self, tokens: Sequence[int], start: int, masks: tuple[tuple[np.ndarray, ...], ...], table: np.ndarray
+    ) -> tuple[Any, ...]:
+        """What one sequence's compiled calls take. Raises IndexError for a token beyond `table`, its embedding, since
+        the loops do not look."""
+        if not 0 <= min(tokens) <= max(tokens) < len(table):
+            raise IndexError(f"Token {max(tokens)} has no embedding: the model has {len(table)}.")
+        k = self.layers
         ((_, keys, values, kinds, weights),) = self._spans(())
         return (
-            start, keys, values, masks, *((none,) if grows else ()), kinds, k.low, self.cos, self.sin, k.sizes, k.eps,
-            k.head_eps, k.scale, weights, table,
+            start, keys, values, *masks, kinds, k.low, self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale,
+            weights, table,
         )  # fmt: skip
 
     def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:

@@ -98,18 +98,22 @@ class KernelRows(KernelSlots):
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
 
-    def score_chain(
-        self, row: int, tokens: Sequence[int], start: int, temperature: float
+    def score_tree(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        masks: Mapping[str, np.ndarray | None],
+        temperature: float,
     ) -> Float[Tensor, "n v"] | None:
-        """softmax(logits / temperature) after each of `tokens`, the first of which goes to slot `start` (its position
-        too); at temperature 0 the logits. What `forward` and softmax would give, bit for bit; None where p would not
-        be finite."""
-        from foretoken.models.kernel_chain import score_chain
+        """softmax(logits / temperature) of a lone row's nodes, whose slots were aimed at; at temperature 0 the logits.
+        What `forward` and softmax would give, bit for bit; None where p would not be finite."""
+        from foretoken.models.kernel_chain import score_tree
 
         k = self.kernel
         factor, out = factor_at(temperature), np.empty((len(tokens), k.head.out_features), np.float32)
-        state = self._chain(tokens, start, k.embedding, grows=False)
-        finite = score_chain(np.array(tokens), row, *state, k.last, factor, use_threads(), out)
+        state = self._lone(tokens, int(self._slots[0, 0]), (self._seen(masks),), k.embedding)
+        ids, places = np.array(tokens), np.array(positions)
+        finite = score_tree(ids, places, self._rows.start, *state, k.last, factor, use_threads(), out)
         return torch.from_numpy(out) if finite else None
 
 

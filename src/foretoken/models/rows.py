@@ -135,8 +135,12 @@ class Rows:
                 for start, count in zip(starts, counts, strict=True)
             ]
             self._aim(rows, slots, n, used)
-        masks = {kind: additive_mask(trees, lengths, firsts, n, used, window) for kind, window in self._windows.items()}
-        return self._forward(ids, positions, masks, head=True)
+        return self._forward(ids, positions, self._masks(trees, lengths, firsts, n, used), head=True)
+
+    def _masks(
+        self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int], n: int, used: int
+    ) -> dict[str, np.ndarray | None]:
+        return {kind: additive_mask(trees, lengths, firsts, n, used, window) for kind, window in self._windows.items()}
 
     def _aim(self, rows: slice, start: int | list[list[int]], n: int, used: int) -> None:
         self._cache.aim(rows, start, n, used)
@@ -222,8 +226,8 @@ class Rows:
         self.lengths[row] = length
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
-        """Whether `draft_chain` and `score_chain` can be called where they score so many nodes."""
-        if not isinstance(self._kernel, KernelRows) or self._features is not None or not self._kernel.drafts_chains:
+        """Whether `draft_chain` can be called where it scores so many nodes."""
+        if not self.scores_trees:
             return False
         used = self.lengths[row] + nodes
         return all(window is None or used <= window for window in self._windows.values())
@@ -247,17 +251,32 @@ class Rows:
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
         return drafted, q
 
-    def score_chain(self, row: int, tokens: Sequence[int], temperature: float) -> Float[Tensor, "n v"] | None:
-        """softmax(logits / temperature) after each of `tokens`, which follow a row's committed text one on the other;
-        at temperature 0 the logits. They are scored nodes of the row then, whose tree was empty.
+    @property
+    def scores_trees(self) -> bool:
+        """Whether `score_tree` can be called."""
+        return isinstance(self._kernel, KernelRows) and self._features is None and self._kernel.drafts_chains
+
+    def score_tree(
+        self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
+    ) -> Float[Tensor, "n v"] | None:
+        """Append nodes to the tree of a row, as `score` does: softmax(logits / temperature) after each, at temperature
+        0 the logits.
 
         One compiled call; what `score` and `softmax` give. None where some p is not finite, and nothing was scored.
         """
         assert isinstance(self._kernel, KernelRows)
-        start = self._chain_start(row, len(tokens))
-        out = self._kernel.score_chain(row, tokens, start, temperature)
-        if out is not None:
-            self._trees[row].grow(range(-1, len(tokens) - 1))
+        self._check_room(row, len(tokens))
+        tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
+        try:
+            tree.grow(parents)
+            positions = [length + depth for depth in tree.depths[first:]]
+            self._lm.check_position(max(positions))
+            self._kernel.aim(slice(row, row + 1), length + first, len(tokens), length + len(tree))
+            masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
+            out = self._kernel.score_tree(tokens, positions, masks, temperature)
+        finally:
+            if out is None:
+                tree.drop(first)
         return out
 
     def _chain_start(self, row: int, nodes: int) -> int:

@@ -62,26 +62,27 @@ class LMTargetSession:
         return self.rows.score([tree.tokens for tree in trees], [tree.parents for tree in trees])
 
     def sample(self, sequence: Sequence) -> int | None:
-        if not self._chains(sequence, 1):
+        # Caught up before the question: sliding windows are another for a long prompt.
+        if not self._tempers(sequence) or not self.rows.drafts_chains(0, 1):
             return None
         temperature = sequence.sampling.temperature
         u = sequence.uniforms(1, 1) if temperature > 0 else NO_DRAW
         (token,), _ = self.rows.draft_chain(0, sequence.ids[-1:], u, temperature)
         return token
 
-    def chain(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
-        if not (tree.is_chain and self._chains(sequence, len(tree))):
+    def tempered(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
+        if not self._tempers(sequence) or not self.rows.scores_trees:
             return None
-        return self.rows.score_chain(0, tree.tokens, sequence.sampling.temperature)
+        return self.rows.score_tree(0, tree.tokens, tree.parents, sequence.sampling.temperature)
 
-    def _chains(self, sequence: Sequence, nodes: int) -> bool:
-        """Whether a compiled call makes p of so many nodes; it has caught up then."""
+    def _tempers(self, sequence: Sequence) -> bool:
+        """Whether p is the softmax of the tempered logits, or greedy; it has caught up then."""
         sampling = sequence.sampling
         greedy = sampling.temperature == 0 and not sampling.moves_scores
         if not (greedy or sampling.tempers_only) or sequence.shapes_logits:
             return False
-        self.catch_up([sequence])  # before the question: sliding windows are another for a long prompt
-        return self.rows.drafts_chains(0, nodes)
+        self.catch_up([sequence])
+        return True
 
     def keep(self, paths: Seq[Path]) -> None:
         self.rows.keep(paths)
