@@ -11,6 +11,7 @@ from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
 from foretoken.core import draw_each as draw_each_module
+from foretoken.core.budgeted import laws_within
 from foretoken.core.compiled import compiled
 from foretoken.core.draw_each import draw_each
 from foretoken.core.errors import ForetokenError
@@ -259,9 +260,25 @@ def test_the_fast_number_of_draws_is_the_plain_one() -> None:
     """The plain one goes through `draw_iid`, so that the enumeration takes every way of it."""
     rng = torch.Generator().manual_seed(2)
     for counts in ((1.0,), (0.0, 1.0), (0.5, 0.5), (0.2, 0.0, 0.5, 0.3), (0.0, 0.7, 0.3, 0.0)):
-        law = IID(len(counts) - 1, counts)
         for u in [0.0, 0.5, 0.7, 1.0, *torch.rand(50, generator=rng, dtype=torch.float64).tolist()]:
-            assert draw_each_module._number(law, u) == draw_each_module._plain_number(law, u)
+            assert draw_each_module._number(counts, u) == draw_each_module._plain_number(counts, u)
+
+
+def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
+    """Without a look at q: the law that the loops over q give."""
+    q = torch.softmax(3 * torch.randn(40, 30, generator=torch.Generator().manual_seed(3)), 1)
+    quick = 0
+    for i, row in enumerate(q):
+        certainty = float((row.double() ** 2).sum())
+        for wanted in (1.0, *CHOICES.tolist()):
+            for most in (1, 2, 5):
+                law, expected = BudgetTree(8)._law(IID, q, i, wanted, most, certainty)
+                (plain,), (plainly,) = laws_within(q[i : i + 1], [wanted], [most])
+                assert (law.k, law.counts is None) == (plain.k, plain.counts is None)
+                assert law.counts is None or law.counts == pytest.approx(plain.counts, abs=1e-6)
+                assert expected == pytest.approx(plainly, abs=1e-6)
+                quick += 1 < wanted < 2 - certainty and most > 1
+    assert quick > 100
 
 
 def test_the_number_of_draws_has_its_law() -> None:

@@ -99,10 +99,13 @@ class TimedRows(Rows):
     def score_tree(
         self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
     ) -> Float[Tensor, "n v"] | None:
-        return self._scoring.time(self._forwards.time, super().score_tree, row, tokens, parents, temperature)
+        return self._scoring.time(super().score_tree, row, tokens, parents, temperature)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._scoring.time(super().keep, paths)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._forwards.time(super()._forward, *args, **kwargs)
+
+    def _tempered(self, *args: Any) -> Tensor | None:
+        return self._forwards.time(super()._tempered, *args)

@@ -16,21 +16,20 @@ from foretoken.core.shapes import Float
 def draw_each(laws: Sequence[Law], q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> list[tuple[int, ...]]:
     """draws[i] from row i of q by laws[i]; u: float64 uniforms in [0, 1), as many a row as the neediest law takes."""
     draws: list[tuple[int, ...]] = [()] * len(laws)
-    independent: dict[int, IID] = {}
+    independent: dict[int, int] = {}  # how many draws
     others: dict[Law, list[int]] = {}
+    number = _number if laws_of_draws.on_cpu(q) else _plain_number  # the audit sets compiled draws aside there
     for i, law in enumerate(laws):
         if isinstance(law, IID):
-            independent[i] = law
+            independent[i] = law.k if law.counts is None else number(law.counts, float(u[i, -1]))
         elif law.k:
             others.setdefault(law, []).append(i)
-    if independent:
-        number = _number if laws_of_draws.on_cpu(q) else _plain_number  # the audit sets compiled draws aside there
-        last = u[:, -1].tolist()
-        numbers = [number(law, last[i]) for i, law in independent.items()]
-        if most := max(numbers):  # the first n of `most` draws are n draws
-            rows, uniforms = _of(list(independent), q, u)
-            for i, n, row in zip(independent, numbers, draw_iid(rows, uniforms[:, :most]).tolist(), strict=True):
-                draws[i] = tuple(row[:n])
+    if most := max(independent.values(), default=0):  # the first n of `most` draws are n draws
+        rows, uniforms = _of(list(independent), q, u)
+        if most < uniforms.shape[1]:  # a slice takes as long as a draw
+            uniforms = uniforms[:, :most]
+        for (i, n), row in zip(independent.items(), draw_iid(rows, uniforms).tolist(), strict=True):
+            draws[i] = tuple(row[:n])
     for law, places in others.items():
         rows, uniforms = _of(places, q, u)
         for i, row in zip(places, law.draw(rows, uniforms[:, : law.num_uniforms]).tolist(), strict=True):
@@ -50,19 +49,15 @@ def _of(places: list[int], q: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return (q, u) if len(places) == len(q) else (q[places], u[places])
 
 
-def _plain_number(law: IID, u: float) -> int:
+def _plain_number(counts: tuple[float, ...], u: float) -> int:
     """How many draws, where that is random: drawn from the counts by the last uniform."""
-    if law.counts is None:
-        return law.k
-    return int(draw_iid(torch.tensor([law.counts], dtype=torch.float64), torch.tensor([[u]], dtype=torch.float64)))
+    return int(draw_iid(torch.tensor([counts], dtype=torch.float64), torch.tensor([[u]], dtype=torch.float64)))
 
 
-def _number(law: IID, u: float) -> int:
+def _number(counts: tuple[float, ...], u: float) -> int:
     """`_plain_number`, at a twentieth of its time."""
-    if law.counts is None:
-        return law.k
-    running = list(accumulate(law.counts))  # `sum` would round otherwise
+    running = list(accumulate(counts))  # `sum` would round otherwise
     n = bisect_right(running, u * running[-1])
-    if n > law.k:  # u times the sum can round up to the sum
-        n = max(n for n, count in enumerate(law.counts) if count > 0)
+    if n == len(counts):  # u times the sum can round up to the sum
+        n = max(n for n, count in enumerate(counts) if count > 0)
     return n

@@ -174,9 +174,7 @@ class LMDraftSession:
             return 0.0
         return sampling.temperature if sampling.tempers_only else None
 
-    def _score(
-        self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]], at: float | None
-    ) -> list[Float[Tensor, "_ v"]]:
+    def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]], at: float | None) -> list[Float[Tensor, "_ v"]]:
         """The scores of nodes, tempered if it says so in the growth."""
         if at is not None and self._trees is not None:
             rows = self._trees.score_tree(0, tokens[0], parents[0], at)

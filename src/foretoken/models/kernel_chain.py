@@ -1,4 +1,4 @@
-"""One sequence in one compiled call: a chain drafted, forward, softmax and draw level after level; or a tree's nodes scored."""
+"""One sequence in one compiled call: a chain drafted, forward, softmax and draw level after level; or a tree scored."""
 
 # pyright: reportCallIssue=false
 

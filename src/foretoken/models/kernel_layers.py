@@ -115,7 +115,7 @@ class KernelSlots:
             )  # fmt: skip
 
     def _seen(self, masks: Mapping[str, np.ndarray | None]) -> tuple[np.ndarray, ...]:
-        """The mask of every kind of layer, for the nodes whose slots were aimed at; without columns where all is seen."""
+        """The mask of every kind of layer, for the nodes whose slots were aimed at; no columns where all is seen."""
         given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
         b, n = self._slots.shape
         return tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])

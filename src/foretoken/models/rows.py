@@ -264,7 +264,6 @@ class Rows:
 
         One compiled call; what `score` and `softmax` give. None where some p is not finite, and nothing was scored.
         """
-        assert isinstance(self._kernel, KernelRows)
         self._check_room(row, len(tokens))
         tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
         try:
@@ -273,11 +272,18 @@ class Rows:
             self._lm.check_position(max(positions))
             self._kernel.aim(slice(row, row + 1), length + first, len(tokens), length + len(tree))
             masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
-            out = self._kernel.score_tree(tokens, positions, masks, temperature)
+            out = self._tempered(tokens, positions, masks, temperature)
         finally:
             if out is None:
                 tree.drop(first)
         return out
+
+    def _tempered(
+        self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
+    ) -> Float[Tensor, "n v"] | None:
+        """The compiled call of `score_tree`."""
+        assert isinstance(self._kernel, KernelRows)
+        return self._kernel.score_tree(tokens, positions, masks, temperature)
 
     def _chain_start(self, row: int, nodes: int) -> int:
         """The slot, and position, of the first of so many nodes that follow a row's committed text in one call."""

@@ -209,8 +209,11 @@ class BudgetTree:
         k = min(int(wanted), most)
         if family is not IID:
             return family(k), float(k)
-        if wanted <= 1:
+        if wanted <= 1 or most == 1:
             return ONE, 1.0  # one draw is one token
+        if wanted < 2 - certainty:  # and a second one a new token with 1 - certainty: `laws_within` without its loops
+            second = min((wanted - 1) / (1 - certainty), 1.0)
+            return IID(2, (0.0, 1 - second, second)), wanted
         if self.hub and k > 1 and _on_hubs(q[i], k - 1, certainty) > HUB_SHARE:
             return Hub(k), float(k)
         (law,), (expected,) = laws_within(q[i : i + 1], [wanted], [most])
