@@ -175,10 +175,9 @@ class Run:
     def folder(self, name: str) -> Path:
         return (self.work if name in SPECS and SPECS[name].stage else self.out) / name
 
-    def half(self) -> torch.autocast:
-        """Products in bfloat16, where the device has units for them; sums and weights stay in float32."""
-        fast = torch.cuda.is_bf16_supported(False) if self.device == "cuda" else torch.cpu._is_avx512_bf16_supported()
-        return torch.autocast(self.device, torch.bfloat16, enabled=fast)
+    def half(self) -> bool:
+        """Whether the device has units for products in bfloat16; sums and weights stay in float32."""
+        return torch.cuda.is_bf16_supported(False) if self.device == "cuda" else torch.cpu._is_avx512_bf16_supported()
 
 
 def stop(message: str) -> SystemExit:
@@ -312,6 +311,7 @@ def train(
     adam = torch.optim.AdamW([{"params": embeds}, {"params": norms}], betas=(0.9, 0.95), weight_decay=0.0)
     parts = {"model": model, "muon": muon, "adam": adam}
     plan: dict[str, Any] = {"seed": run.seed, "tokens": run.tokens or spec.tokens, "from": made_from}
+    plan["bfloat16"] = run.half()
     per_step = spec.rows * spec.chunk
     steps, first, smooth = max(1, round(plan["tokens"] / per_step)), 0, math.nan
     if checkpoint.exists():
@@ -334,14 +334,14 @@ def train(
             length = spec.lengths[0] if progress < 0.85 else spec.lengths[1]
             rows, total = stream.batch(step, length).to(run.device), 0.0
             for part in rows.split(max(1, 1024 // length) if run.device == "cpu" else len(rows)):
-                with run.half():
+                with torch.autocast(run.device, torch.bfloat16, enabled=run.half()):
                     loss = loss_fn(model, part, progress) * (len(part) / len(rows))
                 loss.backward()
                 total += loss.item()
             for group, rate in group_rates:
                 group["lr"] = rate * min(done / 30, 1.0) * min(1.0, (1 - progress) / 0.65)
             for optimizer in (muon, adam):
-                with run.half():
+                with torch.autocast(run.device, torch.bfloat16, enabled=run.half()):
                     optimizer.step()
                 optimizer.zero_grad()
             smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total

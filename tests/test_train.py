@@ -490,6 +490,29 @@ def test_files_of_short_texts_alone_are_named(tmp_path: Path) -> None:
         rows(list(records([str(path)])), tiny.tokenizer(), 64)
 
 
+def test_command_that_goes_on_from_a_head(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = workplace / "first"
+    code, _, err = run(monkeypatch, capsys, *arguments(workplace, "first", "--tokens", "400"))
+    assert code == 0, err
+    held_out = []
+    for begin in ([], ["--begin", first]):
+        out = f"from-{len(begin)}"
+        code, out, err = run(monkeypatch, capsys, *arguments(workplace, out, "--tokens", "48", "--json"), *begin)
+        assert code == 0, err
+        held_out.append(json.loads(out.splitlines()[-1])["loss"])
+    assert held_out[1] < held_out[0]
+    assert "the head `first` |" in (workplace / "from-2" / "README.md").read_text()
+    code, _, err = run(monkeypatch, capsys, *arguments(workplace, "first", "--tokens", "48"), "--begin", first)
+    assert code == 2
+    assert "whose head would be overwritten" in " ".join(err.split())
+    other = [x if x != "gumiho" else "eagle" for x in arguments(workplace, "other-kind", "--tokens", "48")]
+    code, _, err = run(monkeypatch, capsys, *other, "--begin", first)
+    assert code == 2
+    assert "is of kind gumiho: --begin needs one of kind eagle" in " ".join(err.split())
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_out_of_range_are_refused(
     seed: int, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
