@@ -101,11 +101,14 @@ class TimedRows(Rows):
     ) -> Float[Tensor, "n v"] | None:
         return self._scoring.time(super().score_tree, row, tokens, parents, temperature)
 
+    def grow_tree(self, *args: Any, **kwargs: Any) -> bool:
+        return self._scoring.time(self._forwards.time, super().grow_tree, *args, **kwargs)
+
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._scoring.time(super().keep, paths)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._forwards.time(super()._forward, *args, **kwargs)
 
-    def _tempered(self, *args: Any) -> Tensor | None:
-        return self._forwards.time(super()._tempered, *args)
+    def _tempered(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        return self._forwards.time(super()._tempered, *args, **kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 # Files whose loops are compiled into those of other files.
 CALLED = (
     "core/vectors.py", "core/softmax_loop.py", "core/draw_loops.py", "models/tile.py", "models/product.py",
-    "models/attention.py", "models/kernel.py", "models/kernel_chain.py",
+    "models/attention.py", "models/kernel.py", "models/kernel_chain.py", "core/budgeted.py", "trees/budget_fast.py",
 )  # fmt: skip
 
 

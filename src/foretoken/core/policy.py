@@ -1,6 +1,6 @@
 """The contract of a tree policy: which children each node gets, decided BEFORE they are drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foretoken.core.laws import Law
 from foretoken.core.shapes import Float
+from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily
 
 
@@ -100,5 +101,38 @@ class ShapePolicy(Protocol):
 
         How sure it is: the product of q down to the node, by which EAGLE-2 (Li et al. 2024) ranks nodes. It is known
         before the node's children are drawn.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LoneTree:
+    """A tree that was grown in one compiled call. states: what `TreePolicy.past` wants to know of it; scored: its nodes
+    in the order in which the drafter scored them, the root first; num_uniforms: taken of those given."""
+
+    tree: TokenTree
+    states: Sequence[Any]
+    scored: list[int]
+    num_uniforms: int
+
+
+@runtime_checkable
+class LonePolicy(Protocol):
+    """A policy that can grow one sequence's tree of i.i.d. draws together with the drafter's forwards."""
+
+    def grow_alone(
+        self,
+        past: Any,
+        token: int,
+        levels: int,
+        vocab_size: int,
+        u: Float[Tensor, " n"],
+        call: Callable[[Callable[..., list[int] | None]], bool],
+    ) -> LoneTree | None:
+        """The tree below `token`, of at most so many levels, that `plan` to `select` would grow, node for node, from
+        uniforms that levels take in order. None where it cannot, and nothing was done.
+
+        call(grow): runs `grow` on the state of the drafter's rows, and False where that gives None; otherwise it gives
+        the parents of all scored nodes but the root, by their place among those scored.
         """
         ...

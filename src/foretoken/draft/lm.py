@@ -1,9 +1,9 @@
 """A language model with the target's vocabulary as drafter: the tree grows level by level, one forward a level."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from foretoken.core.draw_each import draw_each
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
-from foretoken.core.policy import ShapePolicy, TreePolicy
+from foretoken.core.policy import LonePolicy, ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain
@@ -20,6 +20,7 @@ from foretoken.draft.growth import Growth
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 
+UNIFORMS = 1024  # at hand for a tree that is grown in one call; it is grown level by level if it takes more
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
 
 
@@ -101,7 +102,7 @@ class ChainRows(DraftRows, Protocol):
 
 @runtime_checkable
 class TreeRows(DraftRows, Protocol):
-    """Rows that may score a lone sequence's nodes and temper the scores in one call."""
+    """Rows that may score a lone sequence's nodes and temper the scores in one call, or run one that grows its tree."""
 
     @property
     def scores_trees(self) -> bool: ...
@@ -109,6 +110,18 @@ class TreeRows(DraftRows, Protocol):
     def score_tree(
         self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
     ) -> Float[Tensor, "_ v"] | None: ...
+
+    def drafts_chains(self, row: int, nodes: int) -> bool: ...
+
+    def grow_tree(
+        self,
+        row: int,
+        tokens: Seq[int],
+        levels: int,
+        most: int,
+        temperature: float,
+        grow: Callable[..., list[int] | None],
+    ) -> bool: ...
 
 
 class LMDraftSession:
@@ -124,6 +137,7 @@ class LMDraftSession:
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
         self._chains = rows if isinstance(rows, ChainRows) else None
         self._trees = rows if isinstance(rows, TreeRows) and rows.scores_trees else None
+        self._grows = self._trees is not None and isinstance(drafter.policy, LonePolicy)
         self._chain_depth, self._floor = (shape.chain_depth, shape.floor) if shape is not None else (0, 0.0)
 
     def join(self) -> None:
@@ -139,6 +153,10 @@ class LMDraftSession:
         self._chain = self._draft_chain(sequences[0]) if len(sequences) == 1 else None
         if self._chain is not None:
             return [self._chain.tree]
+        if self._grows and len(sequences) == 1:
+            tree = self._grow_alone(sequences[0])
+            if tree is not None:
+                return [tree]
         self.growths = []
         tokens, parents = [], []
         for row, seq in enumerate(sequences):
@@ -224,6 +242,31 @@ class LMDraftSession:
         rows = [None] * len(tokens) if law is Opaque else q.unbind()
         records = [Siblings((token,), row, one) for token, row in zip(tokens, rows, strict=True)]
         return Chain(len(pending), chain([seq.ids[-1], *tokens], [*records, None]))
+
+    def _grow_alone(self, seq: Sequence) -> TokenTree | None:
+        """A lone sequence's tree in one compiled call: what would grow level by level. None where it cannot."""
+        sampling, law, rows = seq.sampling, self._law(seq), self._trees
+        if rows is None or law is not IID or not sampling.tempers_only or seq.shapes_logits or seq.depth_left < 1:
+            return None
+        if self.drafter.lm.vocab_size != self.drafter.vocab_size:
+            return None
+        policy = self.drafter.policy.at(law, sampling.temperature)
+        pending, most = self._pending(0, seq), policy.max_nodes
+        if not rows.drafts_chains(0, len(pending) + most):
+            return None
+        levels, vocab_size, before = seq.depth_left, self.drafter.vocab_size, seq.rng.get_state()
+        u = seq.uniforms(1, UNIFORMS)[0]
+        seq.rng.set_state(before)
+        grown = cast(LonePolicy, policy).grow_alone(  # asked for in `__init__`: it takes 40 microseconds
+            self.pasts[0], seq.ids[-1], levels, vocab_size, u,
+            lambda grow: rows.grow_tree(0, pending, levels, most, sampling.temperature, grow),
+        )  # fmt: skip
+        if grown is None:
+            return None
+        seq.uniforms(1, grown.num_uniforms)
+        scored = {node: len(pending) - 1 + place for place, node in enumerate(grown.scored)}
+        self.growths = [Growth(policy, law, TreeBuilder(seq.ids[-1]), list(grown.states), scored, len(pending))]
+        return grown.tree
 
     def _known(self, ids: list[int]) -> list[int]:
         """Ids of the target's padding columns, which the drafter cannot embed, become its last id: a poor context."""

@@ -1,6 +1,6 @@
 """The Llama family over packed weights: embedding, layers and LM head on a CPU; all but products in float32."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,16 @@ class KernelRows(KernelSlots):
         ids, places = np.array(tokens), np.array(positions)
         finite = score_tree(ids, places, self._rows.start, *state, k.last, factor, use_threads(), out)
         return torch.from_numpy(out) if finite else None
+
+    def grow_tree(
+        self, row: int, read: Sequence[int], start: int, temperature: float, grow: Callable[..., list[int] | None]
+    ) -> list[int] | None:
+        """grow(pending .. threads), the arguments of kernel_chain.draft_chain that are the model's, row's and
+        temperature's; one mask, of the forward that reads `read`."""
+        k = self.kernel
+        _, _, _, masks, *_ = state = self._chain(read, start, k.embedding)
+        state = (*state[:3], masks[:1], *state[5:])
+        return grow(np.array(read), row, *state, k.last, factor_at(temperature), use_threads())
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:

@@ -1,6 +1,6 @@
 """The rows of one model: committed text and token tree of each sequence, scored over one slot cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -264,6 +264,7 @@ class Rows:
 
         One compiled call; what `score` and `softmax` give. None where some p is not finite, and nothing was scored.
         """
+        assert isinstance(self._kernel, KernelRows)
         self._check_room(row, len(tokens))
         tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
         try:
@@ -285,13 +286,35 @@ class Rows:
         assert isinstance(self._kernel, KernelRows)
         return self._kernel.score_tree(tokens, positions, masks, temperature)
 
-    def _chain_start(self, row: int, nodes: int) -> int:
-        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call."""
+    def grow_tree(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        levels: int,
+        most: int,
+        temperature: float,
+        grow: Callable[..., list[int] | None],
+    ) -> bool:
+        """Read `tokens` after a row's committed text, and let `grow` score a tree of at most so many levels and `most`
+        nodes below the last of them: KernelRows.grow_tree. What it scored are scored nodes of the row then, whose tree
+        was empty. False where it gave None, and nothing was scored."""
+        assert isinstance(self._kernel, KernelRows)
+        start = self._chain_start(row, len(tokens) + most, len(tokens) + levels)
+        above = self._kernel.grow_tree(row, tokens, start, temperature, grow)
+        if above is None:
+            return False
+        self._trees[row].grow(range(-1, len(tokens) - 1))
+        self._trees[row].grow([len(tokens) - 1 + place for place in above])
+        return True
+
+    def _chain_start(self, row: int, nodes: int, levels: int | None = None) -> int:
+        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call, on so
+        many levels, if not a path."""
         assert not len(self._trees[row])
         assert self.drafts_chains(row, nodes)
         self._check_room(row, nodes)
         start = self.lengths[row]
-        self._lm.check_position(start + nodes - 1)
+        self._lm.check_position(start + (levels or nodes) - 1)
         return start
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:

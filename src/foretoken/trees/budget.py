@@ -20,7 +20,7 @@ it was drawn.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from foretoken.core.budgeted import laws_within
 from foretoken.core.compiled import compiled
 from foretoken.core.laws import IID, Hub, Law, Opaque
-from foretoken.core.policy import Plan, TreePolicy
+from foretoken.core.policy import LoneTree, Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
@@ -197,6 +197,21 @@ class BudgetTree:
             other = Node(float(reach * shares.other[i, j]), float(shares.hardness[1, i]), below) if more else first
             plans[i] = Plan(law, Born(reach, first, other))
         return plans
+
+    def grow_alone(
+        self,
+        past: Account | None,
+        token: int,
+        levels: int,
+        vocab_size: int,
+        u: Float[Tensor, " n"],
+        call: Callable[[Callable[..., list[int] | None]], bool],
+    ) -> LoneTree | None:
+        """The same tree in one compiled call: core.policy.LonePolicy. None where a node would take hub draws, as in one
+        tree of hundreds."""
+        from foretoken.trees.budget_alone import grow_alone
+
+        return grow_alone(self, past, token, levels, vocab_size, u, call)
 
     def _left(self, ledger: Ledger) -> float:
         """Expected nodes that may still be spent on this tree; a draw is one node at most."""

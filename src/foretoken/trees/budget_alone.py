@@ -1,0 +1,64 @@
+"""What `budget_grow` takes of a policy, and the tree made of what it leaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.core.laws import IID
+from foretoken.core.policy import LoneTree
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings, TokenTree
+from foretoken.trees.budget import ADVANCE, CAP, ENOUGH, HUB_SHARE, ONE, PRICES, Account, BudgetTree, Ledger, Node
+from foretoken.trees.budget_grow import grow_budget
+from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS
+
+
+def grow_alone(
+    policy: BudgetTree,
+    past: Account | None,
+    token: int,
+    levels: int,
+    vocab_size: int,
+    u: Float[Tensor, " n"],
+    call: Callable[[Callable[..., list[int] | None]], bool],
+) -> LoneTree | None:
+    """`BudgetTree.grow_alone`."""
+    root, most = policy.root(past), CAP * policy.budget
+    ledger, forecast, size = root.ledger, policy._forecast, 1 + most
+    tree, scored, made = np.empty((2, size), np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    q, seen = np.empty((size, vocab_size), np.float32), np.empty((2, size))
+    records, drawn = np.zeros((size, 4)), np.empty(most, np.int64)
+    tree[0, 0], seen[1, 0] = token, root.hardness
+    account = np.array([ledger.saved, 0.0])
+    hubs = HUB_SHARE if policy.hub else 0.0
+    limits = min(levels, policy.depth), most, policy.max_draws, ENOUGH, ADVANCE * policy.budget, ledger.least, hubs
+    model = forecast.gain.constants, CHOICES, MORE, EACH, PRICES, PRICE, STEPS
+    counts = (0, 0, 0)
+
+    def grow(*state: Any) -> list[int] | None:
+        nonlocal counts
+        counts = grow_budget(
+            *state, u.numpy(), account, limits, model, forecast.tables, q, tree, scored, made, seen, records, drawn
+        )
+        return scored[tree[1, made[1 : counts[1]]]].tolist() if counts[0] > 0 else None
+
+    if not call(grow):
+        return None
+    num, num_scored, num_uniforms = counts
+    siblings: list[Siblings | None] = [None] * num
+    nodes, rows, draws = made[:num_scored].tolist(), torch.from_numpy(q).unbind(), drawn.tolist()
+    for node, row, (k, second, first, n) in zip(nodes, rows, records[:num_scored].tolist(), strict=False):
+        if k:
+            siblings[node] = Siblings(tuple(draws[int(first) : int(first + n)]), row, _law(int(k), second))
+    tokens, parents = tree[:, :num].tolist()
+    state = Node(0.0, 0.0, Ledger(ledger.account, float(account[0]), ledger.least))
+    return LoneTree(TokenTree(tuple(tokens), tuple(parents), tuple(siblings)), [state], nodes, num_uniforms)
+
+
+def _law(k: int, second: float) -> IID:
+    if second:
+        return IID(k, (*[0.0] * (k - 1), 1 - second, second))
+    return ONE if k == 1 else IID(k)
