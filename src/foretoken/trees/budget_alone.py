@@ -49,8 +49,8 @@ def grow_alone(
         return None
     num, num_scored, num_uniforms = counts
     siblings: list[Siblings | None] = [None] * num
-    nodes, rows, draws = made[:num_scored].tolist(), torch.from_numpy(q).unbind(), drawn.tolist()
-    for node, row, (k, second, first, n) in zip(nodes, rows, records[:num_scored].tolist(), strict=False):
+    nodes, rows, draws = made[:num_scored].tolist(), torch.from_numpy(q[:num_scored]).unbind(), drawn.tolist()
+    for node, row, (k, second, first, n) in zip(nodes, rows, records[:num_scored].tolist(), strict=True):
         if k:
             siblings[node] = Siblings(tuple(draws[int(first) : int(first + n)]), row, _law(int(k), second))
     tokens, parents = tree[:, :num].tolist()
