@@ -11,7 +11,7 @@ import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.softmax import softmax
-from foretoken.draft.lm import LMDrafter
+from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
@@ -173,6 +173,7 @@ def test_every_level_is_drafted_in_one_call(which, temperature, monkeypatch):
             levels.append(args)
         return score(self, *args)
 
+    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)  # it would take all levels in one
     monkeypatch.setattr(Rows, "score_tree", counted)
     monkeypatch.setattr(Rows, "score", lambda *_: pytest.fail("the longer way"))
     result = engine.generate(PROMPT, max_new_tokens=40, temperature=temperature, seed=2)

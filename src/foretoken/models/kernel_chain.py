@@ -104,12 +104,8 @@ def _score_tree(
         tokens, positions, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
         embedding, threads,
     )  # fmt: skip
-    if factor == 0:
-        head(x, norm, eps, head_address, head_form, head_bias, out, threads)
-        return True
-    logits = np.empty_like(out)
-    head(x, norm, eps, head_address, head_form, head_bias, logits, threads)
-    return softmax(logits, factor, out)
+    head(x, norm, eps, head_address, head_form, head_bias, out, threads)
+    return factor == 0 or softmax(out, factor, out)
 
 
 score_tree = machine_code(_score_tree)

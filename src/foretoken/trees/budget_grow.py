@@ -73,10 +73,9 @@ def _grow_budget(
             embedding, threads,
         )  # fmt: skip
         used += len(ids)
-        logits = np.empty((m, q.shape[1]), np.float32)
-        head(x[len(x) - m :], norm, eps, head_address, head_form, head_bias, logits, threads)
         rows = q[num_scored : num_scored + m]
-        if not softmax(logits, factor, rows):
+        head(x[len(x) - m :], norm, eps, head_address, head_form, head_bias, rows, threads)
+        if not softmax(rows, factor, rows):
             return NOT_FINITE, 0, 0
         for i in range(m):
             scored[frontier[i]], made[num_scored + i] = num_scored + i, frontier[i]
