@@ -32,7 +32,7 @@ def grow_alone(
     q, seen = np.empty((size, vocab_size), np.float32), np.empty((2, size))
     records, drawn = np.zeros((size, 4)), np.empty(most, np.int64)
     tree[0, 0], seen[1, 0] = token, root.hardness
-    account = np.array([ledger.saved, 0.0])
+    saved = np.array([ledger.saved])
     hubs = HUB_SHARE if policy.hub else 0.0
     limits = min(levels, policy.depth), most, policy.max_draws, ENOUGH, ADVANCE * policy.budget, ledger.least, hubs
     model = forecast.gain.constants, CHOICES, MORE, EACH, PRICES, PRICE, STEPS
@@ -41,7 +41,7 @@ def grow_alone(
     def grow(*state: Any) -> list[int] | None:
         nonlocal counts
         counts = grow_budget(
-            *state, u.numpy(), account, limits, model, forecast.tables, q, tree, scored, made, seen, records, drawn
+            *state, u.numpy(), saved, limits, model, forecast.tables, q, tree, scored, made, seen, records, drawn
         )
         return scored[tree[1, made[1 : counts[1]]]].tolist() if counts[0] > 0 else None
 
@@ -54,7 +54,7 @@ def grow_alone(
         if k:
             siblings[node] = Siblings(tuple(draws[int(first) : int(first + n)]), row, _law(int(k), second))
     tokens, parents = tree[:, :num].tolist()
-    state = Node(0.0, 0.0, Ledger(ledger.account, float(account[0]), ledger.least))
+    state = Node(0.0, 0.0, Ledger(ledger.account, float(saved[0]), ledger.least))
     return LoneTree(TokenTree(tuple(tokens), tuple(parents), tuple(siblings)), [state], nodes, num_uniforms)
 
 

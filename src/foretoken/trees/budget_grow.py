@@ -36,27 +36,27 @@ on_few = machine_code(_on_few)
 
 def _grow_budget(
     pending, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
-    last, factor, threads, u, account, limits, model, tables, q, tree, scored, made, seen, records, drawn
+    last, factor, threads, u, saved, limits, model, tables, q, tree, scored, made, seen, records, drawn
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Grow a tree behind the tokens `pending`, the root last; (nodes, nodes scored, uniforms used), or a reason why not
-    in place of the first.
+    """Grow a tree behind the tokens `pending`, the root last; (nodes, nodes scored, uniforms used), or in place of the
+    first the reason why not.
 
     pending .. threads: as kernel_chain._draft_chain takes them; masks: one, of the forward that reads `pending`.
-    u: uniforms, taken in the order in which levels take them. account [saved, ln of the last price]: of the ledger, and
-    comes back as it is then. limits: levels and draws of this tree, draws of a node, at most; nodes that are left
-    at its end, that may be overdrawn; place of the least price; share of q on few tokens from which hub draws may be
-    taken, 0: never.
+    u: uniforms, taken in the order in which levels take them. saved [1]: of the ledger, and comes back as it is then.
+    limits: levels and draws of this tree, draws of a node, at most; nodes that are left at its end, that may be
+    overdrawn; place of the least price; share of q on few tokens from which hub draws may be taken, 0: never.
     model: constants, CHOICES, MORE, EACH, PRICES, ln PRICES, STEPS. tables: worth and size by levels to go.
-    q [scored, v]. tree [2, nodes]: tokens, parents. scored [nodes]: the node's place among those scored, or -1; made
-    [nodes scored]: its inverse. seen [2, nodes]: reach, hardness. records [scored, 4]: draws at most (0: none), P(so
-    many) where one less may be, else 0, first place and number in `drawn`, the tokens drawn.
+    q [scored, v]. tree [2, nodes]: tokens, parents. seen [2, nodes]: reach, hardness. The root's token and hardness are
+    given. scored [nodes]: the node's place among those scored, or -1; made [scored]: its inverse. records [scored, 4]:
+    draws at most (0: none), P(so many) where one less may be, else 0, first place and number in `drawn`, the tokens
+    drawn.
     """
     norm, head_address, head_form, head_bias = last
     levels, cap, most_draws, enough, overdraft, least, hub_share = limits
     constants, choices, more, each, prices, log_prices, steps = model
     depth = tables[0].shape[0] - 1
     tokens, parents = tree[0], tree[1]
-    saved, log_price = account[0], account[1]
+    funds = saved[0]
     total_draws, taken_u, places = 0, 0, 0
     num, num_scored = 1, 0
     used = start
@@ -81,7 +81,7 @@ def _grow_budget(
             scored[frontier[i]], made[num_scored + i] = num_scored + i, frontier[i]
         first_row = num_scored
         num_scored += m
-        left = min(saved + overdraft, cap - total_draws)
+        left = min(funds + overdraft, cap - total_draws)
         if level >= levels or left < enough:
             break
         # What plan decides.
@@ -127,7 +127,7 @@ def _grow_budget(
                 expected += distinct
         if level_draws == 0:
             break
-        saved, log_price = saved - expected, log_prices[found]
+        funds -= expected
         total_draws += level_draws
         level += 1
         # What is drawn, and its children.
@@ -161,9 +161,9 @@ def _grow_budget(
             places += n
         taken_u += place * width
         # What select scores.
-        if level >= levels or min(saved + overdraft, cap - total_draws) < enough:
+        if level >= levels or min(funds + overdraft, cap - total_draws) < enough:
             break
-        price, count = np.exp(log_price), 0
+        price, count = np.exp(log_prices[found]), 0
         for i in range(first_new, num):
             count += seen[0, i] > price
         if count == 0:
@@ -184,7 +184,7 @@ def _grow_budget(
                 below[0, 0, i, root_at + scored[node]] = 0.0
                 node = parents[node]
         mask = (below,)
-    account[0], account[1] = saved, log_price
+    saved[0] = funds
     return num, num_scored, taken_u
 
 
