@@ -12,6 +12,7 @@ from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.softmax import softmax
 from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.models import target
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
@@ -214,6 +215,20 @@ def test_what_cannot_be_scored_is_not_in_the_tree():
     (expected,) = rows.score([[5]], [[-1]])
     rows.keep([[]])
     assert torch.equal(rows.score_tree(0, [5], [-1], 0.0), expected)
+
+
+def test_of_many_nodes_only_those_looked_at_are_tempered(trees, monkeypatch):
+    engine = load(drafter=str(demo_folder() / "drafter"), **TREES["kary"])
+    options = {"max_new_tokens": 30, "temperature": 1.0, "seed": 1}
+    expected = engine.generate(PROMPT, **options).token_ids
+    assert all(trees)
+    trees.clear()
+    monkeypatch.setattr(target, "MOST_TEMPERED", 14 * 4096)
+    assert engine.generate(PROMPT, **options).token_ids == expected
+    assert False in trees
+    trees.clear()
+    load(drafter=str(demo_folder() / "drafter"), tree="chain:16").generate(PROMPT, **options)
+    assert all(trees)
 
 
 def test_other_samplings_and_hidden_states_are_scored_the_longer_way(trees):

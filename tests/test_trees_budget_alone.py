@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.audit import models
 from foretoken.cli.options import demo_folder
 from foretoken.core.laws import Hub
 from foretoken.core.sampling import Sampling
@@ -14,6 +15,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
 from foretoken.draft import lm
 from foretoken.draft.lm import LMDraftSession
+from foretoken.models.target import LMTarget
 from foretoken.trees import budget, budget_alone
 
 PROMPT = "def read(self, path):\n    with open("
@@ -156,3 +158,10 @@ def test_logits_that_are_not_finite_are_noticed(alone):
         result = broken.generate(PROMPT, max_new_tokens=6, temperature=1.0, seed=0)
     assert result.stats.num_drafted == 0
     assert not any(alone)
+
+
+def test_the_audit_samples_trees_that_are_grown_alone(alone):
+    engine = load(8)
+    assert isinstance(engine.target, LMTarget)
+    models.sample(engine.target, engine.drafter, engine.verifier, [5, 6, 7], Sampling(1.0), 40, 0)
+    assert sum(alone) >= 5  # each of the 40 // ALONE has at least one tree

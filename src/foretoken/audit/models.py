@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ MOST_PROMPT = 12  # ids of a prompt: each of thousands of generations reads it a
 GREEDY_TOKENS = 32
 NUM_TOKENS = 3  # of the sampled joint law
 BATCH = 32
+ALONE = 8  # one sample of so many is decoded by itself, as one user's text is, for which there is other code
 FALSE_ALARM = 1e-4  # of all sampling tests together
 # Two ways to the same logits differ by rounding; relative to the largest logit.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -226,8 +228,9 @@ def sample(
     accepted = 0
     with warnings.catch_warnings():
         warnings.simplefilter("error", DraftFailedWarning)  # else a broken drafter would pass as plain decoding
-        for first in range(0, samples, BATCH):
-            for i in range(first, min(first + BATCH, samples)):
+        together = samples - samples // ALONE
+        for first, last in pairwise([0, *range(BATCH, together, BATCH), *range(together, samples + 1)]):
+            for i in range(first, last):
                 rng = torch.Generator().manual_seed(1_000_003 * seed + i)
                 decoder.join(Running(list(prompt), sampling, rng, NUM_TOKENS))
             _prefill(decoder, prompt)

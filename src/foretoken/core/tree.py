@@ -67,11 +67,6 @@ class TokenTree:
         """Nodes besides the root."""
         return len(self.tokens) - 1
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether each node is the child of the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
-
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Edges from the root, per node."""

@@ -49,6 +49,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def vocab_size(self) -> int:
+        return self._lm.vocab_size
+
     def join(self) -> int:
         """A new empty row at the end; returns its index."""
         if len(self.lengths) == self._batch:
@@ -299,7 +303,7 @@ class Rows:
         nodes below the last of them: KernelRows.grow_tree. What it scored are scored nodes of the row then, whose tree
         was empty. False where it gave None, and nothing was scored."""
         assert isinstance(self._kernel, KernelRows)
-        start = self._chain_start(row, len(tokens) + most, len(tokens) + levels)
+        start = self._chain_start(row, len(tokens) + most, len(tokens) + levels - 1)
         above = self._kernel.grow_tree(row, tokens, start, temperature, grow)
         if above is None:
             return False
@@ -308,8 +312,8 @@ class Rows:
         return True
 
     def _chain_start(self, row: int, nodes: int, levels: int | None = None) -> int:
-        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call, on so
-        many levels, if not a path."""
+        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call; levels:
+        on which they are, if not a path."""
         assert not len(self._trees[row])
         assert self.drafts_chains(row, nodes)
         self._check_room(row, nodes)

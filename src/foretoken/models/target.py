@@ -13,6 +13,9 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 
+MOST_TEMPERED = (
+    1 << 20
+)  # p of so many nodes and tokens are made at once; of more only what the rule looks at, chains aside
 NO_DRAW = torch.zeros(1, 1, dtype=torch.float64)
 
 
@@ -72,6 +75,8 @@ class LMTargetSession:
 
     def tempered(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
         if not self._tempers(sequence) or not self.rows.scores_trees:
+            return None
+        if max(tree.depths) + 1 < len(tree) and len(tree) * self.rows.vocab_size > MOST_TEMPERED:
             return None
         return self.rows.score_tree(0, tree.tokens, tree.parents, sequence.sampling.temperature)
 

@@ -175,19 +175,19 @@ class BudgetTree:
         ledger = states[0].ledger
         left = self._left(ledger)
         certainty = np.empty(len(states))
-        compiled(certainty_loop, reorder_sums=True)(np.ascontiguousarray(q.detach().cpu().numpy()), certainty)
+        compiled(certainty_loop)(np.ascontiguousarray(q.detach().cpu().numpy()), certainty)
         shares, chosen, log_price = self._spend(states, certainty, left, ledger)
         # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
         draws_a_node = (CAP * self.budget - ledger.drawn) / left
         taken: dict[int, Law] = {}
-        expected = []
+        expected = 0.0  # not by `sum`, which may round otherwise than the compiled tree
         for i, j in enumerate(chosen):
             wanted = float(CHOICES[j]) if j >= 0 else 0.0
             most = min(math.floor(wanted * draws_a_node), self.max_draws)
             if most > 0:
                 taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
-                expected.append(distinct)
-        saved, drawn = ledger.saved - sum(expected), ledger.drawn + sum(law.k for law in taken.values())
+                expected += distinct
+        saved, drawn = ledger.saved - expected, ledger.drawn + sum(law.k for law in taken.values())
         below = Ledger(ledger.account, saved, ledger.least, drawn, ledger.level + 1, log_price)
         plans: list[Plan | None] = [None] * len(states)
         for i, law in taken.items():

@@ -2,14 +2,29 @@
 
 import numpy as np
 
+from foretoken.core.budgeted import LANES
+
 
 def certainty_loop(q: np.ndarray, certainty: np.ndarray) -> None:
     """certainty[i] = sum of (q / sum q)^2."""
+    v = q.shape[1]
+    totals, squares = np.empty(LANES), np.empty(LANES)
     for i in range(q.shape[0]):
+        totals[:] = 0.0
+        squares[:] = 0.0
+        for x in range(0, v // LANES * LANES, LANES):
+            for lane in range(LANES):
+                weight = np.float64(q[i, x + lane])
+                totals[lane] += weight
+                squares[lane] += weight * weight
         total = square = 0.0
-        for x in range(q.shape[1]):
-            total += q[i, x]
-            square += q[i, x] * q[i, x]
+        for lane in range(LANES):
+            total += totals[lane]
+            square += squares[lane]
+        for x in range(v // LANES * LANES, v):
+            weight = np.float64(q[i, x])
+            total += weight
+            square += weight * weight
         certainty[i] = square / (total * total)
 
 

@@ -13,10 +13,10 @@ from foretoken.models.kernel_chain import read, softmax
 from foretoken.models.tile import machine_code
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
 
-certainties = compiled(certainty_loop, reorder_sums=True)
+certainties = compiled(certainty_loop)
 shares = compiled(share_loop)
 spend = compiled(spend_loop)
-number = compiled(number_loop, reorder_sums=True)
+number = compiled(number_loop)
 
 NOT_FINITE, NO_UNIFORMS, HUBS = -1, -2, -3  # logits; too few uniforms; a node that would take hub draws
 
