@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint bench audit clean
 
 demo: .venv/installed
-	$(BIN)/foretoken generate --compare --dtype bfloat16 --temperature 0.8 --seed 0 --max-new-tokens 512
+	$(BIN)/foretoken generate --compare --dtype bfloat16 --temperature 0.8 --seed 4 --max-new-tokens 512
 
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -95,7 +95,10 @@ def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> 
         return [prompt]
     if target is not None:
         raise ForetokenError("No prompt was given: write one, or - to read it from stdin.")
-    return [options.heldout_prompts()[0]["prompt"]]
+    given = options.heldout_prompts()[0]["prompt"]
+    last = given.rstrip("\n").rsplit("\n", 1)[-1].strip()
+    print(f"foretoken: no prompt named; the text begins with a demo prompt, up to {last!r}.\n", file=sys.stderr)
+    return [given]
 
 
 def read_prompts(path: str) -> list[str]:
