@@ -1,6 +1,6 @@
 """Under pytest every function of the package checks the types and the shapes it declares."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,6 +17,24 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], list[bool]]:
+    """answers(cls, name): a list that grows with every call of that method, by whether it gave something."""
+
+    def watch(cls: type, name: str) -> list[bool]:
+        given, method = [], getattr(cls, name)
+
+        def watched(*arguments):
+            answer = method(*arguments)
+            given.append(answer is not None)
+            return answer
+
+        monkeypatch.setattr(cls, name, watched)
+        return given
+
+    return watch
 
 
 @pytest.fixture(autouse=True)

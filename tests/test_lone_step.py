@@ -22,31 +22,15 @@ PROMPT = "def read(self, path):\n    with open("
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[bool]:
+def calls(answers) -> list[bool]:
     """Whether each plain step asked for was taken in one call."""
-    taken, sample = [], LMTargetSession.sample
-
-    def counted(self, sequence):
-        token = sample(self, sequence)
-        taken.append(token is not None)
-        return token
-
-    monkeypatch.setattr(LMTargetSession, "sample", counted)
-    return taken
+    return answers(LMTargetSession, "sample")
 
 
 @pytest.fixture
-def trees(monkeypatch) -> list[bool]:
+def trees(answers) -> list[bool]:
     """Whether each tree was scored in one call."""
-    taken, score = [], LMTargetSession.tempered
-
-    def counted(self, sequence, tree):
-        rows = score(self, sequence, tree)
-        taken.append(rows is not None)
-        return rows
-
-    monkeypatch.setattr(LMTargetSession, "tempered", counted)
-    return taken
+    return answers(LMTargetSession, "tempered")
 
 
 def load(dtype: str = "float32", drafter: str = "none", **options) -> foretoken.Engine:

@@ -31,17 +31,9 @@ def load(n: int = 12, dtype: str = "float32", **options) -> foretoken.Engine:
 
 
 @pytest.fixture
-def alone(monkeypatch) -> list[bool]:
+def alone(answers) -> list[bool]:
     """Whether each tree asked for was grown in one call."""
-    taken, grow = [], LMDraftSession._grow_alone
-
-    def counted(self, sequence):
-        tree = grow(self, sequence)
-        taken.append(tree is not None)
-        return tree
-
-    monkeypatch.setattr(LMDraftSession, "_grow_alone", counted)
-    return taken
+    return answers(LMDraftSession, "_grow_alone")
 
 
 def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 6) -> list[TokenTree]:

@@ -47,7 +47,7 @@ def laws_within(
     wanted = np.array(budgets, np.float64)
     numbers, shares, expected = np.empty(len(rows), np.int64), np.empty(len(rows)), np.empty(len(rows))
     compiled(number_loop)(rows, wanted, np.array(most, np.int64), numbers, shares, expected)
-    laws = [_law(n, share) for n, share in zip(numbers.tolist(), shares.tolist(), strict=True)]
+    laws = [law_with(n, share) for n, share in zip(numbers.tolist(), shares.tolist(), strict=True)]
     return laws, expected.tolist()
 
 
@@ -94,7 +94,8 @@ def number_loop(
         numbers[i], shares[i], expected[i] = n, share, distinct + share * fresh
 
 
-def _law(n: int, share_of_one_more: float) -> IID:
+def law_with(n: int, share_of_one_more: float) -> IID:
+    """n draws, or n + 1 with that probability."""
     if share_of_one_more < ROUNDING:
         return IID(n)
     return IID(n + 1, counts=(*[0.0] * n, 1 - share_of_one_more, share_of_one_more))

@@ -105,6 +105,12 @@ class ShapePolicy(Protocol):
         ...
 
 
+# Runs on the state of one sequence's rows: the parents of all nodes that it scored but the root, by their place among
+# those; None where it cannot, and nothing was scored.
+Grow = Callable[..., list[int] | None]
+Call = Callable[[Grow], bool]  # runs it on the drafter's rows; False where it gave None
+
+
 @dataclass(frozen=True)
 class LoneTree:
     """A tree that was grown in one compiled call. states: what `TreePolicy.past` wants to know of it; scored: its nodes
@@ -127,12 +133,9 @@ class LonePolicy(Protocol):
         levels: int,
         vocab_size: int,
         u: Float[Tensor, " n"],
-        call: Callable[[Callable[..., list[int] | None]], bool],
+        call: Call,
     ) -> LoneTree | None:
         """The tree below `token`, of at most so many levels, that `plan` to `select` would grow, node for node, from
         uniforms that levels take in order. None where it cannot, and nothing was done.
-
-        call(grow): runs `grow` on the state of the drafter's rows, and False where that gives None; otherwise it gives
-        the parents of all scored nodes but the root, by their place among those scored.
         """
         ...

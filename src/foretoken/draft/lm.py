@@ -1,6 +1,6 @@
 """A language model with the target's vocabulary as drafter: the tree grows level by level, one forward a level."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
@@ -11,7 +11,7 @@ from torch import Tensor
 from foretoken.core.draw_each import draw_each
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
-from foretoken.core.policy import LonePolicy, ShapePolicy, TreePolicy
+from foretoken.core.policy import Grow, LonePolicy, ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain
@@ -120,7 +120,7 @@ class TreeRows(DraftRows, Protocol):
         levels: int,
         most: int,
         temperature: float,
-        grow: Callable[..., list[int] | None],
+        grow: Grow,
     ) -> bool: ...
 
 

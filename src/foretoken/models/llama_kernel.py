@@ -1,6 +1,6 @@
 """The Llama family over packed weights: embedding, layers and LM head on a CPU; all but products in float32."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs, factor_at
@@ -116,9 +117,7 @@ class KernelRows(KernelSlots):
         finite = score_tree(ids, places, self._rows.start, *state, k.last, factor, use_threads(), out)
         return torch.from_numpy(out) if finite else None
 
-    def grow_tree(
-        self, row: int, read: Sequence[int], start: int, temperature: float, grow: Callable[..., list[int] | None]
-    ) -> list[int] | None:
+    def grow_tree(self, row: int, read: Sequence[int], start: int, temperature: float, grow: Grow) -> list[int] | None:
         """grow(pending .. threads), the arguments of kernel_chain.draft_chain that are the model's, row's and
         temperature's; one mask, of the forward that reads `read`."""
         k = self.kernel

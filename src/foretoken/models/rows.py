@@ -1,6 +1,6 @@
 """The rows of one model: committed text and token tree of each sequence, scored over one slot cache."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
+from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore, from_hidden_states
@@ -297,7 +298,7 @@ class Rows:
         levels: int,
         most: int,
         temperature: float,
-        grow: Callable[..., list[int] | None],
+        grow: Grow,
     ) -> bool:
         """Read `tokens` after a row's committed text, and let `grow` score a tree of at most so many levels and `most`
         nodes below the last of them: KernelRows.grow_tree. What it scored are scored nodes of the row then, whose tree

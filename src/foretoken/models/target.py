@@ -13,9 +13,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 
-MOST_TEMPERED = (
-    1 << 20
-)  # p of so many nodes and tokens are made at once; of more only what the rule looks at, chains aside
+MOST_TEMPERED = 1 << 20  # numbers of p made at once; of a larger tree, chains aside, only what the rule looks at
 NO_DRAW = torch.zeros(1, 1, dtype=torch.float64)
 
 

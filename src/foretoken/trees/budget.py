@@ -20,17 +20,17 @@ it was drawn.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 from torch import Tensor
 
-from foretoken.core.budgeted import laws_within
+from foretoken.core.budgeted import law_with, laws_within
 from foretoken.core.compiled import compiled
 from foretoken.core.laws import IID, Hub, Law, Opaque
-from foretoken.core.policy import LoneTree, Plan, TreePolicy
+from foretoken.core.policy import Call, LoneTree, Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
@@ -205,7 +205,7 @@ class BudgetTree:
         levels: int,
         vocab_size: int,
         u: Float[Tensor, " n"],
-        call: Callable[[Callable[..., list[int] | None]], bool],
+        call: Call,
     ) -> LoneTree | None:
         """The same tree in one compiled call: core.policy.LonePolicy. None where a node would take hub draws, as in one
         tree of hundreds."""
@@ -227,8 +227,7 @@ class BudgetTree:
         if wanted <= 1 or most == 1:
             return ONE, 1.0  # one draw is one token
         if wanted < 2 - certainty:  # and a second one a new token with 1 - certainty: `laws_within` without its loops
-            second = min((wanted - 1) / (1 - certainty), 1.0)
-            return IID(2, (0.0, 1 - second, second)), wanted
+            return law_with(1, min((wanted - 1) / (1 - certainty), 1.0)), wanted
         if self.hub and k > 1 and _on_hubs(q[i], k - 1, certainty) > HUB_SHARE:
             return Hub(k), float(k)
         (law,), (expected,) = laws_within(q[i : i + 1], [wanted], [most])

@@ -1,17 +1,16 @@
 """What `budget_grow` takes of a policy, and the tree made of what it leaves."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID
-from foretoken.core.policy import LoneTree
+from foretoken.core.budgeted import law_with
+from foretoken.core.policy import Call, LoneTree
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.trees.budget import ADVANCE, CAP, ENOUGH, HUB_SHARE, ONE, PRICES, Account, BudgetTree, Ledger, Node
+from foretoken.trees.budget import ADVANCE, CAP, ENOUGH, HUB_SHARE, PRICES, Account, BudgetTree, Ledger, Node
 from foretoken.trees.budget_grow import grow_budget
 from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS
 
@@ -23,7 +22,7 @@ def grow_alone(
     levels: int,
     vocab_size: int,
     u: Float[Tensor, " n"],
-    call: Callable[[Callable[..., list[int] | None]], bool],
+    call: Call,
 ) -> LoneTree | None:
     """`BudgetTree.grow_alone`."""
     root, most = policy.root(past), CAP * policy.budget
@@ -52,13 +51,9 @@ def grow_alone(
     nodes, rows, draws = made[:num_scored].tolist(), torch.from_numpy(q[:num_scored]).unbind(), drawn.tolist()
     for node, row, (k, second, first, n) in zip(nodes, rows, records[:num_scored].tolist(), strict=True):
         if k:
-            siblings[node] = Siblings(tuple(draws[int(first) : int(first + n)]), row, _law(int(k), second))
+            siblings[node] = Siblings(
+                tuple(draws[int(first) : int(first + n)]), row, law_with(int(k) - (second > 0), second)
+            )
     tokens, parents = tree[:, :num].tolist()
     state = Node(0.0, 0.0, Ledger(ledger.account, float(saved[0]), ledger.least))
     return LoneTree(TokenTree(tuple(tokens), tuple(parents), tuple(siblings)), [state], nodes, num_uniforms)
-
-
-def _law(k: int, second: float) -> IID:
-    if second:
-        return IID(k, (*[0.0] * (k - 1), 1 - second, second))
-    return ONE if k == 1 else IID(k)
