@@ -35,7 +35,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
 from foretoken.trees.dynamic import DynamicTree
-from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, START, STEPS, Forecast, Gain, Shares
+from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS, WIDE, Forecast, Gain, Shares
 
 PRICES = np.exp(PRICE)
 ONE = IID(1)
@@ -43,7 +43,7 @@ CAP = 3  # draws of a tree, in budgets
 MOST_DRAWS = 16  # at one node
 DEPTH = 40
 # sum q^2 of nodes not seen yet, its quantiles at .1, .3, .. by temperature
-TYPICAL = {0.3: (0.41, 0.87, 0.99, 1.0, 1.0), 0.6: (0.15, 0.44, 0.78, 0.97, 1.0), 1.0: (0.02, 0.04, 0.1, 0.31, 0.9)}
+TYPICAL = {0.3: (0.64, 0.99, 1.0, 1.0, 1.0), 0.6: (0.18, 0.54, 0.92, 0.995, 1.0), 1.0: (0.02, 0.07, 0.19, 0.53, 0.97)}
 HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/results/verification.md
 ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
 ADVANCE = 2.0  # budgets that a text may be ahead of its account
@@ -106,7 +106,7 @@ class BudgetTree:
     budget: int
     depth: int = DEPTH
     most_draws: int = MOST_DRAWS
-    mismatch: float = 0.31
+    mismatch: float = 0.32
     hub: bool = False
     joint: bool = False
     temperature: float = 1.0
@@ -116,8 +116,8 @@ class BudgetTree:
         account = past or Account(0.0, SURE * self.budget, SURE * self.budget)
         dearer = min(max(account.spent / account.foreseen, 1 / OFF), OFF)
         wanted = max((self.budget + account.saved / EVENED) / dearer, 1.0)
-        least = min(int(np.searchsorted(-self._sizes, -wanted)), len(PRICE) - 1)
-        return Node(1.0, START[self.joint], Ledger(account, self.budget + account.saved, least))
+        least = int(np.abs(self._sizes - wanted).argmin())
+        return Node(1.0, 1.0, Ledger(account, self.budget + account.saved, least))
 
     def past(self, states: Sequence[Node]) -> Account:
         ledger = states[-1].ledger
@@ -130,7 +130,7 @@ class BudgetTree:
     @cached_property
     def _sizes(self) -> np.ndarray:
         """The expected nodes of a typical tree at the prices e^PRICE."""
-        return self._forecast.sizes(START[self.joint])
+        return self._forecast.sizes
 
     @cached_property
     def _forecast(self) -> Forecast:
@@ -177,17 +177,19 @@ class BudgetTree:
         certainty = np.empty(len(states))
         compiled(certainty_loop)(np.ascontiguousarray(q.detach().cpu().numpy()), certainty)
         shares, chosen, log_price = self._spend(states, certainty, left, ledger)
-        # Each node's share of the draws that the cap leaves: their sum cannot exceed it.
-        draws_a_node = (CAP * self.budget - ledger.drawn) / left
+        draws, to_come = CAP * self.budget - ledger.drawn, sum(j >= 0 for j in chosen)
         taken: dict[int, Law] = {}
         expected = 0.0  # not by `sum`, which may round otherwise than the compiled tree
         for i, j in enumerate(chosen):
-            wanted = float(CHOICES[j]) if j >= 0 else 0.0
-            most = min(math.floor(wanted * draws_a_node), self.max_draws)
-            if most > 0:
-                taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
-                expected += distinct
-        saved, drawn = ledger.saved - expected, ledger.drawn + sum(law.k for law in taken.values())
+            if j < 0:
+                continue
+            to_come -= 1
+            wanted = float(CHOICES[j])
+            most = min(self.max_draws, draws - to_come)  # one is left for each node to come
+            taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
+            draws -= taken[i].k
+            expected += distinct
+        saved, drawn = ledger.saved - expected, CAP * self.budget - draws
         below = Ledger(ledger.account, saved, ledger.least, drawn, ledger.level + 1, log_price)
         plans: list[Plan | None] = [None] * len(states)
         for i, law in taken.items():
@@ -243,7 +245,7 @@ class BudgetTree:
         compiled(share_loop)(certainty, hardness, self._forecast.gain.constants, MORE, EACH, both, later)
         worth, size = (table[self.depth - ledger.level - 1] for table in self._forecast.tables)
         chosen = np.empty(len(reach), np.int64)
-        told = reach, both, later, CHOICES, PRICES, worth, size, STEPS, left, ledger.least
+        told = reach, both, later, CHOICES, PRICES, worth, size, STEPS, WIDE, left, ledger.least
         found = compiled(spend_loop)(*told, chosen)
         return Shares(both[0], both[1], later), chosen.tolist(), float(PRICE[found])
 

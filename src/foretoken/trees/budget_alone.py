@@ -12,7 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.trees.budget import ADVANCE, CAP, ENOUGH, HUB_SHARE, PRICES, Account, BudgetTree, Ledger, Node
 from foretoken.trees.budget_grow import grow_budget
-from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS
+from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS, WIDE
 
 
 def grow_alone(
@@ -34,7 +34,7 @@ def grow_alone(
     saved = np.array([ledger.saved])
     hubs = HUB_SHARE if policy.hub else 0.0
     limits = min(levels, policy.depth), most, policy.max_draws, ENOUGH, ADVANCE * policy.budget, ledger.least, hubs
-    model = forecast.gain.constants, CHOICES, MORE, EACH, PRICES, PRICE, STEPS
+    model = forecast.gain.constants, CHOICES, MORE, EACH, PRICES, PRICE, STEPS, WIDE
     counts = (0, 0, 0)
 
     def grow(*state: Any) -> list[int] | None:

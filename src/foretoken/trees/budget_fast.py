@@ -38,8 +38,7 @@ def share_loop(
     later: np.ndarray,
 ) -> None:
     """share [2, m, c], later [2, m]: `Gain.shares` of its `constants`."""
-    scale, power, most = constants[0], constants[1], constants[2]
-    taken, learning, rest = constants[3], constants[4], constants[5]
+    scale, power, most, taken, rest = constants[0], constants[1], constants[2], constants[3], constants[4]
     for i in range(certainty.shape[0]):
         u = min(scale * max(1.0 - certainty[i], 0.0) ** power, most)
         miss = min(u * hardness[i], most)
@@ -47,7 +46,7 @@ def share_loop(
             lost = min(taken * miss, 0.5 * (1.0 - miss)) * more[j]
             share[0, i, j] = 1.0 - miss - lost
             share[1, i, j] = (miss * more[j] + lost) * each[j]
-        later[0, i] = hardness[i] + min(learning * u, 1.0) * (rest - hardness[i])
+        later[0, i] = hardness[i] + u * (rest - hardness[i])
         later[1, i] = hardness[i]
 
 
@@ -60,6 +59,7 @@ def spend_loop(
     worth: np.ndarray,
     size: np.ndarray,
     steps: np.ndarray,
+    wide: float,
     left: float,
     least: int,
     chosen: np.ndarray,
@@ -70,6 +70,7 @@ def spend_loop(
 
     share [2, m, c]: of the reach, of the first child and of each other; hardness [2, m] of theirs. worth, size
     [hardness, price]: of nodes below, gain.py. steps: of the tables: lowest hardness, step; lowest ln price, step.
+    wide: what drafting at a node is worth, in misses.
     """
     m, c = share.shape[1], share.shape[2]
     row, down = np.empty((2, m), np.int64), np.empty((2, m))
@@ -91,8 +92,9 @@ def spend_loop(
         total = own = 0.0
         for i in range(m):
             best, nodes, pick = 0.0, 0.0, -1
+            drafting = reach[i] * wide * (1.0 - share[0, i, 0])
             for j in range(c):
-                value, below = -price[middle] * choices[j], choices[j]
+                value, below = drafting - price[middle] * choices[j], choices[j]
                 for k in range(2):
                     number = 1.0 if k == 0 else choices[j] - 1.0
                     at = (log_price - shift[k, i, j] - steps[2]) / steps[3]

@@ -45,7 +45,7 @@ def _grow_budget(
     u: uniforms, taken in the order in which levels take them. saved [1]: of the ledger, and comes back as it is then.
     limits: levels and draws of this tree, draws of a node, at most; nodes that are left at its end, that may be
     overdrawn; place of the least price; share of q on few tokens from which hub draws may be taken, 0: never.
-    model: constants, CHOICES, MORE, EACH, PRICES, ln PRICES, STEPS. tables: worth and size by levels to go.
+    model: constants, CHOICES, MORE, EACH, PRICES, ln PRICES, STEPS, WIDE. tables: worth and size by levels to go.
     q [scored, v]. tree [2, nodes]: tokens, parents. seen [2, nodes]: reach, hardness. The root's token and hardness are
     given. scored [nodes]: the node's place among those scored, or -1; made [scored]: its inverse. records [scored, 4]:
     draws at most (0: none), P(so many) where one less may be, else 0, first place and number in `drawn`, the tokens
@@ -53,7 +53,7 @@ def _grow_budget(
     """
     norm, head_address, head_form, head_bias = last
     levels, cap, most_draws, enough, overdraft, least, hub_share = limits
-    constants, choices, more, each, prices, log_prices, steps = model
+    constants, choices, more, each, prices, log_prices, steps, wide = model
     depth = tables[0].shape[0] - 1
     tokens, parents = tree[0], tree[1]
     funds = saved[0]
@@ -94,15 +94,17 @@ def _grow_budget(
         shares(certainty, hardness, constants, more, each, share, later)
         to_go = depth - level - 1
         found = spend(
-            reach, share, later, choices, prices, tables[0][to_go], tables[1][to_go], steps, left, least, chosen
+            reach, share, later, choices, prices, tables[0][to_go], tables[1][to_go], steps, wide, left, least, chosen
         )
-        draws_a_node = (cap - total_draws) / left
-        width, level_draws, expected = 0, 0, 0.0
+        draws = cap - total_draws
+        to_come = np.sum(chosen >= 0)
+        width, expected = 0, 0.0
         for i in range(m):
-            wanted = choices[chosen[i]] if chosen[i] >= 0 else 0.0
-            most = min(int(np.floor(wanted * draws_a_node)), most_draws)
             k, second, distinct = 0, 0.0, 0.0
-            if most > 0:
+            if chosen[i] >= 0:
+                to_come -= 1
+                wanted = choices[chosen[i]]
+                most = min(most_draws, draws - to_come)
                 if wanted <= 1 or most == 1:
                     k, distinct = 1, 1.0
                 elif wanted < 2 - certainty[i]:
@@ -123,12 +125,12 @@ def _grow_budget(
             records[first_row + i, 0], records[first_row + i, 1] = k, second
             if k > 0:
                 width = max(width, k if second == 0.0 else k + 1)
-                level_draws += k
+                draws -= k
                 expected += distinct
-        if level_draws == 0:
+        if cap - draws == total_draws:
             break
         funds -= expected
-        total_draws += level_draws
+        total_draws = cap - draws
         level += 1
         # What is drawn, and its children.
         first_new, place = num, 0
