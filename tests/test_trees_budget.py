@@ -20,7 +20,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
-from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree
+from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Node
 from foretoken.trees.budget_fast import share_loop, spend_loop
 from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, STEP, STEPS, WIDE, Forecast, Gain
 from foretoken.verify import VERIFIERS
@@ -148,9 +148,9 @@ def test_a_text_spends_its_budget_and_easy_stretches_more_of_it(joint: bool) -> 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_nodes_get_as_many_distinct_children_as_were_chosen(saved: float, temperature: float) -> None:
     """Whatever the account holds: numbers between one and two are not cut to one while the cap leaves draws."""
-    policy = BudgetTree(32, temperature=temperature)
+    policy = BudgetTree(32, temperature=temperature, joint=True)
     root = policy.root(Account(saved, 64, 64))
-    q = torch.softmax(torch.randn(20, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
+    q = mixed_rows(20)
     chosen = []
     for row in q:
         certainty = (row**2).sum(0, keepdim=True).numpy()
@@ -163,7 +163,32 @@ def test_nodes_get_as_many_distinct_children_as_were_chosen(saved: float, temper
         fresh = 1 - (1 - row[:, None]) ** torch.arange(len(numbers))
         assert float(numbers @ fresh.sum(0)) == pytest.approx(booked, rel=1e-6)
         chosen.append(CHOICES[choice])
-    assert max(chosen) > 1
+    assert any(1 < wanted < 2 for wanted in chosen)
+
+
+def mixed_rows(n: int) -> torch.Tensor:
+    """[n, 300]: wide ones and sharp ones in turn."""
+    logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.softmax(logits * torch.tensor([1.0, 3.0, 6.0, 12.0]).repeat(n)[:n, None], 1)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("budget", [1, 2, 4, 8])
+def test_the_cap_leaves_a_draw_to_every_chosen_node_and_no_more_than_there_are(budget: int) -> None:
+    """One level of many nodes, whatever was drawn above it."""
+    policy, full = BudgetTree(budget, mismatch=3.0), 0
+    for drawn in range(CAP * budget):
+        ledger = Ledger(Account(0, 2 * budget, 2 * budget), float(budget), 0, drawn, 1)
+        for m in range(1, 9):
+            q, states = mixed_rows(m), [Node(0.9, 1.0, ledger)] * m
+            chosen = policy._spend(states, (q**2).sum(1).numpy(), policy._left(ledger), ledger)[1]
+            plans = policy.plan(states, q, IID)
+            assert [plan is not None for plan in plans] == [choice >= 0 for choice in chosen]
+            draws = [plan.law.k for plan in plans if plan is not None]
+            assert all(k >= 1 for k in draws)
+            assert drawn + sum(draws) <= CAP * budget
+            full += drawn + sum(draws) == CAP * budget
+    assert full > 1
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -70,13 +70,30 @@ def test_the_trees_are_the_same(verifier, temperature, n, dtype, alone, monkeypa
     if temperature >= 1 and n > 4:
         assert any(len(set(s.draws)) > 1 for tree in compiled for s in tree.siblings if s is not None)
     monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)
-    for tree, plain in zip(compiled, trees(engine, sampling), strict=True):
+    assert_same(compiled, trees(engine, sampling))
+
+
+def assert_same(found: list[TokenTree], expected: list[TokenTree]) -> None:
+    for tree, plain in zip(found, expected, strict=True):
         assert (tree.tokens, tree.parents) == (plain.tokens, plain.parents)
         for a, b in zip(tree.siblings, plain.siblings, strict=True):
             assert (a is None) == (b is None)
             if a is not None and b is not None:
                 assert (a.draws, a.law) == (b.draws, b.law)
                 assert torch.equal(a.q, b.q)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_where_the_cap_on_draws_binds(n, alone, monkeypatch):
+    """A policy that thinks badly of a drafter that is nearly sure draws all that it may."""
+    engine, sampling = load(n), Sampling(0.7)
+    policy = replace(engine.drafter.policy, mismatch=3.0)
+    engine = replace(engine, drafter=replace(engine.drafter, policy=policy))
+    compiled = trees(engine, sampling, 12)
+    assert sum(alone) >= 8
+    assert max(sum(s.law.k for s in tree.siblings if s is not None) for tree in compiled) == budget.CAP * n
+    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)
+    assert_same(compiled, trees(engine, sampling, 12))
 
 
 @pytest.mark.parametrize("verifier", ["block-transport", "transport", "kseq"])

@@ -5,9 +5,9 @@ per node, the same for the whole frontier, decides: a node reached with probabil
 
     r * (value of b children, and of what grows below them)  -  lam * b,
 
-so that the marginal expected gain per expected node is lam everywhere. lam is also the same for all trees of a text, as
-nearly as the account allows: easy stretches get more nodes than hard ones (gain.py has the model of gains,
-docs/trees.md the reasons).
+so that the marginal expected value per expected node is lam everywhere, but for a node's first child, to which more
+than tokens of this step is credited. lam is also the same for all trees of a text, as nearly as the account allows:
+easy stretches get more nodes than hard ones (gain.py has the model of gains, docs/trees.md the reasons).
 
 Budget. Let e_l be the expected number of distinct draws of level l, given all before it, and e = e_1 + e_2 + .. of a
 tree. An account books N - e for every tree of a text. It may be overdrawn by ADVANCE * N, never by more: after t trees
@@ -15,8 +15,8 @@ e summed over them is at most (t + ADVANCE) N, and the nodes drawn minus that su
 first t trees] <= (t + ADVANCE) N exactly. lam is the one at which a typical tree costs N and a share of the account, if
 it costs as much of what is foreseen as the text's trees did: it depends on earlier trees alone. Where a tree would cost
 more than the account gives, lam rises with its levels.
-Hard cap: the number of DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N. Nothing is ever dropped after
-it was drawn.
+Hard cap: the number of DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N: a node may take what is left
+but for one draw of each chosen node after it in its level. Nothing is ever dropped after it was drawn.
 """
 
 import math
@@ -185,7 +185,7 @@ class BudgetTree:
                 continue
             to_come -= 1
             wanted = float(CHOICES[j])
-            most = min(self.max_draws, draws - to_come)  # one is left for each node to come
+            most = min(self.max_draws, draws - to_come)  # one is left for each chosen node after it
             taken[i], distinct = self._law(family, q, i, wanted, most, certainty[i])
             draws -= taken[i].k
             expected += distinct

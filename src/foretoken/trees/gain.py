@@ -22,10 +22,13 @@ the parent is reached), with levels to go:
 
     V(h, mu) = max over b of  w m + F (1 + V(h', mu / F)) + (b - 1) S (1 + V(h, mu / S)) - mu b,   or 0,
 
-averaged over the certainties that nodes have. w m: tokens of this step are not all that counts, since a step that ends
-before a wide row leaves it to the next one. u, c and d are fitted on measured rows, h on how deep chains were accepted,
-w on what whole texts took, step after step (docs/results/trees.md). A wrong model costs speed, never exactness: it only
-says how many to draw.
+averaged over the certainties that nodes have. w m is credited to a node that gets children at all, however many: tokens
+of this step are not all that counts, since a step that ends before a wide row leaves it to the next one. So V may rise
+with h where nodes cost little; and as w < 1 nothing pays at mu >= 1, on which `BudgetTree.select` rests. u and m are at
+most 0.95, and the others take at most half of what the first draw has.
+
+u, c and d are fitted on measured rows, h on how deep chains were accepted, w on what whole texts took, step after step
+(docs/results/trees.md). A wrong model costs speed, never exactness: it only says how many to draw.
 """
 
 from dataclasses import dataclass
