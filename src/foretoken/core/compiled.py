@@ -10,7 +10,8 @@ from typing import Any
 # Files whose loops are compiled into those of other files.
 CALLED = (
     "core/vectors.py", "core/softmax_loop.py", "core/draw_loops.py", "models/tile.py", "models/product.py",
-    "models/attention.py", "models/kernel.py", "models/kernel_chain.py", "core/budgeted.py", "trees/budget_fast.py",
+    "models/attention.py", "models/kernel_steps.py", "models/kernel.py", "models/kernel_chain.py",
+    "core/budgeted.py", "trees/budget_fast.py",
 )  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def compiled(loop: Callable[..., Any], reorder_sums: bool = False) -> Callable[.
 def stamped(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, compiled anew when a file of CALLED changed too: numba's cache looks at the function's own file only,
     and would go on with the old code of what it calls."""
-    own = Path(inspect.getfile(inspect.unwrap(function.py_func)))  # pyright: ignore[reportFunctionMemberAccess]
+    own = Path(inspect.getfile(inspect.unwrap(function)))
     function._cache._cache_file._source_stamp = _content(own), _content()  # pyright: ignore[reportFunctionMemberAccess]
     return function
 

@@ -41,7 +41,7 @@ def _scores(states, last, logits, threads):  # type: ignore[no-untyped-def]
     address, form, bias, scale = last
     (n, d), v = states.shape, logits.shape[1]
     times(states * scale, d, d, n, address, form, logits, 0, v, v, threads)
-    shift(logits, bias)
+    shift(logits, 0, len(bias), bias)
 
 
 scores = machine_code(_scores)
@@ -72,7 +72,7 @@ def _draft_head_chain(
                 both[i, :d] = embedding[read[i]]
                 both[i, d:] = states[i]
             times(both, 2 * d, 2 * d, m, fc_address, fc_form, x, 0, d, d, threads)
-            shift(x, fc_bias)
+            shift(x, 0, d, fc_bias)
             positions = np.arange(used, used + m)
             used, done = used + m, done + m
             forward(

@@ -11,7 +11,6 @@ softmax's weights are rounded too; scores, the softmax and all sums are float32.
 # pyright: reportCallIssue=false
 
 import numpy as np
-from numba import prange
 
 from foretoken.core.vectors import LANES, exp_row
 from foretoken.models.panels import WHOLE
@@ -19,33 +18,32 @@ from foretoken.models.product import PANEL, alive
 from foretoken.models.tile import PER_WORD, ROUNDED, machine_code, nearest, rounded, strip
 
 QUERIES = 48  # queries that share one block of scores
-SPREAD = 4096  # nodes times slots from which the heads are spread over the threads
 
 
-def _store(qkv, of_q, of_k, slots, dim, paired, keys, values):  # type: ignore[no-untyped-def]
-    """Keys and values of qkv [batch * n, queries (of_q) | keys (of_k) | values (of_k)] go to `slots` [batch, n]."""
-    batch, n = slots.shape
+def _store(qkv, b, h, of_q, of_k, slots, dim, paired, keys, values):  # type: ignore[no-untyped-def]
+    """Key and value of head h of batch row b, of qkv [batch * n, queries (of_q) | keys (of_k) | values (of_k)], go to
+    `slots` [batch, n]."""
+    n = slots.shape[1]
     bits, key_words, value_words = qkv.view(np.uint32), keys.view(np.uint32), values.view(np.uint32)
-    for b in range(batch):
-        for i in range(n):
-            row, slot = b * n + i, slots[b, i]
-            panel, column = slot // PANEL, slot % PANEL
-            for h in range(of_k // dim):
-                at, there = of_q + h * dim, of_q + of_k + h * dim
-                if not paired:
-                    for j in range(dim):
-                        keys[b, h, panel, j, column] = qkv[row, at + j]
-                        values[b, h, slot, j] = qkv[row, there + j]
-                    continue
-                for j in range(dim // 2):
-                    even, odd = nearest(bits[row, at + 2 * j]), nearest(bits[row, at + 2 * j + 1])
-                    key_words[b, h, panel, j, column] = np.uint32(even >> 16 | odd)
-                for j in range(dim):
-                    value, word = nearest(bits[row, there + j]), np.int64(value_words[b, h, slot // 2, j])
-                    if slot % 2:
-                        value_words[b, h, slot // 2, j] = np.uint32(word & 0xFFFF | value)
-                    else:
-                        value_words[b, h, slot // 2, j] = np.uint32(word & 0xFFFF0000 | value >> 16)
+    at, there = of_q + h * dim, of_q + of_k + h * dim
+    for i in range(n):
+        row, slot = b * n + i, slots[b, i]
+        panel, column = slot // PANEL, slot % PANEL
+        if not paired:
+            for j in range(dim):
+                keys[b, h, panel, j, column] = qkv[row, at + j]
+                values[b, h, slot, j] = qkv[row, there + j]
+            continue
+        key, value, words = bits[row, at : at + dim], bits[row, there : there + dim], value_words[b, h, slot // 2]
+        for j in range(dim // 2):
+            even, odd = nearest(key[2 * j]), nearest(key[2 * j + 1])
+            key_words[b, h, panel, j, column] = np.uint32(even >> 16 | odd)
+        if slot % 2:
+            for j in range(dim):
+                words[j] = words[j] & np.uint32(0xFFFF) | np.uint32(nearest(value[j]))
+        else:
+            for j in range(dim):
+                words[j] = words[j] & np.uint32(0xFFFF0000) | np.uint32(nearest(value[j]) >> 16)
 
 
 store = machine_code(_store)
@@ -81,7 +79,7 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
         form, key_words, slot_words, per_word = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
-    queries = np.empty((at_once * rep, dim), np.float32)
+    queries = np.empty(at_once * rep * dim, np.float32)
     results, shares = np.empty((at_once * rep, dim), np.float32), np.empty(at_once * rep, np.float32)
     scores_at, results_at = scores.ctypes.data, results.ctypes.data
     key_at = keys[b, group].ctypes.data
@@ -90,10 +88,11 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
         count = min(at_once, n - first)
         rows = count * rep
         for i in range(count):
-            for r in range(rep):
-                for j in range(dim):
-                    queries[i * rep + r, j] = qkv[b * n + first + i, (group * rep + r) * dim + j] * scale
-        asked = rounded(queries.reshape(-1), dim, dim, rows) if paired else queries.reshape(-1)
+            of_group = qkv[b * n + first + i, group * rep * dim : (group + 1) * rep * dim]
+            scaled = queries[i * rep * dim : (i + 1) * rep * dim]
+            for j in range(rep * dim):
+                scaled[j] = of_group[j] * scale
+        asked = rounded(queries, dim, dim, rows) if paired else queries
         for at in range(0, wide, PANEL):
             columns = min(PANEL, wide - at)
             here = key_at + 4 * at * key_words
@@ -104,9 +103,11 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
             )  # fmt: skip
         if mask.shape[3] > 0:
             for i in range(count):
-                for r in range(rep):
+                seen = mask[b, 0, first + i]
+                for r in range(i * rep, (i + 1) * rep):
+                    row = scores[r]
                     for j in range(used):
-                        scores[i * rep + r, j] += mask[b, 0, first + i, j]
+                        row[j] += seen[j]
         weigh(scores, rows, used, low, shares)
         weights = rounded(scores.reshape(-1), wide, wide, rows) if paired else scores.reshape(-1)
         weights_row = wide // 2 * per_word if paired else wide
@@ -118,24 +119,12 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
             )  # fmt: skip
         for i in range(count):
             for r in range(rep):
+                at = (group * rep + r) * dim
+                head, result, part = out[b * n + first + i, at : at + dim], results[i * rep + r], shares[i * rep + r]
                 for j in range(dim):
-                    out[b * n + first + i, (group * rep + r) * dim + j] = results[i * rep + r, j] * shares[i * rep + r]
+                    head[j] = result[j] * part
         alive(asked)
         alive(weights)
 
 
 attend = machine_code(_attend)
-
-
-def _attend_threads(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
-    for job in prange(batch * key_heads):
-        attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out)
-
-
-def _attend_all(qkv, batch, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out):  # type: ignore[no-untyped-def]
-    for job in range(batch * key_heads):
-        attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, out)
-
-
-attend_threads = machine_code(_attend_threads, parallel=True)
-attend_all = machine_code(_attend_all)

@@ -4,72 +4,20 @@
 
 import numpy as np
 
-from foretoken.models.attention import SPREAD, attend_all, attend_threads, store
-from foretoken.models.product import times
+from foretoken.models import kernel_steps as steps
+from foretoken.models.kernel_steps import norm, shift
+from foretoken.models.product import alive, times
 from foretoken.models.tile import gate_row, machine_code
 
-
-def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
-    """out = x / sqrt(mean(x^2) + eps) * weight, row by row."""
-    m, d = x.shape
-    for i in range(m):
-        squares = np.float32(0.0)
-        for j in range(d):
-            squares += x[i, j] * x[i, j]
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(d) + eps)
-        for j in range(d):
-            out[i, j] = x[i, j] * scale * weight[j]
-
-
-def _head_norm(x, first, last, dim, weight, eps):  # type: ignore[no-untyped-def]
-    """The same for each of the heads first..last-1 by itself, in place (Qwen3)."""
-    for i in range(x.shape[0]):
-        for h in range(first, last):
-            at = h * dim
-            squares = np.float32(0.0)
-            for j in range(dim):
-                squares += x[i, at + j] * x[i, at + j]
-            scale = np.float32(1.0) / np.sqrt(squares / np.float32(dim) + eps)
-            for j in range(dim):
-                x[i, at + j] *= scale * weight[j]
-
-
-def _turn(x, count, dim, positions, cos, sin):  # type: ignore[no-untyped-def]
-    """Rotary embedding of the first `count` heads of each row, in place."""
-    half = dim // 2
-    for i in range(x.shape[0]):
-        p = positions[i]
-        for h in range(count):
-            at = h * dim
-            for j in range(half):
-                a, b = x[i, at + j], x[i, at + half + j]
-                x[i, at + j] = a * cos[p, j] - b * sin[p, j]
-                x[i, at + half + j] = b * cos[p, half + j] + a * sin[p, half + j]
-
-
-def _add(x, y, bias):  # type: ignore[no-untyped-def]
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            x[i, j] += y[i, j] + bias[j]
-
-
-def _shift(x, bias):  # type: ignore[no-untyped-def]
-    for i in range(x.shape[0]):
-        for j in range(bias.shape[0]):
-            x[i, j] += bias[j]
+SPREAD = 1_600_000  # multiplications of a layer from which its steps are spread over the threads
 
 
 def _gate(y, width, bias, out):  # type: ignore[no-untyped-def]
     """out = silu(gate) * up of y = gate | up, each with its bias; 16 divides width."""
     for i in range(y.shape[0]):
-        gate_row(y, i * y.shape[1], bias, 0, width, out, i * width)
+        gate_row(y, i * y.shape[1], bias, 0, width, width, out, i * width)
 
 
-norm = machine_code(_norm, sums=True)
-head_norm = machine_code(_head_norm, sums=True)
-turn = machine_code(_turn)
-add = machine_code(_add)
-shift = machine_code(_shift)
 gate = machine_code(_gate)
 
 
@@ -84,50 +32,42 @@ def _forward(
     down [layers, ...]. norms [layers, 2, d]; head_norms [layers, 2, dim], or none. bare [layers]: attention reads x
     without the first norm.
     """
-    batch, n = slots.shape
     m, d = x.shape
     query_heads, key_heads, dim, width, wide, paired = sizes
-    rep, heads, of_q, of_k = query_heads // key_heads, query_heads + 2 * key_heads, query_heads * dim, key_heads * dim
-    y, back = np.empty((m, d), np.float32), np.empty((m, d), np.float32)
-    qkv, mixed = np.empty((m, heads * dim), np.float32), np.empty((m, of_q), np.float32)
+    heads, of_q, parts = query_heads + 2 * key_heads, query_heads * dim, 1
+    if threads is not None and m * d * (heads * dim + of_q + 3 * width) > SPREAD:
+        parts = threads
+    room = m * (max(d, of_q, width) + 2)
+    own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
+    qkv, mixed, back = np.empty((m, heads * dim), np.float32), np.empty((m, of_q), np.float32), np.empty_like(x)
     gated, inner = np.zeros((m, 2 * wide), np.float32), np.empty((m, wide), np.float32)
+    numbers = np.array([eps, head_eps, scale, low], np.float32)
+    t = np.zeros(steps.TABLE, np.int64)
+    t[steps.M], t[steps.D], t[steps.BATCH], t[steps.USED] = m, d, slots.shape[0], used
+    t[steps.QUERY_HEADS], t[steps.KEY_HEADS], t[steps.DIM] = query_heads, key_heads, dim
+    t[steps.WIDTH], t[steps.WIDE], t[steps.PAIRED], t[steps.NORMED] = width, wide, paired, len(head_norms) > 0
+    t[steps.PANELS], t[steps.ROOM], t[steps.ANGLES] = keys.shape[3], room, len(cos)
+    t[steps.X], t[steps.OWN], t[steps.BITS] = x.ctypes.data, own.ctypes.data, bits.ctypes.data
+    t[steps.QKV], t[steps.MIXED], t[steps.BACK] = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
+    t[steps.GATED], t[steps.INNER], t[steps.NUMBERS] = gated.ctypes.data, inner.ctypes.data, numbers.ctypes.data
+    t[steps.POSITIONS], t[steps.SLOTS] = positions.ctypes.data, slots.ctypes.data
+    t[steps.COS], t[steps.SIN] = cos.ctypes.data, sin.ctypes.data
     for layer in range(addresses.shape[0]):
-        w, form = addresses[layer], forms[layer]
-        if bare[layer]:
-            y[:] = x
-        else:
-            norm(x, norms[layer, 0], eps, y)
-        times(y, d, d, m, w[0], form[0], qkv, 0, heads * dim, of_q, threads)
-        times(y, d, d, m, w[1], form[1], qkv, of_q, heads * dim, of_k, threads)
-        times(y, d, d, m, w[2], form[2], qkv, of_q + of_k, heads * dim, of_k, threads)
-        shift(qkv, biases[0][layer])
-        if head_norms.shape[0] > 0:
-            head_norm(qkv, 0, query_heads, dim, head_norms[layer, 0], head_eps)
-            head_norm(qkv, query_heads, query_heads + key_heads, dim, head_norms[layer, 1], head_eps)
-        turn(qkv, query_heads + key_heads, dim, positions, cos, sin)
-        of_keys, of_values = keys[layer, first_row:], values[layer, first_row:]
-        store(qkv, of_q, of_k, slots, dim, paired, of_keys, of_values)
         mask = masks[layer_mask[layer]]
-        if threads is None:
-            attend_all(
-                qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, paired, mask, slots, used, low, mixed
-            )
-        elif m * used > SPREAD:
-            attend_threads(
-                qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, paired, mask, slots, used, low, mixed
-            )
-        else:
-            attend_all(
-                qkv, batch, n, key_heads, rep, dim, scale, of_keys, of_values, paired, mask, slots, used, low, mixed
-            )
-        times(mixed, of_q, of_q, m, w[3], form[3], back, 0, d, d, threads)
-        add(x, back, biases[1][layer])
-        norm(x, norms[layer, 1], eps, y)
-        times(y, d, d, m, w[4], form[4], gated, 0, 2 * wide, width, threads)
-        times(y, d, d, m, w[5], form[5], gated, wide, 2 * wide, width, threads)
-        gate(gated, wide, biases[2][layer], inner)
-        times(inner, wide, width, m, w[6], form[6], back, 0, d, d, threads)
-        add(x, back, biases[3][layer])
+        t[steps.BARE], t[steps.SEEN], t[steps.MASK] = bare[layer], mask.shape[3], mask.ctypes.data
+        t[steps.NORMS], t[steps.WEIGHTS] = norms[layer].ctypes.data, addresses[layer].ctypes.data
+        t[steps.FORMS] = forms[layer].ctypes.data
+        if len(head_norms) > 0:
+            t[steps.HEAD_NORMS] = head_norms[layer].ctypes.data
+        t[steps.TO_QKV], t[steps.TO_OUT] = biases[0][layer].ctypes.data, biases[1][layer].ctypes.data
+        t[steps.TO_GATE], t[steps.TO_DOWN] = biases[2][layer].ctypes.data, biases[3][layer].ctypes.data
+        t[steps.KEYS], t[steps.VALUES] = keys[layer, first_row].ctypes.data, values[layer, first_row].ctypes.data
+        if parts == 1:
+            steps.part_of(t.ctypes.data, steps.READ, steps.STEPS, 0, 1)
+        if threads is not None:  # by itself, so that numba leaves out what is for more threads where it is None
+            for step in range(steps.STEPS if parts > 1 else 0):
+                steps.every_part(t.ctypes.data, step, parts)
+    alive((own, bits, qkv, mixed, back, gated, inner, numbers, t))
 
 
 forward = machine_code(_forward)
@@ -139,7 +79,7 @@ def _head(x, weight, eps, w, form, bias, y, threads):  # type: ignore[no-untyped
     normed = np.empty_like(x)
     norm(x, weight, eps, normed)
     times(normed, d, d, m, w, form, y, 0, y.shape[1], y.shape[1], threads)
-    shift(y, bias)
+    shift(y, 0, len(bias), bias)
 
 
 head = machine_code(_head)

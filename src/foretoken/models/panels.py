@@ -130,14 +130,16 @@ def pack_linears(module: nn.Module) -> None:
                 setattr(parent, name, PanelLinear(child, shelf))
 
 
-def use_threads() -> bool | None:
-    """True where torch was given more than one thread, and the compiled loops take as many; else None."""
+def use_threads() -> int | None:
+    """As many threads as torch was given, which the compiled loops take from now on; None where it is one."""
     threads = torch.get_num_threads()
-    if threads > 1:
-        from numba import config, set_num_threads
+    if threads == 1:
+        return None
+    from numba import config, set_num_threads
 
-        set_num_threads(min(threads, config.NUMBA_NUM_THREADS))  # pyright: ignore[reportAttributeAccessIssue]
-    return True if threads > 1 else None
+    threads = min(threads, config.NUMBA_NUM_THREADS)  # pyright: ignore[reportAttributeAccessIssue]
+    set_num_threads(threads)
+    return threads
 
 
 @cache

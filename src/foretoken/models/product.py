@@ -24,7 +24,8 @@ STREAMED = ROWS if WIDE else 1  # rows whose tile is a panel wide: one pass read
 WAITING = 2  # rows up to which the processor waits for memory anyway, which it fetches ahead by itself
 
 
-def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
+def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width, after):  # type: ignore[no-untyped-def]
+    """after: the panel that is used next, which is fetched meanwhile."""
     at = w + panel * words * PANEL * 4
     left = width - panel * PANEL
     into, out_row = y.ctypes.data + 4 * (y_at + panel * PANEL), y_row
@@ -33,7 +34,7 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
         into, out_row = out.ctypes.data, PANEL
     streamed = 2 if form == WHOLE and not WIDE else STREAMED
     if m <= streamed or (words <= HELD and form != WHOLE):
-        ahead = 0 if m <= WAITING or form == WHOLE else at + words * PANEL * 4  # the panel that is used next
+        ahead = 0 if m <= WAITING or form == WHOLE else after
         strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, ahead)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched
         pieces = (words + CHUNK - 1) // CHUNK
@@ -41,7 +42,7 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
         for start in range(0, words, chunk):
             length = min(chunk, words - start)
             here = at + start * PANEL * 4
-            ahead = here + length * PANEL * 4
+            ahead = here + length * PANEL * 4 if start + length < words else after
             xs = x + 4 * start * per_word
             strip(PANEL, xs, x_row, m, here, PANEL, length, form, into, out_row, int(start == 0), ahead)
     if left < PANEL:
@@ -53,18 +54,61 @@ def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: 
 panel_product = machine_code(_panel)
 
 
-def _product(x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    for panel in range((width + PANEL - 1) // PANEL):
-        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width)
+def _panels_in(width):  # type: ignore[no-untyped-def]
+    return (width + PANEL - 1) // PANEL
 
 
-def _product_threads(x, x_row, words, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
-    for panel in prange((width + PANEL - 1) // PANEL):
-        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width)
+panels_in = machine_code(_panels_in)
 
 
-product = machine_code(_product)
-product_threads = machine_code(_product_threads, parallel=True)
+def _share(part, parts, count):  # type: ignore[no-untyped-def]
+    """The first of what thread `part` of `parts` does of `count`, and the end of it."""
+    return part * count // parts, (part + 1) * count // parts
+
+
+share = machine_code(_share)
+
+
+def _words(k, form):  # type: ignore[no-untyped-def]
+    """Of a column of k weights."""
+    return k if form == WHOLE else (k + 1) // 2
+
+
+words_of = machine_code(_words)
+
+
+def _panel_at(w, panel, k, form):  # type: ignore[no-untyped-def]
+    """The address of a panel."""
+    return w + panel * words_of(k, form) * PANEL * 4
+
+
+panel_at = machine_code(_panel_at)
+
+
+def _panels_of(first, last, rows, bits, x_row, k, m, w, form, y, y_at, y_row, width, after):  # type: ignore[no-untyped-def]
+    """Panels first .. last - 1 of the product of `_times`. rows: x in one axis; bits: what `round_rows` makes of it,
+    for a DOTTED product. Both are used by address. after: of the panel that this thread uses next."""
+    x, words = rows.ctypes.data, words_of(k, form)
+    if form == DOTTED:
+        x, form = bits.ctypes.data, ROUNDED
+        x_row = words * PER_WORD
+    for panel in range(first, last):
+        following = w + (panel + 1) * words * PANEL * 4 if panel + 1 < last else after
+        panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width, following)
+
+
+panels_of = machine_code(_panels_of)
+
+
+def _panels_threads(parts, rows, bits, x_row, k, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
+    count = panels_in(width)
+    for part in prange(parts):
+        first, last = share(part, parts, count)
+        after = panel_at(w, last, k, form)
+        panels_of(first, last, rows, bits, x_row, k, m, w, form, y, y_at, y_row, width, after)
+
+
+panels_threads = machine_code(_panels_threads, parallel=True)
 
 
 @intrinsic
@@ -76,24 +120,20 @@ def alive(typing: Any, array: Any) -> Any:
 def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ignore[no-untyped-def]
     """y[y_at + i y_row + j] for i < m, j < width: the rows x[i x_row : i x_row + k] times the panels at address w.
 
-    By all threads where that saves more than it costs to start them. threads: None for one thread, which is a type of
-    its own, so that nothing is compiled for more. form: of the panels, see PanelLinear.
+    By so many threads where that saves more than it costs to start them; None for one, which is a type of its own, so
+    that nothing is compiled for more. form: of the panels, see PanelLinear.
     """
-    rows, flat, words = x.reshape(-1), y.reshape(-1), k  # one type, so that what they call is compiled once
-    if form == DOTTED:
-        words = (k + 1) // 2
-        rows = rounded(rows, x_row, k, m)
-        x_row, form = words * PER_WORD, ROUNDED
-    elif form == HALVED:
-        words = k // 2
-    x_at = rows.ctypes.data
+    rows, flat, count = x.reshape(-1), y.reshape(-1), panels_in(width)
+    bits = rounded(rows, x_row, k, m) if form == DOTTED else rows
+    after = panel_at(w, count, k, form)  # weights that are used in turn stand one behind the other
     if threads is None:
-        product(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
+        panels_of(0, count, rows, bits, x_row, k, m, w, form, flat, y_at, y_row, width, after)
     elif m * k * width > WORK:
-        product_threads(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
+        panels_threads(threads, rows, bits, x_row, k, m, w, form, flat, y_at, y_row, width)
     else:
-        product(x_at, x_row, words, m, w, form, flat, y_at, y_row, width)
+        panels_of(0, count, rows, bits, x_row, k, m, w, form, flat, y_at, y_row, width, after)
     alive(rows)
+    alive(bits)
 
 
 times = machine_code(_times)

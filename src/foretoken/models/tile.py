@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -42,6 +43,25 @@ def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = 
     """`loop` compiled on its first call and cached on disk. The tests' type checkers around it are taken off."""
     fastmath = SUMS if sums else {"contract"}
     return stamped(njit(cache=True, nogil=True, parallel=parallel, fastmath=fastmath)(unwrap(loop)))
+
+
+def named(name: str, loop: Callable[..., None], count: int) -> Any:
+    """`loop`, of so many whole numbers, compiled here and now under a name to which whatever calls it is linked.
+
+    A function that calls another one gets a compiled copy of it, which takes seconds where that one is large. numba's
+    own helpers are called this way.
+    """
+    arguments = (types.intp,) * count
+    made: Any = CFunc(unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
+    made.enable_caching()
+    stamped(made)
+    made.compile()
+    _NAMED.append(made)
+    binding.add_symbol(name, made.address)
+    return types.ExternalFunction(name, types.void(*arguments))
+
+
+_NAMED: list[Any] = []  # a symbol is as good as the memory it names
 
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
@@ -214,24 +234,35 @@ def _nearest(bits):  # type: ignore[no-untyped-def]
 nearest = machine_code(_nearest)
 
 
-def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
-    """Rows of k floats as a DOTTED product takes them: two bfloat16 a float's bits, or without DOTS in floats."""
+def _round_rows(x, x_row, k, m, out):  # type: ignore[no-untyped-def]
+    """Rows of k floats as a DOTTED product takes them, [m, (k + 1) / 2 * PER_WORD] in one axis: two bfloat16 a float's
+    bits, or without DOTS in floats."""
     words = (k + 1) // 2
+    bits, words_out = x.view(np.uint32), out.view(np.uint32)
     if DOTS:
-        out = np.zeros(m * words, np.float32)
-        bits, words_out = x.view(np.uint32), out.view(np.uint32)
         many = k // (2 * LANES)
         for i in range(m):
             round_row(x, i * x_row, out, i * words, many)
             for j in range(many * 2 * LANES, k):
                 value = nearest(bits[i * x_row + j])
-                words_out[i * words + j // 2] |= np.uint32(value if j % 2 else value >> 16)
+                if j % 2:
+                    words_out[i * words + j // 2] |= np.uint32(value)
+                else:
+                    words_out[i * words + j // 2] = np.uint32(value >> 16)
     else:
-        out = np.zeros(2 * m * words, np.float32)
-        bits, words_out = x.view(np.uint32), out.view(np.uint32)
         for i in range(m):
+            words_out[2 * (i + 1) * words - 1] = 0  # behind the last of an odd number
             for j in range(k):
                 words_out[2 * i * words + j] = nearest(bits[i * x_row + j])
+
+
+round_rows = machine_code(_round_rows)
+
+
+def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
+    """What `round_rows` makes."""
+    out = np.empty(m * ((k + 1) // 2) * PER_WORD, np.float32)
+    round_rows(x, x_row, k, m, out)
     return out
 
 
@@ -263,34 +294,56 @@ def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahea
         done += r
 
 
-# A function that calls another one gets a compiled copy of it, and of these tiles each takes seconds. So this one has a
-# name, to which whatever calls it is linked: numba's own helpers are called that way.
-_made = cfunc(types.void(*[types.intp] * 12), cache=True, nogil=True, fastmath={"contract"})(unwrap(_strip))
-binding.add_symbol("foretoken_strip", _made.address)
-strip = types.ExternalFunction("foretoken_strip", types.void(*[types.intp] * 12))
+strip = named("foretoken_strip", _strip, 12)
 
 
 @intrinsic
-def gate_row(typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, width: Any, out: Any, out_at: Any) -> Any:
-    """out[j] = silu(a) b for j < width, a = y[j] + bias[j], b = y[width + j] + bias[width + j]; 16 divides width."""
+def gate_row(typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, apart: Any, count: Any, out: Any, out_at: Any) -> Any:  # fmt: skip  # noqa: E501
+    """out[j] = silu(a) b for j < count, a = y[j] + bias[j], b = y[apart + j] + bias[apart + j]; 16 divides count."""
     index = types.intp
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        y, y_at, bias, bias_at, width, out, out_at = args
+        y, y_at, bias, bias_at, apart, count, out, out_at = args
         vector, size = ir.VectorType(ir.FloatType(), LANES), y_at.type
         one, most = ir.Constant(vector, [1.0] * LANES), ir.Constant(vector, [88.0] * LANES)
-        with cgutils.for_range(b, b.sdiv(width, size(LANES))) as loop:
+        with cgutils.for_range(b, b.sdiv(count, size(LANES))) as loop:
             j = b.mul(loop.index, size(LANES))
 
             def with_bias(at: Any) -> Any:
                 value = load(b, lanes_at(context, b, s.args[0], y, b.add(y_at, at)))
                 return b.fadd(value, load(b, lanes_at(context, b, s.args[2], bias, b.add(bias_at, at))))
 
-            gate, up = with_bias(j), with_bias(b.add(j, width))
+            gate, up = with_bias(j), with_bias(b.add(j, apart))
             away = b.fneg(gate)
             sigmoid = b.fdiv(one, b.fadd(one, exp(b, b.select(b.fcmp_ordered(">", away, most), most, away))))
-            place = lanes_at(context, b, s.args[5], out, b.add(out_at, j))
+            place = lanes_at(context, b, s.args[6], out, b.add(out_at, j))
             b.store(b.fmul(b.fmul(gate, sigmoid), up), place).align = 4
         return context.get_dummy_value()
 
-    return types.void(y, index, bias, index, index, out, index), generate
+    return types.void(y, index, bias, index, index, index, out, index), generate
+
+
+@intrinsic
+def turn_row(typing: Any, x: Any, x_at: Any, cos: Any, sin: Any, angle_at: Any, half: Any) -> Any:
+    """Rotary embedding of x[x_at : x_at + 2 half] in place, its cosines and sines from angle_at on; 16 divides half."""
+    index = types.intp
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        x, x_at, cos, sin, angle_at, half = args
+        size, fused = x_at.type, ("contract",)
+        with cgutils.for_range(b, b.sdiv(half, size(LANES))) as loop:
+            j = b.mul(loop.index, size(LANES))
+            places = [lanes_at(context, b, s.args[0], x, b.add(x_at, at)) for at in (j, b.add(half, j))]
+            angles = [b.add(angle_at, at) for at in (j, b.add(half, j))]
+            cosines = [load(b, lanes_at(context, b, s.args[2], cos, at)) for at in angles]
+            sines = [load(b, lanes_at(context, b, s.args[3], sin, at)) for at in angles]
+            one, two = (load(b, place) for place in places)
+            turned = (
+                b.fsub(b.fmul(one, cosines[0], flags=fused), b.fmul(two, sines[0], flags=fused), flags=fused),
+                b.fadd(b.fmul(two, cosines[1], flags=fused), b.fmul(one, sines[1], flags=fused), flags=fused),
+            )
+            for value, place in zip(turned, places, strict=True):
+                b.store(value, place).align = 4
+        return context.get_dummy_value()
+
+    return types.void(x, index, cos, sin, index, index), generate
