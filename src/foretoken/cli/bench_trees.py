@@ -147,7 +147,7 @@ def trees(
                     if tree is not None:
                         cells.append(Cell(t, n, found.name, tree, rule))
         course = Course(engine.target, loaded.texts, max_new_tokens, batch, rounds, seed)
-        measure(course, cells, book, options.progress)
+        measure(course, cells, book, options.progress, speed)
     except KeyboardInterrupt:
         report.interrupted = True
     found = samples(list(book.runs.values()))

@@ -23,6 +23,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
 
 Key = tuple[float, int, str, int]  # temperature, nodes, method, round
+WARM = 16  # tokens of a run before the first that is timed
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class Cell:
     drafter: LMDrafter
     verifier: Verifier
 
+    @property
+    def key(self) -> tuple[float, int, str]:
+        return self.temperature, self.nodes, self.method
+
 
 @dataclass(frozen=True)
 class Course:
@@ -77,6 +82,11 @@ class Course:
     rounds: int = 1
     seed: int = 0
 
+    @property
+    def firsts(self) -> range:
+        """The first of the prompts that are decoded side by side, for all of them."""
+        return range(0, len(self.prompts), self.batch)
+
 
 def run(cell: Cell, course: Course, round_: int = 0) -> TreeRun:
     """Continue every prompt by steps, until it has `num_tokens` new tokens or more.
@@ -84,7 +94,19 @@ def run(cell: Cell, course: Course, round_: int = 0) -> TreeRun:
     The last step's tree is as deep as any other and counts in full: steps are counted up to a stopping time, so that
     tokens over steps is the mean of a step. Prompt i of n uses seed + n round + i.
     """
-    target, prompts, num_tokens, batch = course.target, course.prompts, course.num_tokens, course.batch
+    return joined([run_from(cell, course, round_, first) for first in course.firsts])
+
+
+def joined(runs: Sequence[TreeRun]) -> TreeRun:
+    """One method's runs of prompts that follow one another, as one."""
+    together = {name: tuple(x for r in runs for x in getattr(r, name)) for name in ("tokens", "steps", "drafted")}
+    spent = {name: sum(getattr(r, name) for r in runs) for name in ("wall_s", "target_s", "drafter_s", "own_s")}
+    return replace(runs[0], **together, **spent)
+
+
+def run_from(cell: Cell, course: Course, round_: int, first: int) -> TreeRun:
+    """`run` of the prompts that are decoded side by side with prompt `first`."""
+    target, prompts, num_tokens = course.target, course.prompts, course.num_tokens
     seed = course.seed + len(prompts) * round_
     meter, scoring, forwards = Meter(), Clock(target.lm.device), Clock(target.lm.device)
     drafter = cell.drafter
@@ -96,26 +118,24 @@ def run(cell: Cell, course: Course, round_: int = 0) -> TreeRun:
     deepest = num_tokens + len(drafter.policy.sizes())
     limit = target.lm.context or deepest + max(map(len, prompts))
     slots = max(map(len, prompts)) + deepest + drafter.max_nodes
-    counts = [Count() for _ in prompts]
-    tokens = [0] * len(prompts)
+    chunk = prompts[first : first + course.batch]
+    counts, tokens = [Count() for _ in chunk], [0] * len(chunk)
     begin = time.perf_counter()
-    for first in range(0, len(prompts), batch):
-        chunk = prompts[first : first + batch]
-        decoder = Decoder(timed, proposing, cell.verifier, len(chunk), slots)
-        place = {}
-        for i, ids in enumerate(chunk, start=first):
-            rng = torch.Generator().manual_seed(seed + i)
-            sequence = Running(list(ids), sampling, rng, min(deepest, limit - len(ids)))
-            place[sequence] = i
-            decoder.join(sequence)
-        while decoder.sequences:
-            for sequence, step in decoder.step():
-                i = place[sequence]
-                counts[i].steps += 1
-                counts[i].drafted += step.num_drafted
-                tokens[i] = sequence.num_new
-                if sequence.num_new >= num_tokens and not sequence.finished:
-                    decoder.leave(sequence)
+    decoder = Decoder(timed, proposing, cell.verifier, len(chunk), slots)
+    place = {}
+    for i, ids in enumerate(chunk):
+        rng = torch.Generator().manual_seed(seed + first + i)
+        sequence = Running(list(ids), sampling, rng, min(deepest, limit - len(ids)))
+        place[sequence] = i
+        decoder.join(sequence)
+    while decoder.sequences:
+        for sequence, step in decoder.step():
+            i = place[sequence]
+            counts[i].steps += 1
+            counts[i].drafted += step.num_drafted
+            tokens[i] = sequence.num_new
+            if sequence.num_new >= num_tokens and not sequence.finished:
+                decoder.leave(sequence)
     wall_s = time.perf_counter() - begin
     return TreeRun(
         *(cell.temperature, cell.nodes, cell.method, round_, seed),
@@ -124,17 +144,35 @@ def run(cell: Cell, course: Course, round_: int = 0) -> TreeRun:
     )
 
 
-def measure(course: Course, cells: Sequence[Cell], book: "RunBook", progress: Callable[[str], None]) -> None:
-    """Every cell once a round, in rotated order; those that the book has are passed over."""
+def measure(
+    course: Course, cells: Sequence[Cell], book: "RunBook", progress: Callable[[str], None], timed: bool = False
+) -> None:
+    """Every cell once a round, in rotated order; those that the book has are passed over.
+
+    timed: the cells of a temperature take turns at every prompt (or prompts side by side), since a shared machine's
+    pace changes within a run, and each has run before, since a first run may compile. What is stopped then loses the
+    round of a temperature, else a cell.
+    """
+    warm = set[tuple[float, int, str]]()
     for round_ in range(course.rounds):
         turn = round_ * len(cells) // course.rounds
-        for n, cell in enumerate([*cells[turn:], *cells[:turn]], start=1):
-            if (cell.temperature, cell.nodes, cell.method, round_) not in book.runs:
-                progress(
-                    f"round {round_ + 1}/{course.rounds}, temperature {cell.temperature:g}, {cell.nodes} nodes: "
-                    f"{cell.method} [{n}/{len(cells)}]"
-                )
-                book.add(run(cell, course, round_))
+        turned = [cell for cell in [*cells[turn:], *cells[:turn]] if (*cell.key, round_) not in book.runs]
+        temperatures = dict.fromkeys(cell.temperature for cell in turned)
+        groups = [[cell for cell in turned if cell.temperature == t] for t in temperatures]
+        for group in groups if timed else [[cell] for cell in turned]:
+            runs: list[list[TreeRun]] = [[] for _ in group]
+            for first in course.firsts:
+                for cell, own in zip(group, runs, strict=True):
+                    progress(
+                        f"round {round_ + 1}/{course.rounds}, temperature {cell.temperature:g}, {cell.nodes} nodes: "
+                        f"{cell.method}, prompt {first + 1}/{len(course.prompts)}"
+                    )
+                    if timed and cell.key not in warm:
+                        run_from(cell, replace(course, num_tokens=WARM), round_, first)
+                        warm.add(cell.key)
+                    own.append(run_from(cell, course, round_, first))
+            for own in runs:
+                book.add(joined(own))
 
 
 class RunBook:
