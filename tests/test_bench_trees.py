@@ -14,7 +14,7 @@ from foretoken.compare.child_acceptance import child_acceptance
 from foretoken.compare.rows import ScoredText
 from foretoken.compare.tree_methods import DEFAULT, TreeMethod, at_zero, method
 from foretoken.compare.tree_report import Sample, ratio, samples
-from foretoken.compare.tree_runs import Cell, Course, RunBook, TreeRun
+from foretoken.compare.tree_runs import Cell, Course, RunBook, TreeRun, measure
 from foretoken.compare.tree_runs import run as run_cell
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
@@ -75,6 +75,33 @@ def test_steps_are_counted_to_a_stopping_time() -> None:
     assert found.steps == (3, 3, 3)
     assert found.drafted == (9, 9, 9)
     assert found.own_s > 0
+
+
+def test_methods_in_turn_at_every_prompt_count_what_they_count_alone(tmp_path: Path) -> None:
+    """With and without times: the same texts. In turn: a method's second prompt comes after every method's first."""
+    engine, rule = tiny_engine(), verifier_named("rrs")
+    v = engine.target.vocab_size
+    cells = [
+        Cell(t, n, f"chain:{n}", LMDrafter(engine.drafter.lm, tree_policy(f"chain:{n}"), IID, v), rule)
+        for t in (0.5, 1.0)
+        for n in (2, 3)
+    ]
+    course = Course(engine.target, [[3, 1, 4], [1, 5], [9]], num_tokens=6, batch=2, rounds=2)
+    books, told = [], []
+    for timed in (False, True):
+        books.append(RunBook(str(tmp_path / f"{timed}.jsonl"), {}, {}))
+        told.append([])
+        measure(course, cells, books[-1], told[-1].append, timed)
+    assert len(books[0].runs) == 8
+    for key, found in books[0].runs.items():
+        other = books[1].runs[key]
+        assert (found.tokens, found.steps, found.drafted) == (other.tokens, other.steps, other.drafted)
+    first_round = [line.split("nodes: ")[1] for line in told[1][:4]]
+    assert first_round == [f"chain:{n}, prompt {i}/3" for i in (1, 3) for n in (2, 3)]
+    assert [line.split("nodes: ")[1] for line in told[0][:2]] == ["chain:2, prompt 1/3", "chain:2, prompt 3/3"]
+    again: list[str] = []
+    measure(course, cells, RunBook(str(tmp_path / "True.jsonl"), {}, {}), again.append, True)
+    assert not again
 
 
 def sample(tokens: list[int], steps: list[int]) -> Sample:
