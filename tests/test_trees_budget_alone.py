@@ -126,7 +126,7 @@ def test_too_few_uniforms_are_noticed(alone, monkeypatch):
     options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 0}
     expected = load(16).generate(PROMPT, **options).token_ids
     alone.clear()
-    monkeypatch.setattr(lm, "UNIFORMS", 12)
+    monkeypatch.setattr(lm, "UNIFORMS", 0.17)
     assert load(16).generate(PROMPT, **options).token_ids == expected
     assert {True, False} == set(alone)
 

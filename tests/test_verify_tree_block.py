@@ -10,11 +10,11 @@ from foretoken.audit import decoding
 from foretoken.core import laws
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.policy import Plan
-from foretoken.core.tree import Siblings, TreeBuilder, root_only
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, root_only
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import PathVerifier, walk_of
 from foretoken.trees import static
-from foretoken.verify import VERIFIERS
+from foretoken.verify import VERIFIERS, tree_block
 from foretoken.verify.tree_block import TreeBlock
 from tables import each, table_decoding, tiny_engine
 
@@ -41,12 +41,34 @@ def test_trees_are_exact_and_longer_than_node_by_node(block: str, family: LawFam
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_on_a_chain_it_is_block_verification() -> None:
+@pytest.mark.parametrize("as_tree", [False, True])
+def test_on_a_chain_it_is_block_verification(as_tree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it goes from node to node, as it does where a tree branches."""
+    if as_tree:
+        monkeypatch.setattr(tree_block, "is_chain", lambda _: False)
     worst, accepted = enumerated(TRANSPORT, IID, static.chain(3), v=3, num_tokens=4)
     assert worst <= decoding.TOLERANCE
     assert accepted == pytest.approx(
         enumerated(VERIFIERS["block"], IID, static.chain(3), v=3, num_tokens=4)[1], abs=1e-12
     )
+
+
+def test_a_chain_of_certain_draws_is_told_from_others() -> None:
+    q = torch.full((3,), 1 / 3)
+
+    def grown(*records: tuple[int, Siblings]) -> TokenTree:
+        builder = TreeBuilder(0)
+        for node, siblings in records:
+            builder.add(node, siblings)
+        return builder.build()
+
+    one, twice, none = Siblings((1,), q, IID(1)), Siblings((1, 1), q, IID(2)), Siblings((), q, IID(1, (0.5, 0.5)))
+    perhaps = Siblings((1,), q, IID(1, (0.5, 0.5)))
+    assert tree_block.is_chain(grown((0, one), (1, one)))
+    others = [(0, twice), (0, perhaps), (0, none), (0, Siblings((1, 2), q, IID(2)))]
+    assert not any(tree_block.is_chain(grown(other)) for other in others)
+    assert not any(tree_block.is_chain(grown((0, one), (1, siblings))) for _, siblings in others)
+    assert not tree_block.is_chain(grown((0, Siblings((1, 2), q, IID(2))), (1, one)))
 
 
 @dataclass(frozen=True)

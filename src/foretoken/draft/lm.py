@@ -20,7 +20,7 @@ from foretoken.draft.growth import Growth
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 
-UNIFORMS = 1024  # at hand for a tree that is grown in one call; it is grown level by level if it takes more
+UNIFORMS = 4.0  # a node, at hand for a tree that is grown in one call; it is grown level by level if it takes more
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
 
 
@@ -255,7 +255,7 @@ class LMDraftSession:
         if not rows.drafts_chains(0, len(pending) + most):
             return None
         levels, vocab_size, before = seq.depth_left, self.drafter.vocab_size, seq.rng.get_state()
-        u = seq.uniforms(1, UNIFORMS)[0]
+        u = seq.uniforms(1, int(UNIFORMS * most))[0]
         seq.rng.set_state(before)
         grown = cast(LonePolicy, policy).grow_alone(  # asked for in `__init__`: it takes 40 microseconds
             self.pasts[0], seq.ids[-1], levels, vocab_size, u,

@@ -37,11 +37,13 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
+from foretoken.verify.block import Block
 from foretoken.verify.rejection import is_single, recursive_row
 from foretoken.verify.rejection_fast import TINY
 from foretoken.verify.tree_block_fast import fast_end, fast_share, serves
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; asked for once, where the node is visited
+BLOCK = Block()
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
 
 
@@ -72,6 +74,8 @@ class TreeBlock:
         root = tree.siblings[0]
         if root is None or root.q is None:
             return walk(tree, probabilities, self.rule, rng)
+        if is_chain(tree):  # of the same law, in one compiled pass
+            return BLOCK.walk(tree, probabilities, rng)
         outcome = self._visit(tree, 0, 1.0, lambda node: probabilities(range(node, node + 1))[0], rng)
         assert outcome is not None
         return outcome
@@ -148,3 +152,9 @@ def is_one_draw(siblings: Siblings) -> bool:
     """Whether one token was drawn, and no other number could have been: then every rule may be the standard one."""
     certain = not isinstance(siblings.law, IID) or siblings.law.counts is None
     return is_single(siblings.law) and certain and len(siblings.draws) == 1
+
+
+def is_chain(tree: TokenTree) -> bool:
+    """Whether every node but the last has one child, and could have had no other number of draws."""
+    *inner, last = tree.siblings
+    return last is None and all(siblings is not None and is_one_draw(siblings) for siblings in inner)
