@@ -8,7 +8,7 @@ import torch
 
 from foretoken.audit import decoding
 from foretoken.core import laws
-from foretoken.core.laws import IID, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, root_only
 from foretoken.core.verifier import LawFamily
@@ -41,12 +41,15 @@ def test_trees_are_exact_and_longer_than_node_by_node(block: str, family: LawFam
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "family"), [("block-transport", IID), ("block-rrsw", WithoutReplacement)])
 @pytest.mark.parametrize("as_tree", [False, True])
-def test_on_a_chain_it_is_block_verification(as_tree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_chain_it_is_block_verification(
+    name: str, family: LawFamily, as_tree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when it goes from node to node, as it does where a tree branches."""
     if as_tree:
         monkeypatch.setattr(tree_block, "is_chain", lambda _: False)
-    worst, accepted = enumerated(TRANSPORT, IID, static.chain(3), v=3, num_tokens=4)
+    worst, accepted = enumerated(VERIFIERS[name], family, static.chain(3), v=3, num_tokens=4)
     assert worst <= decoding.TOLERANCE
     assert accepted == pytest.approx(
         enumerated(VERIFIERS["block"], IID, static.chain(3), v=3, num_tokens=4)[1], abs=1e-12
@@ -65,6 +68,9 @@ def test_a_chain_of_certain_draws_is_told_from_others() -> None:
     one, twice, none = Siblings((1,), q, IID(1)), Siblings((1, 1), q, IID(2)), Siblings((), q, IID(1, (0.5, 0.5)))
     perhaps = Siblings((1,), q, IID(1, (0.5, 0.5)))
     assert tree_block.is_chain(grown((0, one), (1, one)))
+    for law in (WithoutReplacement(1), Hub(1)):
+        assert tree_block.is_chain(grown((0, Siblings((1,), q, law)), (1, one)))
+    assert not tree_block.is_chain(grown((0, one), (1, Siblings((1,), None, Opaque(1)))))
     others = [(0, twice), (0, perhaps), (0, none), (0, Siblings((1, 2), q, IID(2)))]
     assert not any(tree_block.is_chain(grown(other)) for other in others)
     assert not any(tree_block.is_chain(grown((0, one), (1, siblings))) for _, siblings in others)

@@ -43,8 +43,8 @@ from foretoken.verify.rejection_fast import TINY
 from foretoken.verify.tree_block_fast import fast_end, fast_share, serves
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; asked for once, where the node is visited
-BLOCK = Block()
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
+BLOCK = Block()
 
 
 @dataclass(frozen=True)
