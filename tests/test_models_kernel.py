@@ -19,9 +19,10 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import DOTTED, HALVED, WHOLE, PanelLinear, pack
 from foretoken.models.product import times
+from foretoken.models.row_loops import gate_row
 from foretoken.models.rows import Rows
 from foretoken.models.shelf import Shelf
-from foretoken.models.tile import gate_row, machine_code, nearest
+from foretoken.models.tile import machine_code, nearest
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
 

@@ -7,7 +7,8 @@ import numpy as np
 from foretoken.models import kernel_steps as steps
 from foretoken.models.kernel_steps import norm, shift
 from foretoken.models.product import alive, times
-from foretoken.models.tile import gate_row, machine_code
+from foretoken.models.row_loops import gate_row
+from foretoken.models.tile import machine_code
 
 SPREAD = 1_600_000  # multiplications of a layer from which its steps are spread over the threads
 

@@ -16,7 +16,8 @@ from foretoken.core.vectors import LANES
 from foretoken.models.attention import attend, store
 from foretoken.models.panels import DOTTED
 from foretoken.models.product import PANEL, panel_at, panels_in, panels_of, share
-from foretoken.models.tile import gate_row, machine_code, named, round_rows, turn_row
+from foretoken.models.row_loops import gate_row, turn_row
+from foretoken.models.tile import machine_code, named, round_rows
 
 
 def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
