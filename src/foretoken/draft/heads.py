@@ -8,7 +8,8 @@ from torch import Tensor
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
-from foretoken.draft.lm import DraftRows, LMDrafter, LMDraftSession
+from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.rows import DraftRows
 from foretoken.heads.lm import HeadLM
 
 

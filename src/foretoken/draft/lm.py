@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,12 +11,13 @@ from torch import Tensor
 from foretoken.core.draw_each import draw_each
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
-from foretoken.core.policy import Grow, LonePolicy, ShapePolicy, TreePolicy
+from foretoken.core.policy import LonePolicy, ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.growth import Growth
+from foretoken.draft.rows import ChainRows, DraftRows, TreeRows
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 
@@ -69,59 +70,6 @@ class Chain:
 def no_uniforms(rows: int, columns: int) -> Float[Tensor, "rows columns"]:
     """For the likeliest tokens, which take none: a seed then gives the text that it gives without drafts."""
     return torch.zeros(rows, columns, dtype=torch.float64)
-
-
-@runtime_checkable
-class DraftRows(Protocol):
-    """What a session calls of the rows of a model (models.rows.Rows) or of a head (heads.rows.HeadRows)."""
-
-    @property
-    def lengths(self) -> list[int]: ...
-
-    def join(self) -> int: ...
-
-    def leave(self, row: int) -> None: ...
-
-    def extend(self, row: int, tokens: Seq[int]) -> None: ...
-
-    def score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ v"]]: ...
-
-    def keep(self, paths: Seq[Seq[int]]) -> None: ...
-
-
-@runtime_checkable
-class ChainRows(DraftRows, Protocol):
-    """Rows that may draft a chain in one call."""
-
-    def drafts_chains(self, row: int, nodes: int) -> bool: ...
-
-    def draft_chain(
-        self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...
-
-
-@runtime_checkable
-class TreeRows(DraftRows, Protocol):
-    """Rows that may score a lone sequence's nodes and temper the scores in one call, or run one that grows its tree."""
-
-    @property
-    def scores_trees(self) -> bool: ...
-
-    def score_tree(
-        self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
-    ) -> Float[Tensor, "_ v"] | None: ...
-
-    def drafts_chains(self, row: int, nodes: int) -> bool: ...
-
-    def grow_tree(
-        self,
-        row: int,
-        tokens: Seq[int],
-        levels: int,
-        most: int,
-        temperature: float,
-        grow: Grow,
-    ) -> bool: ...
 
 
 class LMDraftSession:
