@@ -13,7 +13,7 @@ from foretoken.audit import decoding
 from foretoken.compare.child_acceptance import child_acceptance
 from foretoken.compare.rows import ScoredText
 from foretoken.compare.tree_methods import DEFAULT, TreeMethod, at_zero, method
-from foretoken.compare.tree_report import Sample, ratio, samples
+from foretoken.compare.tree_report import PARTS, Sample, ratio, samples
 from foretoken.compare.tree_runs import Cell, Course, RunBook, TreeRun, measure
 from foretoken.compare.tree_runs import run as run_cell
 from foretoken.core.errors import ForetokenError
@@ -75,6 +75,7 @@ def test_steps_are_counted_to_a_stopping_time() -> None:
     assert found.steps == (3, 3, 3)
     assert found.drafted == (9, 9, 9)
     assert found.own_s > 0
+    assert found.target_s + found.drafter_s + found.own_s < found.wall_s
 
 
 def test_methods_in_turn_at_every_prompt_count_what_they_count_alone(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_methods_in_turn_at_every_prompt_count_what_they_count_alone(tmp_path: P
 
 
 def sample(tokens: list[int], steps: list[int]) -> Sample:
-    return Sample(np.array(tokens), np.array(steps), np.array(steps), 1.0, 0.1)
+    return Sample(np.array(tokens), np.array(steps), np.array(steps))
 
 
 def test_errors_are_those_of_repeated_experiments() -> None:
@@ -190,6 +191,10 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     }
     against = {row["method"]: row for row in found["Tokens a step over sequoia+rrsw's, temperature 1"]["rows"]}
     assert against["sequoia+rrsw"]["2 nodes"].startswith("1.000")
+    for row in found["Milliseconds of a step, temperature 1"]["rows"]:
+        step, *parts = (row[name] for name in PARTS)
+        assert sum(parts) == pytest.approx(step)
+        assert min(parts) > 0
     assert len(out.read_text().splitlines()) == 2 * 3
     assert plot.stat().st_size > 1000
     again = run(monkeypatch, capsys, *arguments[:-2], *files[:-2], *asked, "--markdown")

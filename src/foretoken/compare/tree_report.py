@@ -13,17 +13,16 @@ NOTES = [
     "Bonus included; ±: standard error over prompts and rounds. Steps are those of the real engine.",
     "Every method continues the same prompts with the same seeds, and ratios are taken over them.",
 ]
+PARTS = ("step", "target's forward", "drafter's", "building the tree", "deciding and the rest")
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """tokens, steps [n]: of the same prompts and rounds, in the same order, for every method."""
+    """tokens, steps, drafted [n]: of the same prompts and rounds, in the same order, for every method."""
 
     tokens: np.ndarray
     steps: np.ndarray
     drafted: np.ndarray
-    seconds: float
-    own_share: float
 
     @property
     def efficiency(self) -> float:
@@ -43,6 +42,16 @@ class Sample:
         return self.efficiency * float((self.influence**2).sum() ** 0.5)
 
 
+@dataclass(frozen=True, eq=False)
+class TimedSample(Sample):
+    """Seconds of all runs together, as TreeRun has them."""
+
+    wall_s: float
+    target_s: float
+    drafter_s: float
+    own_s: float
+
+
 def ratio(one: Sample, other: Sample) -> tuple[float, float]:
     """(efficiency of one over that of the other, standard error), paired by prompt and round."""
     value = one.efficiency / other.efficiency
@@ -56,7 +65,7 @@ def ratio(one: Sample, other: Sample) -> tuple[float, float]:
 Place = tuple[float, int, str]  # temperature, nodes, method
 
 
-def samples(runs: Sequence[TreeRun]) -> dict[Place, Sample]:
+def samples(runs: Sequence[TreeRun]) -> dict[Place, TimedSample]:
     """Runs of one place put together, rounds in order."""
     groups: dict[Place, list[TreeRun]] = {}
     for run in sorted(runs, key=lambda r: r.round):
@@ -64,15 +73,15 @@ def samples(runs: Sequence[TreeRun]) -> dict[Place, Sample]:
     return {place: _joined(group) for place, group in groups.items()}
 
 
-def _joined(group: Sequence[TreeRun]) -> Sample:
+def _joined(group: Sequence[TreeRun]) -> TimedSample:
     tokens, steps, drafted = (
         np.concatenate([getattr(run, name) for run in group]) for name in ("tokens", "steps", "drafted")
     )
-    seconds = sum(run.wall_s for run in group)
-    return Sample(tokens, steps, drafted, seconds, sum(run.own_s for run in group) / seconds)
+    spent = (sum(getattr(run, name) for run in group) for name in ("wall_s", "target_s", "drafter_s", "own_s"))
+    return TimedSample(tokens, steps, drafted, *spent)
 
 
-def tables(report: Report, found: dict[Place, Sample], base: str, speed: bool) -> None:
+def tables(report: Report, found: dict[Place, TimedSample], base: str, speed: bool) -> None:
     """A table of efficiencies and one of ratios to `base` for every temperature; with `speed` one of times."""
     for temperature in sorted({place[0] for place in found}):
         here = {(n, name): sample for (t, n, name), sample in found.items() if t == temperature}
@@ -98,6 +107,10 @@ def tables(report: Report, found: dict[Place, Sample], base: str, speed: bool) -
             for name in methods:
                 cells = [here.get((n, name)) for n in nodes]
                 times.add(name, *(None if s is None else _speed(s) for s in cells))
+            steps = report.table(f"Milliseconds of a step, temperature {temperature:g}", ["method", "nodes", *PARTS], 2)
+            for (n, name), sample in sorted(here.items(), key=lambda item: (methods.index(item[0][1]), item[0][0])):
+                steps.add(name, n, *_parts(sample))
+            steps.notes = ["Wall clock, means of all steps. The target has read the prompt before."]
 
 
 def _ratio(one: Sample, other: Sample) -> str:
@@ -105,11 +118,17 @@ def _ratio(one: Sample, other: Sample) -> str:
     return f"{value:.3f} ± {error:.3f}"
 
 
-def _speed(sample: Sample) -> str:
-    return f"{sample.tokens.sum() / sample.seconds:.0f} ({sample.own_share:.0%})"
+def _speed(sample: TimedSample) -> str:
+    return f"{sample.tokens.sum() / sample.wall_s:.0f} ({sample.own_s / sample.wall_s:.0%})"
 
 
-def plot(found: dict[Place, Sample], label: str, path: str) -> None:
+def _parts(sample: TimedSample) -> list[float]:
+    rest = sample.wall_s - sample.target_s - sample.drafter_s - sample.own_s
+    spent = (sample.wall_s, sample.target_s, sample.drafter_s, sample.own_s, rest)
+    return [1000 * seconds / float(sample.steps.sum()) for seconds in spent]
+
+
+def plot(found: dict[Place, TimedSample], label: str, path: str) -> None:
     """One panel a temperature: tokens a step against nodes; a colour a rule, a line style and marker a shape."""
     from matplotlib.figure import Figure
 

@@ -20,7 +20,7 @@ from foretoken.decode import Decoder
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.target import LMTarget
+from foretoken.models.target import LMTarget, LMTargetSession
 
 Key = tuple[float, int, str, int]  # temperature, nodes, method, round
 WARM = 16  # tokens of a run before the first that is timed
@@ -28,8 +28,9 @@ WARM = 16  # tokens of a run before the first that is timed
 
 @dataclass(frozen=True)
 class TreeRun:
-    """One method's continuation of every prompt. tokens, steps, drafted: by prompt. wall_s: of all; target_s,
-    drafter_s: inside calls of the models; own_s: of propose and observe without the drafter's (0 for draft heads)."""
+    """One method's continuation of every prompt. tokens, steps, drafted: by prompt. wall_s: of all steps,
+    once the target has read the prompts; target_s, drafter_s: of them inside calls of the models; own_s: of propose and
+    observe without the drafter's (0 for draft heads)."""
 
     temperature: float
     nodes: int
@@ -120,7 +121,6 @@ def run_from(cell: Cell, course: Course, round_: int, first: int) -> TreeRun:
     slots = max(map(len, prompts)) + deepest + drafter.max_nodes
     chunk = prompts[first : first + course.batch]
     counts, tokens = [Count() for _ in chunk], [0] * len(chunk)
-    begin = time.perf_counter()
     decoder = Decoder(timed, proposing, cell.verifier, len(chunk), slots)
     place = {}
     for i, ids in enumerate(chunk):
@@ -128,6 +128,10 @@ def run_from(cell: Cell, course: Course, round_: int, first: int) -> TreeRun:
         sequence = Running(list(ids), sampling, rng, min(deepest, limit - len(ids)))
         place[sequence] = i
         decoder.join(sequence)
+    assert isinstance(decoder.target, LMTargetSession)
+    decoder.target.catch_up(decoder.sequences)
+    scoring.lap()
+    begin = time.perf_counter()
     while decoder.sequences:
         for sequence, step in decoder.step():
             i = place[sequence]
@@ -140,7 +144,7 @@ def run_from(cell: Cell, course: Course, round_: int, first: int) -> TreeRun:
     return TreeRun(
         *(cell.temperature, cell.nodes, cell.method, round_, seed),
         *(tuple(tokens), tuple(c.steps for c in counts), tuple(c.drafted for c in counts)),
-        *(wall_s, scoring.seconds, meter.scoring.seconds, meter.own_s),
+        *(wall_s, scoring.lap(), meter.scoring.seconds, meter.own_s),
     )
 
 
