@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli import bench_auto, bench_heads, bench_trees, bench_vocab, execution, options
+from foretoken.cli import bench_auto, bench_chains, bench_heads, bench_trees, bench_vocab, execution, options
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ app.command("execution")(execution.execution)
 app.command("vocab")(bench_vocab.bench_vocab)
 app.command("heads")(bench_heads.heads)
 app.command("trees")(bench_trees.trees)
+app.command("chains")(bench_chains.chains)
 app.command("acceptance")(bench_trees.acceptance)
 app.command("auto")(bench_auto.auto)
 

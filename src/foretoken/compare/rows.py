@@ -72,8 +72,12 @@ def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple
         ids = [min(token, lm.vocab_size - 1) for token in windows[w]]
         scores = plain_logits(LMTarget(lm), [ids])[0].cpu()
         rows.append(scores[[t for other, t in places if other == w], :v])
-    logits = torch.cat(rows)
-    return torch.nn.functional.pad(logits, (0, v - logits.shape[1]), value=-torch.inf)
+    return columns(torch.cat(rows), v)
+
+
+def columns(logits: Tensor, v: int) -> Tensor:
+    """[n, v]: those beyond v are dropped, missing ones are -inf."""
+    return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)
 
 
 def read_text(path: str) -> str:

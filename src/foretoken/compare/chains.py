@@ -1,0 +1,108 @@
+"""Chains of fixed and of changing length compared on texts of the target's own: `foretoken bench chains`."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.compare.given_text import Count, decoded, decoded_by_chain, given_text
+from foretoken.compare.table import Table
+from foretoken.compare.tree_report import Sample, ratio
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID
+from foretoken.core.policy import TreePolicy
+from foretoken.core.shapes import Float
+from foretoken.decode import NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+from foretoken.trees.static import StaticTree
+
+COLUMNS = ["tree", "nodes a step", "tokens a step"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Every prompt continued `texts` times by `num_tokens` tokens, each text decoded `runs` times."""
+
+    engine: Engine
+    prompts: Sequence[list[int]]
+    texts: int
+    num_tokens: int
+    runs: int
+    seed: int
+
+    def lms(self) -> tuple[CausalLM, CausalLM]:
+        """Target and drafter; ForetokenError where the drafter is no language model."""
+        drafter = self.engine.drafter
+        if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
+            raise ForetokenError(f"Drafter {drafter.name} is no language model: name a model folder, --drafter.")
+        return self.engine.target.lm, drafter.lm
+
+
+@dataclass
+class Found:
+    """At one temperature, of every text: counts by tree, and kept, from which chains of any depth follow."""
+
+    counts: dict[str, list[Count]]
+    kept: list[Float[Tensor, "n d1"]] = field(default_factory=list)
+
+    def sample(self, name: str) -> Sample:
+        return _sample(self.counts[name])
+
+    def chain(self, nodes: float) -> Sample:
+        """Of chains that draft so many nodes on average, by the two whole numbers beside it."""
+        depth = min(math.floor(nodes), self.kept[0].shape[1] - 2)
+        shorter, longer = (_sample([decoded_by_chain(kept, d) for kept in self.kept]) for d in (depth, depth + 1))
+        share = nodes - depth  # of steps
+        of_shorter, of_longer = (1 - share) / shorter.steps.sum(), share / longer.steps.sum()
+        tokens = of_shorter * shorter.tokens + of_longer * longer.tokens
+        return Sample(tokens, of_shorter * shorter.steps + of_longer * longer.steps, np.zeros(len(self.kept)))
+
+
+def _sample(counts: Sequence[Count]) -> Sample:
+    return Sample(*(np.array([getattr(count, name) for count in counts]) for name in ("tokens", "steps", "drafted")))
+
+
+def measure(
+    course: Course, policies: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None]
+) -> Found:
+    """Of every policy, told the law and the temperature here, on the same texts."""
+    target, drafter = course.lms()
+    told = {name: policy.at(IID, temperature) for name, policy in policies.items()}
+    depth = max(len(policy.sizes()) for policy in told.values())  # one more than the deepest, for `Found.chain`
+    plain = replace(course.engine, drafter=NoDrafter(), tokenizer=None, eos_ids=frozenset())
+    rng = torch.Generator().manual_seed(course.seed)
+    found = Found({name: [] for name in told})
+    for i in range(course.texts):
+        progress(f"temperature {temperature:g}, texts {i + 1}/{course.texts}: the target writes")
+        seed, length = course.seed + i * len(course.prompts), course.num_tokens + depth
+        written = plain.generate(list(course.prompts), max_new_tokens=length, temperature=temperature, seed=seed)
+        for j, (prompt, result) in enumerate(zip(course.prompts, written, strict=True)):
+            progress(f"temperature {temperature:g}, texts {i + 1}/{course.texts}, prompt {j + 1}/{len(course.prompts)}")
+            text = given_text(target, drafter, prompt, result.token_ids, depth, temperature, rng)
+            found.kept.append(text.kept)
+            for name, policy in told.items():
+                if type(policy) is StaticTree:
+                    count = decoded_by_chain(text.kept, policy.chain_depth)
+                else:
+                    count = decoded(policy, text, course.runs, np.random.default_rng(seed + j))
+                found.counts[name].append(count)
+    return found
+
+
+def fill(table: Table, found: Found) -> None:
+    """A row a tree. Columns: COLUMNS, over the first tree, over a chain of as many nodes."""
+    samples = {name: found.sample(name) for name in found.counts}
+    first = next(iter(samples.values()))
+    for name, sample in samples.items():
+        nodes = float(sample.drafted.sum() / sample.steps.sum())
+        against = (ratio(sample, other) for other in (first, found.chain(nodes)))
+        cells = (f"{value:.3f} ± {error:.3f}" for value, error in against)
+        table.add(name, round(nodes, 2), f"{sample.efficiency:.3f} ± {sample.error:.3f}", *cells)
+    table.notes = [
+        f"{len(found.kept)} texts; bonus included; ±: standard error over texts, paired in ratios. Block verification.",
+    ]
