@@ -138,6 +138,26 @@ def test_the_command(monkeypatch, capsys) -> None:
     assert 0 < rows["chain:3@0.1"]["nodes a step"] <= 3
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_what_was_measured_is_shown_when_stopped() -> None:
+    """The second text is stopped before it is counted; the first one is found. With none there is nothing to show."""
+    engine = tiny_engine(tree="chain:1", verifier="block")
+    policies = {"chain:2": tree_policy("chain:2")}
+    lines: list[str] = []
+
+    def stop(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:  # the target writes, prompt 1, prompt 2
+            raise KeyboardInterrupt
+
+    found = measure(Course(engine, PROMPTS[:2], 1, 4, 1, 0), policies, 1.0, stop)
+    assert found.interrupted
+    assert [len(found.kept), len(found.counts["chain:2"])] == [1, 1]
+    lines[:] = ["asked for"] * 2
+    with pytest.raises(KeyboardInterrupt):
+        measure(Course(engine, PROMPTS[:2], 1, 4, 1, 0), policies, 1.0, stop)
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

@@ -71,6 +71,9 @@ def chains(
             found = measure(course, policies, t, options.progress)
             columns = [*COLUMNS, f"over {names[0]}", "over a chain of as many nodes"]
             fill(report.table(f"Tokens a step, temperature {t:g}", columns, 2), found)
+            if found.interrupted:
+                report.interrupted = True
+                break
     except KeyboardInterrupt:
         report.interrupted = True
     rules_command.show(report, json_, markdown)

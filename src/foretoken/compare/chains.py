@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.compare.given_text import Count, decoded, decoded_by_chain, given_text
+from foretoken.compare.given_text import Count, GivenText, decoded, decoded_by_chain, given_text
 from foretoken.compare.table import Table
 from foretoken.compare.tree_report import Sample, ratio
 from foretoken.core.errors import ForetokenError
@@ -45,10 +45,12 @@ class Course:
 
 @dataclass
 class Found:
-    """At one temperature, of every text: counts by tree, and kept, from which chains of any depth follow."""
+    """At one temperature, of every text: counts by tree, and kept, from which chains of any depth follow. interrupted:
+    whether there were to be more."""
 
     counts: dict[str, list[Count]]
     kept: list[Float[Tensor, "n d1"]] = field(default_factory=list)
+    interrupted: bool = False
 
     def sample(self, name: str) -> Sample:
         return _sample(self.counts[name])
@@ -70,28 +72,43 @@ def _sample(counts: Sequence[Count]) -> Sample:
 def measure(
     course: Course, policies: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None]
 ) -> Found:
-    """Of every policy, told the law and the temperature here, on the same texts."""
-    target, drafter = course.lms()
+    """Of every policy, told the law and the temperature here, on the same texts; those there are if interrupted."""
     told = {name: policy.at(IID, temperature) for name, policy in policies.items()}
+    found = Found({name: [] for name in told})
+    try:
+        _measure(course, told, temperature, progress, found)
+    except KeyboardInterrupt:
+        if not found.kept:
+            raise
+        found.interrupted = True
+    return found
+
+
+def _measure(
+    course: Course, told: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None], found: Found
+) -> None:
+    target, drafter = course.lms()
     depth = max(len(policy.sizes()) for policy in told.values())  # one more than the deepest, for `Found.chain`
     plain = replace(course.engine, drafter=NoDrafter(), tokenizer=None, eos_ids=frozenset())
     rng = torch.Generator().manual_seed(course.seed)
-    found = Found({name: [] for name in told})
     for i in range(course.texts):
-        progress(f"temperature {temperature:g}, texts {i + 1}/{course.texts}: the target writes")
+        where = f"temperature {temperature:g}, texts {i + 1}/{course.texts}"
+        progress(f"{where}: the target writes")
         seed, length = course.seed + i * len(course.prompts), course.num_tokens + depth
         written = plain.generate(list(course.prompts), max_new_tokens=length, temperature=temperature, seed=seed)
         for j, (prompt, result) in enumerate(zip(course.prompts, written, strict=True)):
-            progress(f"temperature {temperature:g}, texts {i + 1}/{course.texts}, prompt {j + 1}/{len(course.prompts)}")
+            progress(f"{where}, prompt {j + 1}/{len(course.prompts)}")
             text = given_text(target, drafter, prompt, result.token_ids, depth, temperature, rng)
-            found.kept.append(text.kept)
-            for name, policy in told.items():
-                if type(policy) is StaticTree:
-                    count = decoded_by_chain(text.kept, policy.chain_depth)
-                else:
-                    count = decoded(policy, text, course.runs, np.random.default_rng(seed + j))
+            counts = {name: _count(policy, text, course.runs, seed + j) for name, policy in told.items()}
+            for name, count in counts.items():
                 found.counts[name].append(count)
-    return found
+            found.kept.append(text.kept)
+
+
+def _count(policy: TreePolicy, text: GivenText, runs: int, seed: int) -> Count:
+    if type(policy) is StaticTree:
+        return decoded_by_chain(text.kept, policy.chain_depth)
+    return decoded(policy, text, runs, np.random.default_rng(seed))
 
 
 def fill(table: Table, found: Found) -> None:
