@@ -71,6 +71,15 @@ def test_a_chain_is_decoded_as_its_markov_chain_says() -> None:
             assert abs(values.mean() - getattr(exact, name)) < 5 * values.std() / len(values) ** 0.5 + 1e-9
 
 
+def test_nodes_are_those_of_the_drafters_path_and_tokens_those_of_the_text() -> None:
+    """On the text q is sure, so that chains are long there and all is kept; the drafter's own paths end at once."""
+    at_least = kept(torch.zeros(9, dtype=torch.float64), 3)
+    q = torch.tensor([[0.9, 0.1]]).expand(3, 2)
+    text = GivenText(at_least, [Path([0] * 3, q)] * 6, [Path([1] * 3, q)] * 6)
+    count = decoded(tree_policy("chain:3@0.5"), text, 1, np.random.default_rng(0))
+    assert (count.tokens, count.steps, count.drafted) == (8, 2, 2)
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["chain:3", "chain:6@0.02", "budget:4"])
 def test_paths_are_followed_as_far_as_trees_are_grown(name: str) -> None:
