@@ -174,6 +174,7 @@ def test_what_was_measured_is_shown_when_stopped() -> None:
         (("--tree", "dynamic:4"), "no single path"),
         (("--temperature", 0), "nothing is drawn"),
         (("--texts", 0), "texts is 0"),
+        (("--seed", -1), "seed is -1"),
         (("--drafter", "ngram"), "no language model"),
     ],
 )

@@ -12,8 +12,9 @@ from command import run
 from foretoken.audit import decoding
 from foretoken.compare.child_acceptance import child_acceptance
 from foretoken.compare.rows import ScoredText
+from foretoken.compare.table import Report
 from foretoken.compare.tree_methods import DEFAULT, TreeMethod, at_zero, method
-from foretoken.compare.tree_report import PARTS, Sample, ratio, samples
+from foretoken.compare.tree_report import PARTS, Sample, ratio, samples, with_error
 from foretoken.compare.tree_runs import Cell, Course, RunBook, TreeRun, measure
 from foretoken.compare.tree_runs import run as run_cell
 from foretoken.core.errors import ForetokenError
@@ -128,6 +129,16 @@ def test_errors_are_those_of_repeated_experiments() -> None:
     assert ratios[:, 1].mean() < 0.9 * (unpaired * ratios[:, 0]).mean()
 
 
+def test_one_prompt_has_no_error_and_no_run_no_figures() -> None:
+    assert with_error(ratio(sample([9], [3]), sample([6], [3]))[0], sample([9], [3]).error, 2) == "1.50"
+    assert with_error(1.5, 0.25, 2) == "1.50 ± 0.25"
+    report = Report("title", {}, interrupted=True)
+    report.table("empty", ["a"])
+    assert "before there were any" in report.markdown()
+    report.tables[0].add("x")
+    assert "of what was done" in report.markdown()
+
+
 def some_run(round_: int) -> TreeRun:
     return TreeRun(1.0, 8, "chain+block", round_, 0, (9,), (3,), (24,), 1.0, 0.5, 0.2, 0.1)
 
@@ -212,6 +223,8 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     [
         (("trees", "--method", "nonsense"), "write SHAPE"),
         (("trees", "--rounds", 0), "rounds"),
+        (("trees", "--seed", -1), "seed is -1"),
+        (("acceptance", "--children", 0), "children is 0"),
         (("trees", "--nodes", "4,x"), "whole numbers"),
         (("acceptance", "--max-new-tokens", 0), "max-new-tokens"),
         (("acceptance", *SMALL, "--temperature", -1), "temperature"),

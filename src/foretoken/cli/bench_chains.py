@@ -15,7 +15,7 @@ TEMPERATURES = [1.0, 0.6]
 
 def chains(
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: options.SameVocabulary = None,
     tree: Annotated[
         list[str] | None,
         typer.Option(help=f"chain:D, chain:D@C or budget:N; may be repeated. Default: {', '.join(TREES)}."),
@@ -48,6 +48,8 @@ def chains(
     for name, value in (("texts", texts), ("max-new-tokens", max_new_tokens), ("runs", runs)):
         if value < 1:
             raise ForetokenError(f"{name} is {value}: it must be at least 1.")
+    if seed < 0:
+        raise ForetokenError(f"seed is {seed}: it must be 0 or more.")
     for t in temperatures:
         if not 0 < t < float("inf"):
             raise ForetokenError(f"temperature is {t}: it must be a finite number > 0, since nothing is drawn at 0.")

@@ -29,7 +29,7 @@ Folder = Annotated[str, typer.Option(help="Folder of the acceptance vectors; tho
 
 def acceptance(
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: options.SameVocabulary = None,
     verifier: Annotated[
         list[str] | None, typer.Option(help="Rule; may be repeated. Default: rrs, rrsw, hub, kseq and transport.")
     ] = None,
@@ -74,12 +74,13 @@ def acceptance(
 
 def trees(
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: options.SameVocabulary = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
             help="SHAPE+RULE, e.g. budget+transport; may be repeated. Shapes: chain, kary (binary), sequoia, budget, "
-            "dynamic, opt-tree. Default: kary, sequoia and budget with five rules each, dynamic, chain+block, and "
+            "dynamic, opt-tree (those two with exact-match). Default: kary, sequoia and budget with five rules each, "
+            "dynamic+exact-match, chain+block, and "
             "block rules."
         ),
     ] = None,
@@ -207,8 +208,11 @@ def _loaded(
     from foretoken.drafters import fingerprint_of
     from foretoken.models.identity import device_name, fingerprint
 
-    if max_new_tokens < 1:
-        raise ForetokenError(f"max-new-tokens is {max_new_tokens}: it must be at least 1.")
+    for name, value in (("max-new-tokens", max_new_tokens), ("children", children)):
+        if value < 1:
+            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
+    if seed < 0:
+        raise ForetokenError(f"seed is {seed}: it must be 0 or more.")
     options.quiet()
     source, inner = options.resolve_models(target, drafter)
     pair = load_pair(source, inner, verifier="rrsw", device=device, dtype=dtype)

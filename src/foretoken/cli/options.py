@@ -24,6 +24,13 @@ Drafter = Annotated[
         "drafter for the demo target, else ngram."
     ),
 ]
+SameVocabulary = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        help="Model folder or hub id with the same vocabulary. Default: the demo drafter for the demo target.",
+    ),
+]
 TREE_FORMS = (
     "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, sequoia:N@FILE, list:FILE (JSON parent list), "
     "or product:N (draft heads)."

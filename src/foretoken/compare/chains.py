@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.compare.given_text import Count, GivenText, decoded, decoded_by_chain, given_text
 from foretoken.compare.table import Table
-from foretoken.compare.tree_report import Sample, ratio
+from foretoken.compare.tree_report import Sample, ratio, with_error
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.policy import TreePolicy
@@ -21,6 +21,7 @@ from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees.static import StaticTree
 
+DRAFTS = 1 << 32  # added to the seed for drafts, which must not be drawn by what the texts were drawn by
 COLUMNS = ["tree", "nodes a step", "tokens a step"]
 
 
@@ -90,7 +91,7 @@ def _measure(
     target, drafter = course.lms()
     depth = max(len(policy.sizes()) for policy in told.values())  # one more than the deepest, for `Found.chain`
     plain = replace(course.engine, drafter=NoDrafter(), tokenizer=None, eos_ids=frozenset())
-    rng = torch.Generator().manual_seed(course.seed)
+    rng = torch.Generator().manual_seed(course.seed + DRAFTS)
     for i in range(course.texts):
         where = f"temperature {temperature:g}, texts {i + 1}/{course.texts}"
         progress(f"{where}: the target writes")
@@ -118,8 +119,9 @@ def fill(table: Table, found: Found) -> None:
     for name, sample in samples.items():
         nodes = float(sample.drafted.sum() / sample.steps.sum())
         against = (ratio(sample, other) for other in (first, found.chain(nodes)))
-        cells = (f"{value:.3f} ± {error:.3f}" for value, error in against)
-        table.add(name, round(nodes, 2), f"{sample.efficiency:.3f} ± {sample.error:.3f}", *cells)
+        cells = (with_error(value, error, 3) for value, error in against)
+        table.add(name, round(nodes, 2), with_error(sample.efficiency, sample.error, 3), *cells)
     table.notes = [
         f"{len(found.kept)} texts; bonus included; ±: standard error over texts, paired in ratios. Block verification.",
+        "Nodes: drafted a step, on texts so short. A chain of as many: between the two of whole numbers beside it.",
     ]

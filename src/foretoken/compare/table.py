@@ -69,13 +69,20 @@ class Report:
     def markdown(self) -> str:
         parts = [f"### {self.title}", "; ".join(f"{key} {value}" for key, value in self.header.items())]
         parts += [table.markdown() for table in self.tables]
-        return "\n\n".join([*parts, *([INTERRUPTED] if self.interrupted else [])])
+        return "\n\n".join([*parts, *([self._interrupted] if self.interrupted else [])])
 
     def print(self) -> None:
         """To stdout, as wide as the terminal, or 150 columns where there is none; what is printed is not repeated."""
         console = self._print(len(self.tables))
         if self.interrupted:
-            console.print(INTERRUPTED)
+            console.print(self._interrupted)
+
+    @property
+    def _interrupted(self) -> str:
+        done = any(table.rows for table in self.tables)
+        return (
+            "Interrupted: the figures are of what was done." if done else "Interrupted before there were any figures."
+        )
 
     def print_finished(self) -> None:
         """The tables that are whole: all but the last, which grows."""
@@ -99,6 +106,3 @@ class Report:
                 console.print(f"  {note}")
         self._printed = max(self._printed, most)
         return console
-
-
-INTERRUPTED = "Interrupted: the figures are of what was done."

@@ -91,7 +91,7 @@ def tables(report: Report, found: dict[Place, TimedSample], base: str, speed: bo
         table = report.table(f"Tokens a step, temperature {temperature:g}", columns, 2)
         for name in methods:
             cells = [here.get((n, name)) for n in nodes]
-            table.add(name, *(None if s is None else f"{s.efficiency:.2f} ± {s.error:.2f}" for s in cells))
+            table.add(name, *(None if s is None else with_error(s.efficiency, s.error, 2) for s in cells))
         table.notes += NOTES
         drafted = report.table(f"Drafted nodes a step, temperature {temperature:g}", columns, 1)
         for name in methods:
@@ -115,7 +115,12 @@ def tables(report: Report, found: dict[Place, TimedSample], base: str, speed: bo
 
 def _ratio(one: Sample, other: Sample) -> str:
     value, error = ratio(one, other)
-    return f"{value:.3f} ± {error:.3f}"
+    return with_error(value, error, 3)
+
+
+def with_error(value: float, error: float, digits: int) -> str:
+    """Without it where one prompt and round alone tell nothing of it."""
+    return f"{value:.{digits}f}" + ("" if np.isnan(error) else f" ± {error:.{digits}f}")
 
 
 def _speed(sample: TimedSample) -> str:
