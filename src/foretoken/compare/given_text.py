@@ -122,8 +122,8 @@ def decoded(policy: TreePolicy, text: GivenText, runs: int, rng: np.random.Gener
     """Of decodings of the text, up to the first step that ends at its n-th place or behind it.
 
     What a step accepts is drawn given the text; what it spends, and what the policy remembers, is that of the path
-    which the drafter drew there. So a policy with an account is told of a path that is independent of what was accepted:
-    an approximation, of 0.3% of tokens a step in its favour on a toy pair. Without an account nothing is approximate.
+    which the drafter drew there. So a policy with an account is told of a path that does not depend on what was
+    accepted: an approximation, 0.3% in its favour on a toy pair. Without an account nothing is approximate.
     """
     at_least, n = text.kept.numpy(), len(text.drafted)
     tokens = steps = drafted = 0
