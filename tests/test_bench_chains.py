@@ -11,7 +11,7 @@ import torch
 from command import run
 from foretoken.audit.branching import outcomes
 from foretoken.compare.chains import Course, measure
-from foretoken.compare.given_text import GivenText, Path, decoded, decoded_by_chain, grown, kept, one_path
+from foretoken.compare.given_text import GivenText, Path, decoded, decoded_by_chain, given_text, grown, kept, one_path
 from foretoken.compare.rows import logits_at
 from foretoken.compare.tree_report import ratio, samples
 from foretoken.compare.tree_runs import Cell
@@ -78,6 +78,30 @@ def test_nodes_are_those_of_the_drafters_path_and_tokens_those_of_the_text() -> 
     text = GivenText(at_least, [Path([0] * 3, q)] * 6, [Path([1] * 3, q)] * 6)
     count = decoded(tree_policy("chain:3@0.5"), text, 1, np.random.default_rng(0))
     assert (count.tokens, count.steps, count.drafted) == (8, 2, 2)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_texts_paths_hold_the_drafters_q() -> None:
+    """Along the text, and along each drafted path, as the drafter scores the whole text by itself; and what is kept."""
+    engine = tiny_engine(tree="chain:1", verifier="block")
+    target, drafter, v = engine.target.lm, engine.drafter.lm, engine.target.vocab_size
+    prompt, text, depth, sampling = [3, 1, 4], [1, 5, 9, 2, 6, 5, 3], 3, Sampling(temperature=0.8)
+    found = given_text(target, drafter, prompt, text, depth, 0.8, torch.Generator().manual_seed(0))
+    n = len(text) - depth
+    assert len(found.ahead) == len(found.drafted) == n
+    ratios = []
+    for t in range(n):
+        before = prompt + text[:t]
+        for path, tokens in ((found.ahead[t], text[t:]), (found.drafted[t], found.drafted[t].tokens)):
+            assert path.tokens == tokens
+            places = [(0, len(before) - 1 + i) for i in range(len(tokens))]
+            p, q = (sampling(logits_at(lm, [before + tokens], places, v)) for lm in (target, drafter))
+            torch.testing.assert_close(path.q, q, rtol=1e-4, atol=1e-6)
+            if path is found.ahead[t]:
+                ratios = [q[i, x].log() - p[i, x].log() for i, x in enumerate(tokens[:depth])]
+        assert len(found.drafted[t].tokens) == depth
+        smallest = [min(0.0, *(float(sum(ratios[:j])) for j in range(1, i + 1))) for i in range(1, depth + 1)]
+        assert found.kept[t].tolist() == pytest.approx([1.0, *(math.exp(x) for x in smallest)], rel=1e-3)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,6 +1,5 @@
 """`foretoken bench chains`: chains of fixed and of changing length, on given texts."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -39,8 +38,9 @@ def chains(
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair
     from foretoken.cli.bench import chosen_prompts
-    from foretoken.compare.chains import COLUMNS, Course, fill, measure
+    from foretoken.compare.chains import COLUMNS, NO_MODEL, Course, ahead, fill, measure
     from foretoken.compare.given_text import one_path
+    from foretoken.compare.rows import drafter_lm
     from foretoken.compare.table import Report
     from foretoken.names import policy_for, tree_policy, verifier_named
 
@@ -58,10 +58,9 @@ def chains(
     source, inner = options.resolve_models(target, drafter)
     options.quiet()
     pair = load_pair(source, inner, device=device, dtype=dtype)
-    depth = max(len(policy.sizes()) for policy in policies.values())
-    ids = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens + depth)]
-    course = Course(replace(pair.engine, tokenizer=None), ids, texts, max_new_tokens, runs, seed)
-    course.lms()
+    drafter_lm(pair.engine, NO_MODEL)
+    ids = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens + ahead(policies))]
+    course = Course(pair.engine, ids, texts, max_new_tokens, runs, seed)
     lm = pair.engine.target.lm
     header = {
         **machine(lm.device), **rules_command.names(target, drafter), "dtype": str(lm.dtype).removeprefix("torch."),

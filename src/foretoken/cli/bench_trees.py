@@ -80,8 +80,7 @@ def trees(
         typer.Option(
             help="SHAPE+RULE, e.g. budget+transport; may be repeated. Shapes: chain, kary (binary), sequoia, budget, "
             "dynamic, opt-tree (those two with exact-match). Default: kary, sequoia and budget with five rules each, "
-            "dynamic+exact-match, chain+block, and "
-            "block rules."
+            "dynamic+exact-match, chain+block, and block rules."
         ),
     ] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of drafted nodes, with commas.")] = NODES,

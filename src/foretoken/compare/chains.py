@@ -2,26 +2,24 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.compare.given_text import Count, GivenText, decoded, decoded_by_chain, given_text
+from foretoken.compare.rows import drafter_lm, written
 from foretoken.compare.table import Table
 from foretoken.compare.tree_report import Sample, ratio, with_error
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.policy import TreePolicy
 from foretoken.core.shapes import Float
-from foretoken.decode import NoDrafter
-from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
-from foretoken.models.causal_lm import CausalLM
 from foretoken.trees.static import StaticTree
 
 DRAFTS = 1 << 32  # added to the seed for drafts, which must not be drawn by what the texts were drawn by
+NO_MODEL = "is no language model"
 COLUMNS = ["tree", "nodes a step", "tokens a step"]
 
 
@@ -35,13 +33,6 @@ class Course:
     num_tokens: int
     runs: int
     seed: int
-
-    def lms(self) -> tuple[CausalLM, CausalLM]:
-        """Target and drafter; ForetokenError where the drafter is no language model."""
-        drafter = self.engine.drafter
-        if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
-            raise ForetokenError(f"Drafter {drafter.name} is no language model: name a model folder, --drafter.")
-        return self.engine.target.lm, drafter.lm
 
 
 @dataclass
@@ -70,6 +61,11 @@ def _sample(counts: Sequence[Count]) -> Sample:
     return Sample(*(np.array([getattr(count, name) for count in counts]) for name in ("tokens", "steps", "drafted")))
 
 
+def ahead(policies: Mapping[str, TreePolicy]) -> int:
+    """Tokens that a text needs behind its last place: those of the longest path, and one more for `Found.chain`."""
+    return max(min(len(policy.sizes()), policy.max_nodes) for policy in policies.values())
+
+
 def measure(
     course: Course, policies: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None]
 ) -> Found:
@@ -88,18 +84,17 @@ def measure(
 def _measure(
     course: Course, told: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None], found: Found
 ) -> None:
-    target, drafter = course.lms()
-    depth = max(len(policy.sizes()) for policy in told.values())  # one more than the deepest, for `Found.chain`
-    plain = replace(course.engine, drafter=NoDrafter(), tokenizer=None, eos_ids=frozenset())
+    target, drafter = course.engine.target.lm, drafter_lm(course.engine, NO_MODEL)
+    depth = ahead(told)
     rng = torch.Generator().manual_seed(course.seed + DRAFTS)
     for i in range(course.texts):
         where = f"temperature {temperature:g}, texts {i + 1}/{course.texts}"
         progress(f"{where}: the target writes")
         seed, length = course.seed + i * len(course.prompts), course.num_tokens + depth
-        written = plain.generate(list(course.prompts), max_new_tokens=length, temperature=temperature, seed=seed)
-        for j, (prompt, result) in enumerate(zip(course.prompts, written, strict=True)):
+        own = written(course.engine, course.prompts, length, temperature, seed)
+        for j, (prompt, tokens) in enumerate(zip(course.prompts, own, strict=True)):
             progress(f"{where}, prompt {j + 1}/{len(course.prompts)}")
-            text = given_text(target, drafter, prompt, result.token_ids, depth, temperature, rng)
+            text = given_text(target, drafter, prompt, tokens, depth, temperature, rng)
             counts = {name: _count(policy, text, course.runs, seed + j) for name, policy in told.items()}
             for name, count in counts.items():
                 found.counts[name].append(count)

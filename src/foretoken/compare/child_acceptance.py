@@ -8,7 +8,7 @@ token is sampled: only draws are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,13 @@ import torch
 
 from foretoken.compare.exactly import sampled
 from foretoken.compare.records import as_line, check, parsed
-from foretoken.compare.rows import ScoredText, logits_at
+from foretoken.compare.rows import ScoredText, drafter_lm, logits_at, written
 from foretoken.core import files
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.decode import NoDrafter
-from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
-from foretoken.models.causal_lm import CausalLM
 
 DRAWS = 4  # of all children at each position
 
@@ -49,17 +46,13 @@ def continued(
 
     Raises ForetokenError where the drafter is no language model.
     """
-    drafter = engine.drafter
-    if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
-        raise ForetokenError(
-            f"Drafter {drafter.name} has no distribution to draw from: name a model folder, --drafter."
-        )
-    plain = replace(engine, drafter=NoDrafter(), tokenizer=None, eos_ids=frozenset())
-    results = plain.generate(prompts, max_new_tokens=num_tokens, temperature=temperature, seed=seed)
-    texts = [ids + result.token_ids for ids, result in zip(prompts, results, strict=True)]
+    lms = engine.target.lm, drafter_lm(engine, "has no distribution to draw from")
+    texts = [
+        ids + text for ids, text in zip(prompts, written(engine, prompts, num_tokens, temperature, seed), strict=True)
+    ]
     places = [(i, len(ids) + t - 1) for i, ids in enumerate(prompts) for t in range(len(texts[i]) - len(ids))]
     v = engine.target.vocab_size
-    return ScoredText(*(logits_at(lm, texts, places, v) for lm in (engine.target.lm, drafter.lm)))
+    return ScoredText(*(logits_at(lm, texts, places, v) for lm in lms))
 
 
 def child_acceptance(

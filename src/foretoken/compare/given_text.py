@@ -7,6 +7,7 @@ given text". Two trees on the same texts differ by far less noise than two decod
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -126,12 +127,17 @@ def decoded(policy: TreePolicy, text: GivenText, runs: int, rng: np.random.Gener
     accepted: an approximation, 0.3% in its favour on a toy pair. Without an account nothing is approximate.
     """
     at_least, n = text.kept.numpy(), len(text.drafted)
+
+    @cache  # without an account every run asks the same
+    def followed(past: Any, t: int) -> tuple[int, int, Any]:
+        longest, _ = grown(policy, past, text.ahead[t])
+        return longest, *grown(policy, past, text.drafted[t])
+
     tokens = steps = drafted = 0
     for _ in range(runs):
         past, t = None, 0
         while t < n:
-            longest, _ = grown(policy, past, text.ahead[t])
-            spent, past = grown(policy, past, text.drafted[t])
+            longest, spent, past = followed(past, t)
             t += 1 + int((at_least[t, 1 : longest + 1] > rng.random()).sum())
             steps, drafted = steps + 1, drafted + spent
         tokens += t

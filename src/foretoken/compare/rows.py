@@ -1,7 +1,7 @@
 """Rows (p, q) to compare rules on: next-token distributions of two models over one text, and toy ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
+from foretoken.drafters import plain
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
@@ -42,14 +43,11 @@ def score_text(engine: Engine, texts: Sequence[str], num_positions: int) -> Scor
 
     Raises ForetokenError where the drafter is no language model, or the text has too few tokens.
     """
-    if not isinstance(engine.drafter, LMDrafter) or not isinstance(engine.drafter.lm, CausalLM):
-        raise ForetokenError(
-            f"Drafter {engine.drafter.name} has no distribution to compare rules on: name a model folder, --drafter."
-        )
+    drafter = drafter_lm(engine, "has no distribution to compare rules on")
     if num_positions < 1:
         raise ForetokenError(f"positions is {num_positions}: it must be at least 1.")
     assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
-    target, drafter = engine.target.lm, engine.drafter.lm
+    target = engine.target.lm
     length = min([WINDOW, *(lm.context for lm in (target, drafter) if lm.context is not None)])
     ids = [encode(engine.tokenizer, text) for text in texts]
     windows = [row[i : i + length] for row in ids for i in range(0, len(row), length)]
@@ -62,6 +60,23 @@ def score_text(engine: Engine, texts: Sequence[str], num_positions: int) -> Scor
     chosen = [places[i * len(places) // num_positions] for i in range(num_positions)]
     v = target.vocab_size
     return ScoredText(logits_at(target, windows, chosen, v), logits_at(drafter, windows, chosen, v))
+
+
+def drafter_lm(engine: Engine, lack: str) -> CausalLM:
+    """The drafter's language model; ForetokenError, which says what it lacks, where it is none."""
+    drafter = engine.drafter
+    if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
+        raise ForetokenError(f"Drafter {drafter.name} {lack}: name a model folder, --drafter.")
+    return drafter.lm
+
+
+def written(
+    engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
+) -> list[list[int]]:
+    """What the target writes behind each prompt, so many tokens whatever they are."""
+    alone = replace(plain(engine), tokenizer=None, eos_ids=frozenset())
+    results = alone.generate(list(prompts), max_new_tokens=num_tokens, temperature=temperature, seed=seed)
+    return [result.token_ids for result in results]
 
 
 def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:

@@ -13,7 +13,9 @@ from foretoken.core.vectors import LANES, exp, lanes_at, load
 
 
 @intrinsic
-def gate_row(typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, apart: Any, count: Any, out: Any, out_at: Any) -> Any:  # fmt: skip  # noqa: E501
+def gate_row(
+    typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, apart: Any, count: Any, out: Any, out_at: Any
+) -> Any:
     """out[j] = silu(a) b for j < count, a = y[j] + bias[j], b = y[apart + j] + bias[apart + j]; 16 divides count."""
     index = types.intp
 
