@@ -552,7 +552,7 @@ def test_a_trimmed_vocabulary_is_learnt_from_the_commonest_tokens(lm: CausalLM, 
 def test_normalised_features_do_not_change_a_head(lm: CausalLM, tmp_path: Path) -> None:
     head = new_head("eagle3", parts(lm))
     assert isinstance(head, Eagle3)
-    features = torch.randn(2, 5, 3 * lm.hidden_size) * torch.linspace(0.1, 100, 3 * lm.hidden_size)
+    features = torch.randn(2, 5, 4 * lm.hidden_size) * torch.linspace(0.1, 100, 4 * lm.hidden_size)
     before = head.enter(features)
     head.normalise(features.square().mean((0, 1)).sqrt())
     torch.testing.assert_close(head.enter(features), before, rtol=1e-4, atol=1e-3)

@@ -10,6 +10,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.heads.make import Head
 from foretoken.heads.serial import Eagle, Eagle3
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint, fingerprint_of_weights
 
 NOT_ALIKE = "The layers of model {} have other sizes than the target's, so that a head cannot begin as they are."
@@ -46,7 +47,15 @@ class Beginning:
 
 @torch.no_grad()
 def start_from_target(head: Head) -> None:
-    """LM heads of a head's own start as the target's, as published."""
+    """LM heads of a head's own start as the target's, as published.
+
+    EAGLE-3's first state starts as the target's final one, divided by its size, of which that LM head gives the
+    target's distribution: what is left to learn is the step to the next token.
+    """
+    if isinstance(head, Eagle3) and head.feature_layers[-1] == FINAL:
+        d = head.shape.hidden
+        head.fc.weight.zero_()
+        head.fc.weight[:, -d:] = torch.eye(d) / head.feature_scale
     weight = getattr(head.target.unembedding, "weight", None)
     if weight is None:
         return

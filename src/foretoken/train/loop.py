@@ -96,8 +96,6 @@ class Trainer:
             self.begin.fill(self.head)
         if isinstance(self.head, Eagle3):
             channels = texts.features[texts.mask].double().square().mean(0).sqrt().clamp(min=1e-6).float()
-            if self.begin is None:  # new weights are of the usual size for what they will read
-                self.head.fc.weight.div_(channels)
             self.head.normalise(channels)
 
     def loss(self, texts: Texts, rng: torch.Generator) -> Tensor:
