@@ -56,8 +56,8 @@ def heads(
     from foretoken.heads.serial import Gumiho
     from foretoken.models.causal_lm import CausalLM
     from foretoken.models.expand import expand as expanded
-    from foretoken.models.expand import size_named
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_model, load_tokenizer
+    from foretoken.models.named import size_named
     from foretoken.models.panels import pack
     from foretoken.models.parts import parts
     from foretoken.models.text import encode

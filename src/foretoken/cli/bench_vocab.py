@@ -52,11 +52,11 @@ def bench_vocab(
     """
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair
+    from foretoken.choices import VOCABS
     from foretoken.cli.bench import chosen_prompts
     from foretoken.compare.table import Report
     from foretoken.compare.vocab_bench import Settings, bench
     from foretoken.compare.vocab_ways import ways
-    from foretoken.drafters import VOCABS
     from foretoken.models.load import load_model
     from foretoken.models.target import LMTarget
     from foretoken.names import tree_policy

@@ -227,8 +227,9 @@ def _record(engine: "Engine", text: str, ids: list[int], last: "Chunk", seed: in
 
 def _vocab(engine: "Engine") -> str | None:
     """How a drafter with another vocabulary drafts; None for any other."""
+    from foretoken.choices import VOCABS
     from foretoken.draft.auto import AutoDrafter
-    from foretoken.drafters import VOCABS, way_of
+    from foretoken.drafters import way_of
 
     drafter = engine.drafter.inner if isinstance(engine.drafter, AutoDrafter) else engine.drafter
     way = way_of(drafter)

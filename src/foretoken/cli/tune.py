@@ -68,9 +68,9 @@ def tune(
     from foretoken.bench.execution import clock_named, seconds
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
-    from foretoken.build import AUTO
+    from foretoken.choices import AUTO, VOCABS
     from foretoken.compare.table import Report
-    from foretoken.drafters import VOCABS, way_of
+    from foretoken.drafters import way_of
     from foretoken.tune.run import tune as measure
 
     options.check_outputs(out)
@@ -219,7 +219,7 @@ def load_engine(
     """expansion: of the target; cost_ratio: of the drafter, by parameters."""
     from foretoken.bench.pair import expanded, with_cost_ratio
     from foretoken.build import load
-    from foretoken.models.expand import size_named
+    from foretoken.models.named import size_named
 
     options.quiet()
     size = None if expansion is None else size_named(expansion)
