@@ -112,7 +112,7 @@ def trees(
     at every prompt, and a round that was stopped begins anew.
     """
     from foretoken.bench.pair import expanded
-    from foretoken.bench.plot import check_plot
+    from foretoken.bench.figure import check_plot
     from foretoken.compare.table import Report
     from foretoken.compare.tree_methods import DEFAULT, at_zero
     from foretoken.compare.tree_methods import method as named

@@ -45,7 +45,7 @@ def rules(
     128,000 tokens. The table goes to stdout.
     """
     from foretoken.bench.machine import machine
-    from foretoken.bench.plot import check_plot
+    from foretoken.bench.figure import check_plot
     from foretoken.compare.contenders import Effort
     from foretoken.compare.measure import Settings, measure_pair, measure_toy
     from foretoken.compare.plot import plot as draw

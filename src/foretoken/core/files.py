@@ -23,6 +23,15 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
             temporary.unlink()
 
 
+def append(path: Path, text: str) -> None:
+    """At the end of a file that grows line by line."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+
 def check_file(path: Path) -> None:
     """Before long work: refuse a file that cannot be written at its end."""
     if path.is_dir():

@@ -48,6 +48,11 @@ def check_seed(seed: int | None, prompts: int = 1) -> None:
         raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
 
 
+def check_stops(stops: Iterable[str]) -> None:
+    if "" in stops:
+        raise ForetokenError("A stop string is empty: give one character or more, or leave stop out.")
+
+
 def check_temperatures(temperatures: Iterable[float] | None) -> None:
     for temperature in temperatures or ():
         check_sampling(temperature=temperature)

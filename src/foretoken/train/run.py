@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import write
+from foretoken.core.files import append, write
 from foretoken.heads.make import Head, new_head
 from foretoken.heads.save import save_head
 from foretoken.models.causal_lm import CausalLM
@@ -115,8 +115,7 @@ def train(
     def report(report: Report) -> None:
         look = report.step % evaluate_every == 0 or report.step == report.steps
         progress = Progress(report, accuracy(head, lm, checked, seed=options.seed) if look else None)
-        with log.open("a") as file:
-            file.write(json.dumps(progress.json()) + "\n")
+        append(log, json.dumps(progress.json()) + "\n")
         last.append(progress)
         tell(progress)
 
