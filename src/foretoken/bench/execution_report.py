@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foretoken.bench.execution import THREAD, Row
+from foretoken.bench.figure import save
 from foretoken.bench.forwards import EAGER, TRACED, Curves, Place
 from foretoken.bench.methods import THEIRS
-from foretoken.bench.figure import save
 from foretoken.bench.plot import OUR_COLOR, THEIR_COLOR
 from foretoken.bench.report import as_json, machine_line, wide_console
 

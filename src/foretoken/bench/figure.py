@@ -1,4 +1,4 @@
-"""Files of plots: refused before minutes of measuring, written at the end. matplotlib is imported where it is needed."""
+"""Files of plots: refused before minutes of measuring, written at the end."""
 
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,7 @@ from foretoken.core.errors import ForetokenError
 
 LARGEST = 1e30  # of what is added to scores, or multiplies them: float32 holds the result
 MAX_NODES = 4096  # of a token tree, besides the root
+MOST_DRAWS = 256  # at one node, where rules are compared by the number of draws
 
 
 def check_sampling(

@@ -16,7 +16,7 @@ from foretoken.heads.layout import READERS, Weights, kind_of, published
 from foretoken.heads.make import Head
 from foretoken.heads.origin import check_origin
 from foretoken.heads.serial import Eagle3
-from foretoken.models.named import HEAD_FILES, head_file
+from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.parts import TargetParts
 
 BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight")  # copies of the target's embedding
@@ -50,9 +50,9 @@ def load_to_train(folder: str | Path, parts: TargetParts) -> Head:
 
 
 def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any]]:
+    check_head_folder(folder)
     path = head_file(folder)
-    if path is None:
-        raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(HEAD_FILES)}.")
+    assert path is not None
     weights, config = _read(path), _config(Path(folder))
     kind = kind_of(weights)
     if kind is None:

@@ -1,8 +1,7 @@
 """New heads by name, with the published sizes for a target."""
 
-from collections.abc import Callable
-
 from foretoken.core.errors import ForetokenError
+from foretoken.heads import HEADS, check_head
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import LayerShape
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
@@ -18,41 +17,31 @@ def layer_shape(parts: TargetParts, width: int | None = None) -> LayerShape:
     )
 
 
-def _eagle(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle:
+def eagle(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle:
     return Eagle(parts, layer_shape(parts), layers or 1)
 
 
-def _gumiho(parts: TargetParts, layers: int | None, levels: int | None) -> Gumiho:
+def gumiho(parts: TargetParts, layers: int | None, levels: int | None) -> Gumiho:
     return Gumiho(parts, layer_shape(parts), layers or 2, 5 if levels is None else levels - Gumiho.SERIAL)
 
 
-def _medusa(parts: TargetParts, layers: int | None, levels: int | None) -> Medusa:
+def medusa(parts: TargetParts, layers: int | None, levels: int | None) -> Medusa:
     return Medusa(parts, levels or 4, layers or 1)
 
 
-def _hydra(parts: TargetParts, layers: int | None, levels: int | None) -> Hydra:
+def hydra(parts: TargetParts, layers: int | None, levels: int | None) -> Hydra:
     return Hydra(parts, layer_shape(parts), levels or 4, layers or 1)
 
 
-def _eagle3(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle3:
+def eagle3(parts: TargetParts, layers: int | None, levels: int | None) -> Eagle3:
     if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
         raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
     return Eagle3(parts, layer_shape(parts, 2 * parts.hidden))
 
 
-HEADS: dict[str, Callable[[TargetParts, int | None, int | None], Head]] = {
-    "gumiho": _gumiho,
-    "eagle": _eagle,
-    "eagle3": _eagle3,
-    "medusa": _medusa,
-    "hydra": _hydra,
-}
-
-
 def new_head(kind: str, parts: TargetParts, layers: int | None = None, levels: int | None = None) -> Head:
     """An untrained head. layers: of the Transformer, or blocks of a Medusa or Hydra MLP; levels: depth drafted."""
-    if kind not in HEADS:
-        raise ForetokenError(f"Unknown head {kind}: choose one of {', '.join(HEADS)}.")
+    check_head(kind)
     if kind in ("eagle", "eagle3") and levels is not None:
         raise ForetokenError(f"Head {kind} drafts to any depth, so that it takes no number of levels.")
     if kind == "eagle3" and layers is not None:

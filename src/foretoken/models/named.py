@@ -48,6 +48,12 @@ def check_folder(source: str) -> None:
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
 
 
+def check_head_folder(folder: str | Path) -> None:
+    """Refuse a folder without weights of a draft head."""
+    if head_file(folder) is None:
+        raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(HEAD_FILES)}.")
+
+
 def head_file(folder: str | Path) -> Path | None:
     """The weights in a folder, if it holds any that a draft head could be in."""
     return next((Path(folder) / name for name in HEAD_FILES if (Path(folder) / name).exists()), None)

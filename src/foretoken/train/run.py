@@ -21,6 +21,7 @@ from foretoken.models.text import Tokenizer
 from foretoken.train.begin import Beginning
 from foretoken.train.data import Batches, Record, Row, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
+from foretoken.train.folder import LOG, PROVENANCE, check_own
 from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer
 from foretoken.train.states import StateCache
 
@@ -101,10 +102,11 @@ def train(
     plan = _plan(options, learnt, texts, lm, begin)
     torch.manual_seed(options.seed)
     head = new_head(options.kind, parts(lm), options.layers, options.levels)
+    check_own(folder, asdict(plan))
     folder.mkdir(parents=True, exist_ok=True)
     kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
     trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept, begin)
-    log = folder / "log.jsonl"
+    log = folder / LOG
     if trainer.resume():
         _cut(log, trainer.step)
     else:
@@ -164,7 +166,7 @@ def finish(
     measured = (last and last.accuracy) or accuracy(trainer.head, lm, held, seed=plan.seed)
     facts = {"plan": asdict(plan), "steps": trainer.step, "tokens": trainer.tokens, "target": lm.name,
              "accuracy": asdict(measured), "argv": sys.argv[1:], **made_with}  # fmt: skip
-    write(folder / "provenance.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
+    write(folder / PROVENANCE, lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
     size = sum(p.numel() for p in trainer.head.parameters())
     begun = trainer.begin
     began = "" if begun is None else BEGAN.format(begun.taken, Path(begun.name).name)
