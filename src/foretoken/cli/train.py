@@ -10,6 +10,7 @@ import typer
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder, check_readable
+from foretoken.core.limits import check_seed
 from foretoken.heads import check_head
 from foretoken.train.folder import CHECKPOINT, check_out
 
@@ -65,6 +66,7 @@ def train(
     for name, value, most in (("levels", levels, MOST_LEVELS), ("layers", layers, MOST_LAYERS)):
         if value is not None and not 1 <= value <= most:
             raise ForetokenError(f"--{name} is {value}: it must be from 1 to {most}.")
+    check_seed(seed)
     check_head(head)
     for file in (*data, *(held_out or ())):
         check_readable(file)
