@@ -8,7 +8,6 @@ import pytest
 from command import Command
 from foretoken.bench.rounds import Measurement
 from foretoken.cli import options
-from foretoken.models import expand
 
 LINE = {
     "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
@@ -98,7 +97,7 @@ def test_the_table_says_what_it_shows(bench: Command) -> None:
 
 
 def test_an_expanded_target_is_labelled(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(expand.SIZES, "300k", 300_000)
+    monkeypatch.setitem(named.SIZES, "300k", 300_000)
     code, out, _ = bench(*QUICK, "--temperature", 0, "--expand", "300k")
     assert code == 0
     assert "expanded 300k: real acceptance, synthetic cost" in out

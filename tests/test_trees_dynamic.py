@@ -9,13 +9,13 @@ import torch
 from foretoken.audit import decoding
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
+from foretoken.core.limits import MAX_NODES
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.names import tree_policy
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, RankedTree
-from foretoken.trees.static import MAX_NODES
 from foretoken.verify import VERIFIERS
 from models_zoo import tiny
 from tables import table_decoding, tiny_engine

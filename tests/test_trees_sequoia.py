@@ -7,7 +7,8 @@ import pytest
 
 from foretoken.core.errors import ForetokenError
 from foretoken.names import tree_policy
-from foretoken.trees.sequoia import expected_tokens, read_acceptance, sequoia
+from foretoken.trees.grammar import read_acceptance
+from foretoken.trees.sequoia import expected_tokens, sequoia
 from foretoken.trees.static import StaticTree, chain
 
 

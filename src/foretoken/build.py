@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import torch
 
+from foretoken.choices import AUTO, FIXED, METHODS, NGRAM, VOCABS, check_method, check_vocab
 from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Opaque
+from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
@@ -18,10 +20,8 @@ from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.running_fit import RunningFit
 from foretoken.drafters import (
     CHAINS_ONLY,
-    NGRAM,
     RULES,
     SAME,
-    VOCABS,
     ModelDrafter,
     default_rule,
     fingerprint_of,
@@ -35,7 +35,6 @@ from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
     HFModel,
-    check_compile,
     choose_device,
     choose_dtype,
     eos_ids,
@@ -43,6 +42,7 @@ from foretoken.models.load import (
     load_tokenizer,
     wrap_model,
 )
+from foretoken.models.named import check_compile
 from foretoken.models.overlap import compare
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
@@ -55,10 +55,7 @@ from foretoken.trees.dynamic import ProductTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify.tree_block import TreeBlock
 
-AUTO = "auto"
-FIXED = "fixed"
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
-METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
 
 
 def load(
@@ -106,10 +103,8 @@ def load(
     of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain was best.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
-    if max_batch < 1:
-        raise ForetokenError(f"max_batch is {max_batch}: it must be at least 1.")
-    if method not in METHODS:
-        raise ForetokenError(f"Unknown method {method}: choose one of {', '.join(METHODS)}.")
+    check_counts(max_batch=max_batch)
+    check_method(method)
     tuned = None if profile is None else read_profile(profile)
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if tuned is not None and not named and tuned.tree != PLAIN:
@@ -128,8 +123,8 @@ def load(
         vocab = tuned.vocab or vocab
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
-    if vocab is not None and vocab not in (*VOCABS, AUTO):
-        raise ForetokenError(f"Unknown vocab {vocab}: choose one of {', '.join([*VOCABS, AUTO])}.")
+    if vocab is not None:
+        check_vocab(vocab)
     if vocab is not None and not has_model:
         why = f"draft head {head} has its target's" if head is not None else f"drafter {drafter or 'none'} has none"
         raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")

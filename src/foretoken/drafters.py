@@ -1,8 +1,8 @@
 """Drafters by how they draft: the rule that each takes by default, its tree, and its fingerprint."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from foretoken.choices import NGRAM, VOCABS
 from foretoken.core.coins import Coins
 from foretoken.core.interfaces import Drafter
 from foretoken.core.policy import TreePolicy
@@ -14,8 +14,8 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.slrs import SLRSDrafter, union
-from foretoken.draft.tli import IntersectionLM, tli
+from foretoken.draft.slrs import SLRSDrafter
+from foretoken.draft.tli import IntersectionLM
 from foretoken.engine import Engine
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
@@ -28,13 +28,7 @@ from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import ProductTree, RankedTree
 
 ModelDrafter = LMDrafter | SLEMDrafter | SLRSDrafter
-SAME, NGRAM, HEAD = "same", "ngram", "head"
-VOCABS: dict[str, Callable[[CausalLM, Translation, TreePolicy, LawFamily], ModelDrafter]] = {
-    "tli": tli,
-    "slem": SLEMDrafter,
-    "slrs": SLRSDrafter,
-    "union": union,
-}
+SAME, HEAD = "same", "head"
 # Rules of drafters whose drafts have no q.
 RULES = {NGRAM: "exact-match", "slem": "exact-match", "slrs": "string-rejection", "union": "string-rejection"}
 CHAINS_ONLY = ("slrs", "union")

@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
+from foretoken.core.limits import check_counts, check_seed, check_stops
 from foretoken.core.sampling import Processor, Sampling
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder
@@ -167,11 +168,9 @@ class Engine:
         self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str], streaming: bool
     ) -> list[Request]:
         seed = random.randrange(2**31) if seed is None else seed
-        if not 0 <= seed <= 2**32 - max(len(prompts), 1):  # torch's CPU generator takes 32 bits
-            raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
+        check_seed(seed, len(prompts))
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if "" in stops:
-            raise ForetokenError("A stop string is empty: give one character or more, or leave stop out.")
+        check_stops(stops)
         if stops and self.tokenizer is None:
             raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")
         requests = []
@@ -207,8 +206,7 @@ class Engine:
 
     def _run(self, requests: list[Request], max_new_tokens: int, sampling: Sampling) -> Iterator[Chunk]:
         """Join, step, retire, until every request is done. The one place where sequences, steps and text meet."""
-        if max_new_tokens < 1:
-            raise ForetokenError(f"max_new_tokens is {max_new_tokens}: it must be at least 1.")
+        check_counts(max_new_tokens=max_new_tokens)
         outside = [token for token in sampling.logit_bias if not 0 <= token < self.target.vocab_size]
         if outside:
             raise ForetokenError(

@@ -1,13 +1,12 @@
-"""Names -> trees, laws and rules, and the refusal of pairs that would not be lossless. The only registries are these
-dicts and VERIFIERS."""
+"""Names -> trees, laws and rules, and the refusal of pairs that would not be lossless. choices.py has the names."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from foretoken.choices import LAWS, check_law, check_verifier
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
@@ -15,90 +14,39 @@ from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.confident import ConfidentTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree
-from foretoken.trees.sequoia import read_acceptance, sequoia
+from foretoken.trees.grammar import read_tree
+from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
 from foretoken.verify.transport.plan import Solver
 
-LAWS: dict[str, LawFamily] = {family.name: family for family in (IID, WithoutReplacement, Hub, Opaque)}
+
+def _chain(depth: int, floor: float) -> TreePolicy:
+    return _ended(static.chain(depth), floor)
 
 
-def _chain(spec: str) -> TreePolicy:
-    depth, floor = _floor(spec, "chain:D")
-    return _ended(static.chain(_positive(depth, "chain:D")), floor)
+def _kary(k: int, depth: int, floor: float) -> TreePolicy:
+    return _ended(static.kary(k, depth), floor)
 
 
-def _kary(spec: str) -> TreePolicy:
-    k, cross, rest = spec.partition("x")
-    if not cross:
-        raise ForetokenError(f"Tree kary:{spec} is incomplete: write kary:KxD, e.g. kary:2x4.")
-    depth, floor = _floor(rest, "kary:KxD")
-    return _ended(static.kary(_positive(k, "kary:KxD"), _positive(depth, "kary:KxD")), floor)
-
-
-def _budget(spec: str) -> TreePolicy:
-    return BudgetTree(_positive(spec, "budget:N"))
-
-
-def _dynamic(spec: str) -> TreePolicy:
-    return DynamicTree(_positive(spec, "dynamic:N"))
-
-
-def _sequoia(spec: str) -> TreePolicy:
-    number, at, path = spec.partition("@")
-    if not at:
-        raise ForetokenError(f"Tree sequoia:{spec} is incomplete: write sequoia:N@FILE, FILE with measured acceptance.")
-    return sequoia(read_acceptance(path), _positive(number, "sequoia:N@FILE"))
-
-
-def _opt_tree(spec: str) -> TreePolicy:
-    return OptTree(_positive(spec, "opt-tree:N"))
-
-
-def _product(spec: str) -> TreePolicy:
-    return ProductTree(_positive(spec, "product:N"))
-
-
-TREES: dict[str, tuple[str, Callable[[str], TreePolicy]]] = {
-    "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less sure of it than C", _chain),
-    "kary": ("kary:KxD or kary:KxD@C, K children at every node down to depth D", _kary),
-    "budget": ("budget:N, sampled children where they pay most, N nodes expected over a text", _budget),
-    "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _dynamic),
-    "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
-    "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _opt_tree),
-    "product": ("product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly", _product),
-    "list": ("list:FILE, the parent list in a JSON file", static.from_file),
+# What makes a tree of each kind from what trees.grammar read.
+MADE_BY: dict[str, Callable[..., TreePolicy]] = {
+    "chain": _chain,
+    "kary": _kary,
+    "budget": BudgetTree,
+    "dynamic": DynamicTree,
+    "sequoia": sequoia,
+    "opt-tree": OptTree,
+    "product": ProductTree,
+    "list": StaticTree,
 }
 
 
 def tree_policy(spec: str) -> TreePolicy:
     """The tree policy that `spec` describes, e.g. "chain:4", "kary:2x4", "list:shape.json"."""
-    kind, colon, rest = spec.partition(":")
-    if kind not in TREES or not colon:
-        grammar = "; ".join(text for text, _ in TREES.values())
-        raise ForetokenError(f"Unknown tree {spec}: choose {grammar}.")
-    return TREES[kind][1](rest)
-
-
-def _positive(text: str, form: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise ForetokenError(f"In tree {form} the numbers must be positive integers, not {text!r}.")
-    return int(text)
-
-
-def _floor(spec: str, form: str) -> tuple[str, float]:
-    """(what stands before the @, the number behind it), 0 where there is no @."""
-    rest, at, text = spec.partition("@")
-    if not at:
-        return rest, 0.0
-    try:
-        floor = float(text)
-    except ValueError:
-        floor = math.nan
-    if not 0 < floor <= 1:
-        raise ForetokenError(f"In tree {form}@C the confidence C must be above 0 and at most 1, not {text!r}.")
-    return rest, floor
+    kind, arguments = read_tree(spec)
+    return MADE_BY[kind](*arguments)
 
 
 def _ended(tree: StaticTree, floor: float) -> StaticTree:
@@ -125,10 +73,7 @@ def law(name: str, k: int = 1, counts: Sequence[float] | None = None) -> Law:
 
 
 def law_family(name: str) -> LawFamily:
-    name = name.replace("-", "_")
-    if name not in LAWS:
-        raise ForetokenError(f"Unknown law {name}: choose one of {', '.join(LAWS)}.")
-    return LAWS[name]
+    return LAWS[check_law(name)]
 
 
 def verifier(name: str) -> Verifier:
@@ -143,8 +88,7 @@ def verifier(name: str) -> Verifier:
 
 def verifier_named(name: str) -> Verifier:
     """The rule without the checks, for rows and draws of our own making."""
-    if name not in VERIFIERS:
-        raise ForetokenError(f"Unknown verifier {name}: choose one of {', '.join(VERIFIERS)}.")
+    check_verifier(name)
     rule = VERIFIERS[name]
     if isinstance(rule, Solver):
         rule.check_installed()

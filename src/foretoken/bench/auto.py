@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foretoken.bench.interleaved import Runs
-from foretoken.build import AUTO, METHODS
+from foretoken.choices import AUTO, METHODS
 from foretoken.core.errors import ForetokenError
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter

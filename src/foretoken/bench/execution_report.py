@@ -8,11 +8,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foretoken.bench.execution import THREAD, Row
+from foretoken.bench.figure import save
 from foretoken.bench.forwards import EAGER, TRACED, Curves, Place
 from foretoken.bench.methods import THEIRS
 from foretoken.bench.plot import OUR_COLOR, THEIR_COLOR
 from foretoken.bench.report import as_json, machine_line, wide_console
-from foretoken.core.errors import ForetokenError
 
 CLOCKS = {True: "CPU time of the one thread", False: "wall clock"}
 COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b", TRACED: "#7a4fa3"}
@@ -108,7 +108,4 @@ def plot(report: Report, path: str) -> None:
         axes.set_xlabel(axis)
         axes.set_ylabel("ms")
         axes.legend(fontsize="x-small")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+    save(figure, path)

@@ -13,8 +13,9 @@ from transformers.cache_utils import DynamicCache
 from foretoken.bench.methods import THEIRS
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.expand import expand, size_named
+from foretoken.models.expand import expand
 from foretoken.models.load import choose_device, choose_dtype, load_model
+from foretoken.models.named import size_named
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
 

@@ -18,8 +18,8 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.drafters import SAME, plain, way_of, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.expand import expand, size_named
-from foretoken.models.load import AUTO, OFF, ON
+from foretoken.models.expand import expand
+from foretoken.models.named import AUTO, OFF, ON, size_named
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 from foretoken.names import tree_policy

@@ -1,27 +1,12 @@
 """The table as bars."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
+from foretoken.bench.figure import save
 from foretoken.bench.methods import OURS
 from foretoken.bench.summary import Row
-from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_file
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
-
-
-def check_plot(path: str) -> None:
-    """Before minutes of measuring: is matplotlib there, does it know the file's format, and can it be written?"""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise ForetokenError("Plots need matplotlib: pip install 'foretoken[bench]'.") from error
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.rpartition(".")[2] not in known:
-        raise ForetokenError(f"Cannot plot to {path}: end its name in one of {', '.join(sorted(known))}.")
-    check_file(Path(path))
 
 
 def plot(rows: Sequence[Row], label: str, path: str) -> None:
@@ -43,10 +28,3 @@ def plot(rows: Sequence[Row], label: str, path: str) -> None:
         axes.set_title(f"temperature {temperature:g}, batch {batch}")
         axes.set_xlabel("tokens/s")
     save(figure, path)
-
-
-def save(figure: Any, path: str) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error

@@ -130,13 +130,16 @@ class Lines:
         try:
             self._file = self._temporary.open("w")  # now, not after minutes of measuring
         except OSError as error:
-            raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+            raise self._cannot(error) from error
 
     def __enter__(self) -> "Lines":
         return self
 
     def add(self, line: Recorded) -> None:
-        self._file.write(json.dumps({**line.record(), **self._header}) + "\n")
+        try:
+            self._file.write(json.dumps({**line.record(), **self._header}) + "\n")
+        except OSError as error:
+            raise self._cannot(error) from error
 
     def collect(self, lines: Iterable[L], done: list[L]) -> bool:
         """Add every line, to `done` too; whether Ctrl-C ended it early. Before the first line it is raised."""
@@ -151,8 +154,15 @@ class Lines:
         return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._file.close()
-        if kind is None:
-            os.replace(self._temporary, self.path)
-        else:
-            self._temporary.unlink()
+        try:
+            self._file.close()
+            if kind is None:
+                os.replace(self._temporary, self.path)
+        except OSError as failure:
+            if kind is None:
+                raise self._cannot(failure) from failure
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _cannot(self, error: OSError) -> ForetokenError:
+        return ForetokenError(f"Cannot write {self.path}: {error.strerror}.")

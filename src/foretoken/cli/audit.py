@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foretoken.cli import options
+from foretoken.core.limits import check_counts, check_sampling
 
 
 def audit(
@@ -29,6 +30,8 @@ def audit(
     compile: options.Compile = "auto",
 ) -> None:
     """Prove losslessness: exact enumeration of every rule, then tests on the given models. Exit code 1 on failure."""
+    check_sampling(temperature=temperature)
+    check_counts(samples=samples)
     engine = None
     if not exact_only:
         engine = options.load_engine(

@@ -8,6 +8,8 @@ import typer
 
 from foretoken.cli import bench_auto, bench_chains, bench_heads, bench_trees, bench_vocab, execution, options
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
     from foretoken.bench.pair import Pair
@@ -61,6 +63,17 @@ def bench(
 
     Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
     """
+    temperatures = tuple(dict.fromkeys(temperature or (0.0, 1.0)))
+    check_temperatures(temperatures)
+    check_counts(max_new_tokens=max_new_tokens, rounds=rounds)
+    for size in batch or ():
+        check_counts(batch=size)
+    check_seed(seed, rounds)
+    options.heldout_prompts(prompts)
+    options.check_outputs(out, plot)
+    options.check_models(target, drafter, expand, profile, verifier=verifier, dtype=dtype, compile=compile)
+    for name in tree or ():
+        read_tree(name)
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair, methods
     from foretoken.bench.plot import plot as draw
@@ -72,8 +85,7 @@ def bench(
     from foretoken.profile import PLAIN, read_profile
 
     options.quiet()
-    settings = Settings(tuple(dict.fromkeys(temperature or (0.0, 1.0))), max_new_tokens, rounds, seed)
-    options.check_outputs(out, plot)
+    settings = Settings(temperatures, max_new_tokens, rounds, seed)
     tuned = None if profile is None else read_profile(profile)
     if tuned is not None:
         options.spare_threads_as(tuned)
@@ -133,15 +145,10 @@ def chosen_prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Promp
     from foretoken.bench.rounds import Prompt
     from foretoken.models.text import encode
 
-    try:
-        heldout = options.heldout_prompts()
-    except OSError as error:
-        raise ForetokenError(f"Cannot read the held-out prompts: {error.strerror} ({error.filename}).") from error
-    if not 1 <= count <= len(heldout):
-        raise ForetokenError(f"Cannot take {count} held-out prompts: there are {len(heldout)}, take 1 or more.")
+    heldout = options.heldout_prompts(count)
     tokenizer, context = pair.engine.tokenizer, pair.engine.target.lm.context
     assert tokenizer is not None, "a target named by folder has a tokenizer"
-    chosen = [Prompt(str(p["id"]), encode(tokenizer, p["prompt"])) for p in heldout[:count]]
+    chosen = [Prompt(str(p["id"]), encode(tokenizer, p["prompt"])) for p in heldout]
     for prompt in chosen:
         if context is not None and len(prompt.ids) + max_new_tokens > context:
             raise ForetokenError(

@@ -8,7 +8,8 @@ import typer
 from foretoken.cli import options
 from foretoken.cli.rules import show
 from foretoken.cli.tune import Expand, NewTokens, Prompts, chosen_prompts, encoded, load_engine
-from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
     from foretoken.bench.interleaved import Runs
@@ -41,6 +42,14 @@ def auto(
 
     The bars: with the drafter 0.95 of the best fixed method, with the useless one 0.95 of plain decoding.
     """
+    temperatures = list(dict.fromkeys([0.0, 0.8] if temperature is None else temperature))
+    check_temperatures(temperatures)
+    check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
+    check_seed(seed)
+    texts = chosen_prompts(None, prompts)
+    options.check_models(target, drafter, expand, dtype=dtype)
+    for name in tree or ():
+        read_tree(name)
     from foretoken.bench.auto import by_lookup, changing, halves, methods, useless
     from foretoken.bench.execution import clock_named, seconds
     from foretoken.bench.interleaved import Workload, interleaved
@@ -48,9 +57,6 @@ def auto(
     from foretoken.compare.table import Report
     from foretoken.models.text import encode
 
-    if rounds < 1:
-        raise ForetokenError(f"rounds is {rounds}: it must be at least 1.")
-    texts = chosen_prompts(None, prompts)
     engine = load_engine(target, drafter, None, expand, seed, device, dtype, "auto")
     of_device = engine.target.lm.device
     clock = clock_named(of_device)
@@ -70,7 +76,7 @@ def auto(
         return table, runs
 
     try:
-        for t in dict.fromkeys([0.0, 0.8] if temperature is None else temperature):
+        for t in temperatures:
             workload = Workload(ids, max_new_tokens, t, now, seed)
             run(f"With the drafter, temperature {t:g}", methods(engine, trees), workload)
         workload = Workload(ids, max_new_tokens, 0.8, now, seed)

@@ -7,6 +7,8 @@ import typer
 from foretoken.cli import options
 from foretoken.cli import rules as rules_command
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts
+from foretoken.trees.grammar import read_tree
 
 TREES = ["chain:8", "budget:8", "chain:16", "budget:16"]
 TEMPERATURES = [1.0, 0.6]
@@ -35,6 +37,18 @@ def chains(
     On the same texts trees that differ by 1% are told apart in minutes, for which bench trees takes days. Trees of one
     path only: a budget tree draws one child a node here.
     """
+    temperatures = list(dict.fromkeys(temperature or TEMPERATURES))
+    check_counts(texts=texts, max_new_tokens=max_new_tokens, runs=runs)
+    if seed < 0:
+        raise ForetokenError(f"seed is {seed}: it must be 0 or more.")
+    for t in temperatures:
+        if not 0 < t < float("inf"):
+            raise ForetokenError(f"temperature is {t}: it must be a finite number > 0, since nothing is drawn at 0.")
+    names = list(dict.fromkeys(tree or TREES))
+    for name in names:
+        read_tree(name)
+    options.heldout_prompts(prompts)
+    options.check_models(target, drafter, dtype=dtype)
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair
     from foretoken.cli.bench import chosen_prompts
@@ -44,16 +58,6 @@ def chains(
     from foretoken.compare.table import Report
     from foretoken.names import policy_for, tree_policy, verifier_named
 
-    temperatures = list(dict.fromkeys(temperature or TEMPERATURES))
-    for name, value in (("texts", texts), ("max-new-tokens", max_new_tokens), ("runs", runs)):
-        if value < 1:
-            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
-    if seed < 0:
-        raise ForetokenError(f"seed is {seed}: it must be 0 or more.")
-    for t in temperatures:
-        if not 0 < t < float("inf"):
-            raise ForetokenError(f"temperature is {t}: it must be a finite number > 0, since nothing is drawn at 0.")
-    names = list(dict.fromkeys(tree or TREES))
     policies = {name: policy_for(one_path(tree_policy(name), name), verifier_named("block")) for name in names}
     source, inner = options.resolve_models(target, drafter)
     options.quiet()

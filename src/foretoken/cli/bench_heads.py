@@ -8,6 +8,9 @@ import typer
 
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.models.named import check_head_folder
+from foretoken.trees.grammar import check_size, read_tree
 
 if TYPE_CHECKING:
     from foretoken.bench.heads import Method, Result
@@ -49,6 +52,17 @@ def heads(
 ) -> None:
     """Tokens a step, speed-up over plain decoding and time by component, of every head with deterministic trees
     (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules."""
+    check_counts(nodes=nodes, prompts=prompts, max_new_tokens=max_new_tokens, rounds=rounds)
+    temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))
+    check_temperatures(temperatures)
+    check_seed(seed, rounds)
+    check_size(nodes)
+    for name in tree or ():
+        read_tree(name)
+    texts = [str(p["prompt"]) for p in options.heldout_prompts()[:prompts]]
+    options.check_models(target, drafter, expand, dtype=dtype)
+    for folder in head or ():
+        check_head_folder(folder)
     from foretoken.bench.heads import Narrow, measure, method
     from foretoken.bench.machine import machine
     from foretoken.heads.lm import ready
@@ -56,17 +70,13 @@ def heads(
     from foretoken.heads.serial import Gumiho
     from foretoken.models.causal_lm import CausalLM
     from foretoken.models.expand import expand as expanded
-    from foretoken.models.expand import size_named
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_model, load_tokenizer
+    from foretoken.models.named import size_named
     from foretoken.models.panels import pack
     from foretoken.models.parts import parts
     from foretoken.models.text import encode
 
     options.quiet()
-    for name, value in (("nodes", nodes), ("prompts", prompts), ("max-new-tokens", max_new_tokens), ("rounds", rounds)):
-        if value < 1:
-            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
-    temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))
     source = target or str(options.demo_folder() / "target")
     chosen, narrow = choose_device(device), None
     kind = choose_dtype(dtype, chosen)
@@ -105,10 +115,10 @@ def heads(
         methods += [method(model, spec) for spec in ("chain:5", f"dynamic:{nodes}")]
         methods.append(method(model, "kary:2x3", sampled=True))
     tokenizer = load_tokenizer(source)
-    texts = [encode(tokenizer, str(p["prompt"])) for p in options.heldout_prompts()[:prompts]]
-    found = measure(scored, methods, narrow, texts, temperatures, max_new_tokens, rounds, seed, options.progress)
+    ids = [encode(tokenizer, text) for text in texts]
+    found = measure(scored, methods, narrow, ids, temperatures, max_new_tokens, rounds, seed, options.progress)
     options.progress("")
-    header = {**machine(chosen), "target": scored.name, "num_params": params, "prompts": len(texts),
+    header = {**machine(chosen), "target": scored.name, "num_params": params, "prompts": len(ids),
               "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed}  # fmt: skip
     if json_:
         print(json.dumps({**header, "results": [result.record() for result in found]}))

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.choices import check_verifier
 from foretoken.cli import execution, options
 from foretoken.cli import rules as rules_command
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_folder
+from foretoken.core.limits import MOST_DRAWS, check_counts, check_temperatures
+from foretoken.trees.grammar import check_size
 
 if TYPE_CHECKING:
     from foretoken.compare.child_acceptance import Vectors
@@ -51,6 +55,10 @@ def acceptance(
     Writes one file RULE-TEMPERATURE.json a rule into a folder; files already there are kept, and refused if they were
     measured with other settings. At temperature 0 every rule is exact-match.
     """
+    _check(target, drafter, prompts, max_new_tokens, children, seed, dtype, temperature)
+    for name in verifier or ():
+        check_verifier(name)
+    check_folder(Path(out))
     from foretoken.compare.table import Report
     from foretoken.compare.tree_methods import MATCH, RULES
     from foretoken.names import verifier_named
@@ -111,8 +119,13 @@ def trees(
     Tokens a forward do not depend on time, so a busy machine does no harm without --speed. With it methods take turns
     at every prompt, and a round that was stopped begins anew.
     """
+    sizes = execution.numbers(nodes, "nodes")
+    check_counts(rounds=rounds, batch=batch, nodes=min(sizes))
+    check_size(max(sizes))
+    _check(target, drafter, prompts, max_new_tokens, children, seed, dtype, temperature, expand)
+    options.check_outputs(out, plot)
+    check_folder(Path(acceptance))
     from foretoken.bench.pair import expanded
-    from foretoken.bench.plot import check_plot
     from foretoken.compare.table import Report
     from foretoken.compare.tree_methods import DEFAULT, at_zero
     from foretoken.compare.tree_methods import method as named
@@ -121,13 +134,7 @@ def trees(
     from foretoken.compare.tree_runs import Cell, Course, RunBook, measure
     from foretoken.draft.lm import LMDrafter
 
-    sizes = execution.numbers(nodes, "nodes")
-    for name, value in (("rounds", rounds), ("batch", batch), ("nodes", min(sizes))):
-        if value < 1:
-            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
     methods = [named(name) for name in dict.fromkeys(method or DEFAULT)]
-    if plot is not None:
-        check_plot(plot)
     loaded = _loaded(target, drafter, prompts, max_new_tokens, children, seed, device, dtype, expand)
     inner = loaded.engine.drafter
     if not isinstance(inner, LMDrafter):
@@ -159,11 +166,29 @@ def trees(
 
 
 def _temperatures(asked: list[float] | None) -> list[float]:
-    found = list(dict.fromkeys(TEMPERATURES if asked is None else asked))
-    for temperature in found:
-        if not 0 <= temperature < float("inf"):
-            raise ForetokenError(f"temperature is {temperature}: it must be a finite number >= 0.")
-    return found
+    return list(dict.fromkeys(TEMPERATURES if asked is None else asked))
+
+
+def _check(
+    target: str | None,
+    drafter: str | None,
+    prompts: int,
+    max_new_tokens: int,
+    children: int,
+    seed: int,
+    dtype: str | None,
+    temperatures: list[float] | None,
+    expand: str | None = None,
+) -> None:
+    """Refuse what cannot be before torch is imported."""
+    check_counts(max_new_tokens=max_new_tokens, children=children)
+    if children > MOST_DRAWS:
+        raise ForetokenError(f"children is {children}: it must be at most {MOST_DRAWS}.")
+    if seed < 0:
+        raise ForetokenError(f"seed is {seed}: it must be 0 or more.")
+    check_temperatures(temperatures)
+    options.heldout_prompts(prompts)
+    options.check_models(target, drafter, expand, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -207,11 +232,6 @@ def _loaded(
     from foretoken.drafters import fingerprint_of
     from foretoken.models.identity import device_name, fingerprint
 
-    for name, value in (("max-new-tokens", max_new_tokens), ("children", children)):
-        if value < 1:
-            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
-    if seed < 0:
-        raise ForetokenError(f"seed is {seed}: it must be 0 or more.")
     options.quiet()
     source, inner = options.resolve_models(target, drafter)
     pair = load_pair(source, inner, verifier="rrsw", device=device, dtype=dtype)

@@ -5,9 +5,12 @@ from typing import Annotated
 
 import typer
 
+from foretoken.choices import VOCABS
 from foretoken.cli import options
 from foretoken.cli import rules as rules_command
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_seed, check_temperatures
+from foretoken.trees.grammar import read_tree
 
 
 def bench_vocab(
@@ -50,18 +53,6 @@ def bench_vocab(
 
     Interleaved in one process, each with a measured losslessness column. The table goes to stdout.
     """
-    from foretoken.bench.machine import machine
-    from foretoken.bench.pair import load_pair
-    from foretoken.cli.bench import chosen_prompts
-    from foretoken.compare.table import Report
-    from foretoken.compare.vocab_bench import Settings, bench
-    from foretoken.compare.vocab_ways import ways
-    from foretoken.drafters import VOCABS
-    from foretoken.models.load import load_model
-    from foretoken.models.target import LMTarget
-    from foretoken.names import tree_policy
-
-    options.quiet()
     methods = list(dict.fromkeys(method or VOCABS))
     if unknown := [name for name in methods if name not in VOCABS]:
         raise ForetokenError(f"Unknown method {unknown[0]}: choose among {', '.join(VOCABS)}.")
@@ -70,10 +61,13 @@ def bench_vocab(
         name, equals, spec = one.partition("=")
         if not equals or name not in methods:
             raise ForetokenError(f"--tree {one} must be METHOD=TREE, with a method of {', '.join(methods)}.")
-        tree_policy(spec)
+        read_tree(spec)
         trees.setdefault(name, []).append(spec)
     if samples < 0 or rounds < 1 or max_new_tokens < 2:
         raise ForetokenError("samples must be at least 0, rounds at least 1 and max-new-tokens at least 2.")
+    check_temperatures(temperature)
+    check_seed(seed, rounds)
+    options.heldout_prompts(prompts)
     if target is None:
         demo = options.demo_folder()
         drafters = drafter or [str(demo / "drafter-1k"), str(demo / "drafter-bytes")]
@@ -82,6 +76,18 @@ def bench_vocab(
         raise ForetokenError("Name the drafter with --drafter: only the demo target has ones of its own.")
     else:
         drafters = drafter
+    for name in drafters:
+        options.check_models(target, name, expand, dtype=dtype)
+    from foretoken.bench.machine import machine
+    from foretoken.bench.pair import load_pair
+    from foretoken.cli.bench import chosen_prompts
+    from foretoken.compare.table import Report
+    from foretoken.compare.vocab_bench import Settings, bench
+    from foretoken.compare.vocab_ways import ways
+    from foretoken.models.load import load_model
+    from foretoken.models.target import LMTarget
+
+    options.quiet()
     pair = load_pair(target, same, device=device, dtype=dtype, expansion=expand, seed=seed)
     options.spare_threads(pair.num_params)
     lm, tokenizer = pair.engine.target.lm, pair.engine.tokenizer

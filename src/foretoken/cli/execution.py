@@ -8,6 +8,7 @@ import typer
 
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts
 
 if TYPE_CHECKING:
     from foretoken.bench.execution import Timing
@@ -40,6 +41,10 @@ def execution(
     Nodes are compared at the first context and batch named, contexts and batches at 1 and 8 nodes. Interleaved in one
     process; the table goes to stdout. For a model that runs in one thread on a CPU the clock is the thread's own.
     """
+    shape = [numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch")]
+    check_counts(rounds=rounds)
+    options.check_outputs(out, plot)
+    options.check_models(target, None, expand, dtype=dtype)
     from foretoken.bench.execution import clock_named, measure, memory_bandwidth, seconds, summarise
     from foretoken.bench.execution_report import Report
     from foretoken.bench.execution_report import plot as draw
@@ -48,8 +53,7 @@ def execution(
     from foretoken.bench.report import Lines
 
     options.quiet()
-    curves = Curves(numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch"))
-    options.check_outputs(out, plot)
+    curves = Curves(*shape)
     target, _ = options.resolve_models(target, None)
     forwards = load_forwards(target, device, dtype, expand, seed, torch_compile)
     options.spare_threads(forwards.num_params)

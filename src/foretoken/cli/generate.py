@@ -11,6 +11,7 @@ import typer
 from foretoken.cli import options
 from foretoken.cli.comparison import compared, warm
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 
 if TYPE_CHECKING:
     from foretoken.engine import Chunk, Engine
@@ -60,14 +61,7 @@ def generate(
     The text streams to stdout, statistics follow on stderr.
     """
     prompts = _prompts(prompt, batch_file, target)
-    method = method or options.method_for(seed, profile, tree, verifier, law, draft_probability)
-    engine = options.load_engine(
-        *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile),
-        draft_probability=draft_probability,
-        profile=profile,
-    )
-    arguments: dict[str, Any] = {
-        "stop": tuple(stop or ()),
+    sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -76,6 +70,18 @@ def generate(
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
     }
+    options.check_prompts(prompts)
+    check_counts(max_new_tokens=max_new_tokens, max_batch=max_batch)
+    check_seed(seed, len(prompts))
+    check_sampling(**sampling)
+    check_stops(stop or ())
+    method = method or options.method_for(seed, profile, tree, verifier, law, draft_probability)
+    engine = options.load_engine(
+        *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile),
+        draft_probability=draft_probability,
+        profile=profile,
+    )
+    arguments = {"stop": tuple(stop or ()), **sampling}
     if seed is None:
         seed = random.randrange(2**31)
     if batch_file is None:
@@ -227,8 +233,9 @@ def _record(engine: "Engine", text: str, ids: list[int], last: "Chunk", seed: in
 
 def _vocab(engine: "Engine") -> str | None:
     """How a drafter with another vocabulary drafts; None for any other."""
+    from foretoken.choices import VOCABS
     from foretoken.draft.auto import AutoDrafter
-    from foretoken.drafters import VOCABS, way_of
+    from foretoken.drafters import way_of
 
     drafter = engine.drafter.inner if isinstance(engine.drafter, AutoDrafter) else engine.drafter
     way = way_of(drafter)

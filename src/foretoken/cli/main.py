@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretoken.cli import audit, bench, generate, reproduce, rules, train, tune, vocab
+from foretoken.cli.streams import streams
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
@@ -47,15 +48,13 @@ def main() -> None:
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
     logging.getLogger("foretoken").setLevel(logging.INFO)
     try:
-        app()
+        with streams():
+            app()
     except ForetokenError as error:
         print(f"foretoken: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        sys.stderr.close()
-        sys.exit(0)
 
 
 class Notices(logging.Handler):

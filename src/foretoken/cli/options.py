@@ -121,16 +121,22 @@ def demo_folder() -> Path:
     raise ForetokenError("The demo models are not installed: name a model folder with --target.")
 
 
-def heldout_prompts() -> list[dict[str, str]]:
-    """The held-out excerpts beside the demo models: id, file, prompt, reference."""
+def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
+    """The first held-out excerpts beside the demo models, by default all: id, file, prompt, reference."""
     import json
 
-    return [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
+    try:
+        found = [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
+    except OSError as error:
+        raise ForetokenError(f"Cannot read the held-out prompts: {error.strerror} ({error.filename}).") from error
+    if count is not None and not 1 <= count <= len(found):
+        raise ForetokenError(f"Cannot take {count} held-out prompts: there are {len(found)}, take 1 or more.")
+    return found[:count]
 
 
 def check_outputs(out: str, plot: str | None = None) -> None:
     """Refuse, before models are loaded, files that cannot be written."""
-    from foretoken.bench.plot import check_plot
+    from foretoken.bench.figure import check_plot
     from foretoken.core.files import check_file
 
     check_file(Path(out))
@@ -143,6 +149,30 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     if target is None:
         return str(demo_folder() / "target"), drafter or str(demo_folder() / "drafter")
     return target, drafter or "ngram"
+
+
+def check_models(
+    target: str | None, drafter: str | None, expansion: str | None = None, profile: str | None = None, **named: Any
+) -> None:
+    """Refuse, before torch is imported, models, trees, rules and the like that cannot be. named: see check_engine."""
+    from foretoken.choices import check_engine
+    from foretoken.models.named import size_named
+    from foretoken.profile import read_profile
+
+    target, drafter = resolve_models(target, drafter)
+    check_engine(target, drafter, **named)
+    if expansion is not None:
+        size_named(expansion)
+    if profile is not None:
+        read_profile(profile)
+
+
+def check_prompts(prompts: list[str]) -> None:
+    """Refuse empty ones, before models are loaded."""
+    for number, prompt in enumerate(prompts, start=1):
+        if not prompt:
+            which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
+            raise ForetokenError(f"{which} is empty: give at least one token.")
 
 
 def method_for(seed: int | None, profile: str | None, *named: object) -> str:
@@ -166,6 +196,10 @@ def load_engine(
     draft_probability: float | None = None,
     profile: str | None = None,
 ) -> "Engine":
+    check_models(
+        target, drafter, profile=profile, method=method, tree=tree, verifier=verifier, law=law, dtype=dtype,
+        vocab=vocab, compile=compile, draft_probability=draft_probability,
+    )  # fmt: skip
     from foretoken.build import load
     from foretoken.profile import read_profile
 

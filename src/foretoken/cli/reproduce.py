@@ -10,6 +10,8 @@ import typer
 from foretoken.cli import options
 from foretoken.cli import rules as rules_command
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed
+from foretoken.reproduce import ARTEFACTS, TITLES
 
 if TYPE_CHECKING:
     from foretoken.compare.rows import ScoredText
@@ -42,10 +44,8 @@ def reproduce(
 
     Figures on models are of the demo pair unless another is named. Ctrl-C prints what was measured.
     """
-    from foretoken.reproduce import ARTEFACTS
-
     if list_:
-        for known, (what, _) in ARTEFACTS.items():
+        for known, what in TITLES.items():
             print(f"{known:32}{what}")
         return
     if name not in ARTEFACTS:
@@ -53,6 +53,10 @@ def reproduce(
         raise ForetokenError(f"{what}: choose one of {', '.join(ARTEFACTS)}.")
     if cell_seconds is not None and not 0 < cell_seconds < float("inf"):
         raise ForetokenError(f"cell-seconds is {cell_seconds}: it must be a finite number > 0.")
+    num_positions = positions if positions is not None else (24 if quick else 240)
+    check_counts(positions=num_positions)
+    check_seed(seed)
+    texts = rules_command.check_score(target, drafter, text, dtype)
     import torch
 
     from foretoken.bench.machine import machine
@@ -63,15 +67,13 @@ def reproduce(
     from foretoken.models.text import encode
     from foretoken.reproduce.run import Run
 
-    num_positions = positions if positions is not None else (24 if quick else 240)
     models = rules_command.names(target, drafter)
     header = {**machine(torch.device("cpu")), "seed": seed, "quick": quick, **models, "positions": num_positions}
-    title, artefact = ARTEFACTS[name]
-    report = Report(f"{name}: {title}", header)
+    report = Report(f"{name}: {TITLES[name]}", header)
 
     @cache
     def scored() -> "ScoredText":
-        return rules_command.score(target, drafter, text, num_positions, device, dtype)
+        return rules_command.score(target, drafter, texts, num_positions, device, dtype)
 
     @cache
     def pair() -> "tuple[Engine, list[list[int]]]":
@@ -88,7 +90,7 @@ def reproduce(
 
     limit_s = cell_seconds if cell_seconds is not None else (2.0 if quick else 15.0)
     try:
-        artefact(
+        ARTEFACTS[name](
             Run(report, seed, quick, limit_s, scored, options.progress, _vocabularies(target, drafter), pair, head)
         )
     except KeyboardInterrupt:

@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretoken.bench.figure import check_plot
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import read_text
+from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed
 
 if TYPE_CHECKING:
     from foretoken.compare.rows import ScoredText
@@ -44,26 +47,28 @@ def rules(
     SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
     128,000 tokens. The table goes to stdout.
     """
+    numbers = tuple(int(k) for k in _numbers(draws, "draws", whole=True))
+    if max(numbers) > MOST_DRAWS:
+        raise ForetokenError(f"--draws is {draws}: give numbers up to {MOST_DRAWS}.")
+    temperatures = _numbers(temperature, "temperature")
+    if toy and speed:
+        raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
+    if plot is not None and speed:
+        raise ForetokenError("--plot draws acceptance, which --speed does not measure: leave one of them out.")
+    if plot is not None:
+        check_plot(plot)
+    check_counts(positions=positions)
+    check_seed(seed)
+    texts = [] if toy or speed else check_score(target, drafter, text, dtype)
     from foretoken.bench.machine import machine
-    from foretoken.bench.plot import check_plot
     from foretoken.compare.contenders import Effort
     from foretoken.compare.measure import Settings, measure_pair, measure_toy
     from foretoken.compare.plot import plot as draw
     from foretoken.compare.speed import measure_speed
     from foretoken.compare.table import Report
 
-    settings = Settings(
-        tuple(int(k) for k in _numbers(draws, "draws", whole=True)),
-        _numbers(temperature, "temperature"),
-        Effort(seed=seed),
-    )
-    if toy and speed:
-        raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
-    if plot is not None:
-        if speed:
-            raise ForetokenError("--plot draws acceptance, which --speed does not measure: leave one of them out.")
-        check_plot(plot)
-    scored = None if toy or speed else score(target, drafter, text, positions, device, dtype)
+    settings = Settings(numbers, temperatures, Effort(seed=seed))
+    scored = None if toy or speed else score(target, drafter, texts, positions, device, dtype)
     import torch
 
     header = {**machine(torch.device("cpu")), "seed": seed}
@@ -96,13 +101,23 @@ def names(target: str | None, drafter: str | None) -> dict[str, str]:
     return {"target": target or "demo", "drafter": drafter or ("ngram" if target else "demo")}
 
 
-def score(
-    target: str | None, drafter: str | None, text: str | None, positions: int, device: str | None, dtype: str | None
-) -> "ScoredText":
-    """Both models over the text; ForetokenError before they are loaded if the text cannot be read."""
-    from foretoken.compare.rows import read_text, score_text
+def check_score(target: str | None, drafter: str | None, text: str | None, dtype: str | None) -> list[str]:
+    """The texts to score, by default the held-out ones; refuses what cannot be before torch is imported."""
+    options.check_models(target, drafter, dtype=dtype)
+    return [read_text(text)] if text else [p["prompt"] + p["reference"] for p in options.heldout_prompts()]
 
-    texts = [read_text(text)] if text else [p["prompt"] + p["reference"] for p in options.heldout_prompts()]
+
+def score(
+    target: str | None,
+    drafter: str | None,
+    texts: list[str],
+    positions: int,
+    device: str | None,
+    dtype: str | None,
+) -> "ScoredText":
+    """Both models over the texts."""
+    from foretoken.compare.rows import score_text
+
     engine = options.load_engine(target, drafter, "chain:1", None, None, device, dtype)
     options.progress(f"scoring {positions} positions")
     return score_text(engine, texts, positions)

@@ -8,6 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_folder, check_readable
+from foretoken.core.limits import check_seed
+from foretoken.heads import check_head
+from foretoken.train.folder import CHECKPOINT, check_out
+
+MOST_LEVELS, MOST_LAYERS = 64, 64
 
 
 def train(
@@ -66,30 +73,32 @@ def train(
         raise typer.BadParameter("--roots must be above 0 and at most 1.")
     if lr is not None and not 0 < lr < 1:
         raise typer.BadParameter("--lr must lie between 0 and 1.")
+    for name, value, most in (("levels", levels, MOST_LEVELS), ("layers", layers, MOST_LAYERS)):
+        if value is not None and not 1 <= value <= most:
+            raise ForetokenError(f"--{name} is {value}: it must be from 1 to {most}.")
+    check_seed(seed)
+    check_head(head)
+    for file in (*data, *(held_out or ())):
+        check_readable(file)
+    check_out(out)
+    if cache is not None:
+        check_folder(cache)
+    if begin is not None and Path(begin).resolve() == out.resolve():
+        raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
+    options.check_models(target, begin, dtype=dtype)
     from foretoken.bench.machine import machine
-    from foretoken.core.errors import ForetokenError
-    from foretoken.core.files import check_folder
     from foretoken.heads.load import head_kind, load_to_train
-    from foretoken.heads.make import HEADS
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
     from foretoken.models.parts import parts
     from foretoken.train.begin import Beginning
-    from foretoken.train.loop import CHECKPOINT
     from foretoken.train.run import Options, Progress
     from foretoken.train.run import train as run
 
-    if head not in HEADS:
-        raise ForetokenError(f"Unknown head {head}: choose one of {', '.join(HEADS)}.")
-    for folder in (out, cache):
-        if folder is not None:
-            check_folder(folder)
     options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)
     lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))
     first = None
-    if begin is not None and Path(begin).resolve() == out.resolve():
-        raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
     if begin is not None:
         other = load_to_train(begin, parts(lm)) if head_kind(begin) else load_frozen(begin, chosen, lm.dtype)
         first = Beginning(begin, other)

@@ -13,6 +13,7 @@ from foretoken.cli import options
 from foretoken.cli.generate import read_prompts
 from foretoken.cli.rules import show
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_sampling, check_seed
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -65,19 +66,20 @@ def tune(
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
     the same command goes on where it stopped. docs/will-it-be-faster.md has the cost model and how to read the tables.
     """
+    options.check_outputs(out)
+    check_counts(rounds=rounds, best=best, max_new_tokens=max_new_tokens)
+    check_sampling(temperature=temperature)
+    check_seed(seed)
+    texts = chosen_prompts(workload, prompts)
+    options.check_models(target, drafter, expand, vocab=vocab, dtype=dtype, compile=compile)
     from foretoken.bench.execution import clock_named, seconds
     from foretoken.bench.interleaved import Workload
     from foretoken.bench.machine import machine
-    from foretoken.build import AUTO
+    from foretoken.choices import AUTO, VOCABS
     from foretoken.compare.table import Report
-    from foretoken.drafters import VOCABS, way_of
+    from foretoken.drafters import way_of
     from foretoken.tune.run import tune as measure
 
-    options.check_outputs(out)
-    for name, value in (("rounds", rounds), ("best", best)):
-        if value < 1:
-            raise ForetokenError(f"{name} is {value}: it must be at least 1.")
-    texts = chosen_prompts(workload, prompts)
     engine = load_engine(target, drafter, vocab, expand, seed, device, dtype, compile)
     of_device = engine.target.lm.device
     clock = clock_named(of_device)
@@ -137,6 +139,12 @@ def randomised(
     One draft a step. Where a coin says no, drafter and target run at the same time, for which they need a core each.
     Interrupted, the same command goes on where it stopped.
     """
+    check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
+    check_sampling(temperature=temperature)
+    check_seed(seed)
+    options.check_outputs(part, plot)
+    texts = chosen_prompts(workload, prompts)
+    options.check_models(target, drafter, expand, dtype=dtype)
     import time
 
     from foretoken.bench.interleaved import Workload
@@ -145,10 +153,6 @@ def randomised(
     from foretoken.tune.randomised import plot as draw
     from foretoken.tune.randomised import randomised as measure
 
-    if rounds < 1:
-        raise ForetokenError(f"rounds is {rounds}: it must be at least 1.")
-    options.check_outputs(part, plot)
-    texts = chosen_prompts(workload, prompts)
     engine = load_engine(target, drafter, None, expand, seed, device, dtype, "auto", cost_ratio)
     chosen = Workload(encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, time.perf_counter, seed)
     settings = {
@@ -194,6 +198,7 @@ def chosen_prompts(workload: str | None, count: int) -> list[str]:
     found = [p["prompt"] for p in options.heldout_prompts()] if workload is None else read_prompts(workload)
     if not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")
+    options.check_prompts(found[:count])
     return found[:count]
 
 
@@ -202,6 +207,8 @@ def encoded(engine: "Engine", texts: list[str], max_new_tokens: int) -> list[lis
 
     assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
     found = [encode(engine.tokenizer, text) for text in texts]
+    if [] in found:
+        raise ForetokenError(f"Prompt {found.index([]) + 1} is empty: give at least one token.")
     context = engine.target.lm.context
     for number, ids in enumerate(found, start=1):
         if context is not None and len(ids) + max_new_tokens > context:
@@ -219,7 +226,7 @@ def load_engine(
     """expansion: of the target; cost_ratio: of the drafter, by parameters."""
     from foretoken.bench.pair import expanded, with_cost_ratio
     from foretoken.build import load
-    from foretoken.models.expand import size_named
+    from foretoken.models.named import size_named
 
     options.quiet()
     size = None if expansion is None else size_named(expansion)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.bench.plot import save
+from foretoken.bench.figure import save
 from foretoken.compare.table import Table
 
 

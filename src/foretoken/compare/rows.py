@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -93,15 +92,6 @@ def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple
 def columns(logits: Tensor, v: int) -> Tensor:
     """[n, v]: those beyond v are dropped, missing ones are -inf."""
     return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)
-
-
-def read_text(path: str) -> str:
-    """The UTF-8 text in a file."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ForetokenError(f"Cannot read text file {path}: {why}.") from error
 
 
 def truncate(

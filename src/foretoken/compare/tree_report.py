@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.bench.plot import save
+from foretoken.bench.figure import save
 from foretoken.compare.table import Report
 from foretoken.compare.tree_runs import TreeRun
 

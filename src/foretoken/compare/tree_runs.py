@@ -219,5 +219,4 @@ class RunBook:
 
     def add(self, found: TreeRun) -> None:
         self.runs[found.key] = found
-        with self.path.open("a") as file:
-            file.write(as_line(found, self.header))
+        files.append(self.path, as_line(found, self.header))

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
+from foretoken.core.limits import check_probability
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,7 @@ class Coins:
     name: str = "iid"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ForetokenError(f"The draft probability is {self.probability}: it must be in [0, 1].")
+        check_probability(self.probability)
 
     def __call__(self, k: int) -> IID:
         a = self.probability

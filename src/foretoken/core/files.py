@@ -23,6 +23,32 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
             temporary.unlink()
 
 
+def append(path: Path, text: str) -> None:
+    """At the end of a file that grows line by line."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def read_text(path: str) -> str:
+    """The UTF-8 text in a file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ForetokenError(f"Cannot read text file {path}: {why}.") from error
+
+
+def check_readable(path: str) -> None:
+    """Before long work: refuse a data file that cannot be read."""
+    try:
+        Path(path).open("rb").close()
+    except OSError as error:
+        raise ForetokenError(f"Cannot read data file {path}: {error.strerror}.") from error
+
+
 def check_file(path: Path) -> None:
     """Before long work: refuse a file that cannot be written at its end."""
     if path.is_dir():

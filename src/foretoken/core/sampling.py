@@ -1,18 +1,21 @@
 """The one map from logits to probabilities: for the target and for drafters, at the root and at every tree node."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_sampling
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import best, softmax, tempered
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 NEGATIVE_INFINITY = float("-inf")
+CHECKED = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
+    "logit_bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,7 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
-        def require(ok: bool, name: str, want: str) -> None:
-            if not ok:
-                raise ForetokenError(f"{name} is {getattr(self, name)}: it must be {want}.")
-
-        require(self.temperature >= 0 and math.isfinite(self.temperature), "temperature", "a finite number >= 0")
-        require(self.top_k >= 0, "top_k", "0 (off) or a positive integer")
-        require(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        require(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
-        require(self.repetition_penalty > 0, "repetition_penalty", "> 0")
-        require(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
-        require(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
-        require(all(x < math.inf for x in self.logit_bias.values()), "logit_bias", "numbers below infinity")
+        check_sampling(**{name: getattr(self, name) for name in CHECKED})
 
     @property
     def reads_prefix(self) -> bool:

@@ -26,10 +26,6 @@ from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
-FILES = (
-    "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
-    "hydra_lm_head.safetensors", "hydra_lm_head.pt",
-)  # fmt: skip
 UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm")  # of the speculators format
 Weights = dict[str, Tensor]
 

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.heads.layout import FILES, READERS, Weights, kind_of, published
+from foretoken.heads.layout import READERS, Weights, kind_of, published
 from foretoken.heads.make import Head
 from foretoken.heads.origin import check_origin
 from foretoken.heads.serial import Eagle3
+from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.parts import TargetParts
 
 BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight")  # copies of the target's embedding
@@ -23,7 +24,7 @@ BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight") 
 
 def head_kind(folder: str | Path) -> str | None:
     """The kind of head in a folder, None where there is none (a language model, say)."""
-    path = _file(Path(folder))
+    path = head_file(folder)
     if path is None:
         return None
     if path.suffix == ".safetensors":
@@ -49,9 +50,9 @@ def load_to_train(folder: str | Path, parts: TargetParts) -> Head:
 
 
 def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any]]:
-    path = _file(Path(folder))
-    if path is None:
-        raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(FILES)}.")
+    check_head_folder(folder)
+    path = head_file(folder)
+    assert path is not None
     weights, config = _read(path), _config(Path(folder))
     kind = kind_of(weights)
     if kind is None:
@@ -63,10 +64,6 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any
     head.feature_scale = float(config.get("feature_scale", 1.0))
     _fill(head, renamed, path)
     return head.to(device=parts.device).requires_grad_(False).eval(), config
-
-
-def _file(folder: Path) -> Path | None:
-    return next((folder / name for name in FILES if (folder / name).exists()), None)
 
 
 def _read(path: Path) -> Weights:

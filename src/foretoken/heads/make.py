@@ -1,10 +1,9 @@
 """New heads by name, with the published sizes for a target."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.heads import HEADS, check_head
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import LayerShape
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
@@ -20,38 +19,29 @@ def layer_shape(parts: TargetParts, width: int | None = None) -> LayerShape:
     )
 
 
-def _eagle(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Eagle:
+def eagle(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Eagle:
     return Eagle(parts, layer_shape(parts), layers or 1)
 
 
-def _gumiho(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Gumiho:
+def gumiho(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Gumiho:
     return Gumiho(parts, layer_shape(parts), layers or 2, 5 if levels is None else levels - Gumiho.SERIAL)
 
 
-def _medusa(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Medusa:
+def medusa(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Medusa:
     return Medusa(parts, levels or 4, layers or 1)
 
 
-def _hydra(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Hydra:
+def hydra(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Hydra:
     return Hydra(parts, layer_shape(parts), levels or 4, layers or 1)
 
 
-def _eagle3(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Eagle3:
+def eagle3(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Eagle3:
     if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
         raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
     head = Eagle3(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens))
     if tokens is not None:
         head.name_tokens(tokens)
     return head
-
-
-HEADS: dict[str, Callable[[TargetParts, int | None, int | None, Tensor | None], Head]] = {
-    "gumiho": _gumiho,
-    "eagle": _eagle,
-    "eagle3": _eagle3,
-    "medusa": _medusa,
-    "hydra": _hydra,
-}
 
 
 def new_head(
@@ -62,8 +52,7 @@ def new_head(
     layers: number of layers of the Transformer, or of blocks of a Medusa or Hydra MLP. levels: depth drafted.
     tokens: [m], the target's tokens that the head can draft, in ascending order; None: all of them.
     """
-    if kind not in HEADS:
-        raise ForetokenError(f"Unknown head {kind}: choose one of {', '.join(HEADS)}.")
+    check_head(kind)
     if kind in ("eagle", "eagle3") and levels is not None:
         raise ForetokenError(f"Head {kind} drafts to any depth, so that it takes no number of levels.")
     if kind == "eagle3" and layers is not None:

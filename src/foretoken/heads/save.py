@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 
 from foretoken.core.files import write
 from foretoken.heads.flat import Medusa
-from foretoken.heads.layout import FILES, published
+from foretoken.heads.layout import published
 from foretoken.heads.make import Head
 from foretoken.heads.origin import origin
 from foretoken.heads.serial import Eagle3
+from foretoken.models.named import HEAD_FILES
 
 
 def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -26,7 +27,7 @@ def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat1
         published(head.kind, key): (value.to(dtype) if value.is_floating_point() else value).contiguous()
         for key, value in state.items()
     }
-    name = {"medusa": "medusa_lm_head.safetensors", "hydra": "hydra_lm_head.safetensors"}.get(head.kind, FILES[0])
+    name = {"medusa": "medusa_lm_head.safetensors", "hydra": "hydra_lm_head.safetensors"}.get(head.kind, HEAD_FILES[0])
     config: dict[str, Any] = {
         "foretoken_head": head.kind,
         "feature_scale": head.feature_scale,

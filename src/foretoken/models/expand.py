@@ -28,7 +28,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
 
-SIZES = {"100m": 100_000_000, "300m": 300_000_000, "1b": 1_000_000_000}
 MULTIPLE = 64  # widened MLPs have a multiple of this many channels
 TOLERANCE = 0.1  # of the size asked for
 ZERO = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight")  # what writes into the residual stream
@@ -45,13 +44,6 @@ class Shape:
     heads: int
     intermediate: int
     num_params: int
-
-
-def size_named(name: str) -> int:
-    """Parameters of "100m", "300m" or "1b"."""
-    if name not in SIZES:
-        raise ForetokenError(f"Unknown expansion {name}: choose one of {', '.join(SIZES)}.")
-    return SIZES[name]
 
 
 def expand(model: PreTrainedModel, params: int, seed: int = 0) -> PreTrainedModel:

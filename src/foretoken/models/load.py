@@ -1,6 +1,5 @@
 """Hugging Face folders and ids -> models and tokenizers; what is wrong with them is said in one sentence."""
 
-import os
 from pathlib import Path
 from typing import cast
 
@@ -12,11 +11,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.named import AUTO, OFF, ON, check_dtype, check_folder, is_folder
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
-
-AUTO, ON, OFF = "auto", "on", "off"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -41,24 +38,18 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if isinstance(dtype, torch.dtype):
         return dtype
-    if dtype not in DTYPES:
-        raise ForetokenError(f"Unknown dtype {dtype}: choose one of {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
-
-
-def check_compile(compile: str) -> None:
-    if compile not in (AUTO, ON, OFF):
-        raise ForetokenError(f"Unknown compile {compile}: choose one of {AUTO}, {ON}, {OFF}.")
+    check_dtype(dtype)
+    return getattr(torch, dtype)
 
 
 def load_model(
     source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False, compile: str = AUTO
 ) -> CausalLM:
     """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`."""
-    _check_folder(source)
+    check_folder(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=_is_folder(source), trust_remote_code=trust_remote_code
+            source, dtype=dtype, local_files_only=is_folder(source), trust_remote_code=trust_remote_code
         )
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
@@ -81,12 +72,12 @@ def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
-    _check_folder(source)
-    if _is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
+    check_folder(source)
+    if is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
     try:
         return AutoTokenizer.from_pretrained(
-            source, local_files_only=_is_folder(source), trust_remote_code=trust_remote_code
+            source, local_files_only=is_folder(source), trust_remote_code=trust_remote_code
         )
     except Exception as error:  # tokenizer files fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a tokenizer from {source}: {_first_line(error)}") from error
@@ -106,21 +97,6 @@ def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
 def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnlyOutput:
     """What `generate` returns: ids [b, t] int64, or its output object around them."""
     return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids)) if as_dict else ids
-
-
-def _is_folder(source: str) -> bool:
-    return os.path.isdir(source)
-
-
-def _check_folder(source: str) -> None:
-    if os.path.isfile(source):
-        raise ForetokenError(f"{source} is a file: give the path of a Hugging Face model folder.")
-    # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
-    if looks_local and not _is_folder(source):
-        raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
-    if _is_folder(source) and not (Path(source) / "config.json").exists():
-        raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
 
 
 def _first_line(error: Exception) -> str:

@@ -26,7 +26,7 @@ from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from foretoken.core.compiled import stamped
+from foretoken.core.compiled import cached
 from foretoken.core.vectors import LANES, load
 from foretoken.models.panels import DOTTED, HALVED, WHOLE
 
@@ -42,7 +42,7 @@ WIDE = "+avx512f" in _FEATURES  # 32 registers of 16 floats
 def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = False) -> Callable[..., Any]:
     """`loop` compiled on its first call and cached on disk. The tests' type checkers around it are taken off."""
     fastmath = SUMS if sums else {"contract"}
-    return stamped(njit(cache=True, nogil=True, parallel=parallel, fastmath=fastmath)(unwrap(loop)))
+    return cached(njit(nogil=True, parallel=parallel, fastmath=fastmath)(unwrap(loop)))
 
 
 def named(name: str, loop: Callable[..., None], count: int) -> Any:
@@ -53,8 +53,7 @@ def named(name: str, loop: Callable[..., None], count: int) -> Any:
     """
     arguments = (types.intp,) * count
     made: Any = CFunc(unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
-    made.enable_caching()
-    stamped(made)
+    cached(made)
     made.compile()
     _NAMED.append(made)
     binding.add_symbol(name, made.address)

@@ -12,17 +12,18 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
+from foretoken.core.interrupts import Interrupts
 from foretoken.heads.make import Head
 from foretoken.heads.serial import Eagle3
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
 from foretoken.train.data import Batches
+from foretoken.train.folder import CHECKPOINT
 from foretoken.train.losses import LOSSES, Texts, eagle3_loss
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
-CHECKPOINT = "checkpoint.pt"
 ADAMW, MUON = "adamw", "muon"
 BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, over Muon's for all other matrices
 
@@ -115,8 +116,20 @@ class Trainer:
     ) -> None:
         """To the end; reports come after `every` steps, and after `also_every`.
 
-        On an interrupt the last checkpoint stands; the same command goes on from it.
+        On an interrupt the step that has begun is finished and saved; the same command goes on from there. A second
+        interrupt stops at once, and the last checkpoint stands.
         """
+        with Interrupts() as interrupts:
+            self._run(report, every, also_every, save_s, interrupts)
+
+    def _run(
+        self,
+        report: Callable[[Report], None],
+        every: int,
+        also_every: int | None,
+        save_s: float,
+        interrupts: Interrupts,
+    ) -> None:
         began, first, saved = time.monotonic(), self.tokens, time.monotonic()
         self.head.train()
         while self.step < self.steps:
@@ -140,9 +153,11 @@ class Trainer:
             if self.step % every == 0 or self.step % (also_every or every) == 0 or self.step == self.steps:
                 left = (self.steps - self.step) * (self.tokens / self.step) / speed
                 report(Report(self.step, self.steps, self.tokens, self.smooth, speed, left))
-            if time.monotonic() - saved > save_s or self.step == self.steps:
+            if interrupts.asked or time.monotonic() - saved > save_s or self.step == self.steps:
                 self.save()
                 saved = time.monotonic()
+            if interrupts.asked and self.step < self.steps:
+                raise KeyboardInterrupt
 
     def save(self) -> None:
         state = {
@@ -168,6 +183,8 @@ class Trainer:
             raise ForetokenError(
                 f"{path} cannot be read ({type(error).__name__}): remove it to start again."
             ) from error
+        if not isinstance(state, dict) or "plan" not in state:
+            raise ForetokenError(f"{path} is no checkpoint of foretoken train: name another --out.")
         if state["plan"] != asdict(self.plan):
             changed = [key for key, value in asdict(self.plan).items() if state["plan"].get(key) != value]
             raise ForetokenError(

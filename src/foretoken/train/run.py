@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import write
+from foretoken.core.files import append, write
 from foretoken.heads.make import Head, new_head
 from foretoken.heads.save import save_head
 from foretoken.models.causal_lm import CausalLM
@@ -21,6 +21,7 @@ from foretoken.models.text import Tokenizer
 from foretoken.train.begin import Beginning
 from foretoken.train.data import Batches, Record, Row, commonest, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
+from foretoken.train.folder import LOG, PROVENANCE, check_own
 from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer
 from foretoken.train.states import StateCache
 
@@ -110,10 +111,11 @@ def train(
     torch.manual_seed(options.seed)
     tokens = None if options.draft_vocab is None else commonest(learnt, options.draft_vocab, lm.vocab_size)
     head = new_head(options.kind, parts(lm), options.layers, options.levels, tokens)
+    check_own(folder, asdict(plan))
     folder.mkdir(parents=True, exist_ok=True)
     kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
     trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept, begin)
-    log = folder / "log.jsonl"
+    log = folder / LOG
     if trainer.resume():
         _cut(log, trainer.step)
     else:
@@ -124,8 +126,7 @@ def train(
     def report(report: Report) -> None:
         look = report.step % evaluate_every == 0 or report.step == report.steps
         progress = Progress(report, accuracy(head, lm, checked, seed=options.seed) if look else None)
-        with log.open("a") as file:
-            file.write(json.dumps(progress.json()) + "\n")
+        append(log, json.dumps(progress.json()) + "\n")
         last.append(progress)
         tell(progress)
 
@@ -175,7 +176,7 @@ def finish(
     measured = (last and last.accuracy) or accuracy(trainer.head, lm, held, seed=plan.seed)
     facts = {"plan": asdict(plan), "steps": trainer.step, "tokens": trainer.tokens, "target": lm.name,
              "accuracy": asdict(measured), "argv": sys.argv[1:], **made_with}  # fmt: skip
-    write(folder / "provenance.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
+    write(folder / PROVENANCE, lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
     size = sum(p.numel() for p in trainer.head.parameters())
     begun = trainer.begin
     began = "" if begun is None else BEGAN.format(begun.taken, Path(begun.name).name)

@@ -19,12 +19,11 @@ import numpy as np
 from torch import Tensor
 
 from foretoken.core.draw_each import weights_of
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-from foretoken.trees.static import MAX_NODES
+from foretoken.trees.grammar import check_size
 
 WIDTH, DEPTH = 10, 7
 WIDE = 35
@@ -44,8 +43,7 @@ class RankedTree(ABC):
     weighs: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        if self.budget > MAX_NODES:
-            raise ForetokenError(f"A tree of {self.budget} nodes has more than {MAX_NODES}: make it smaller.")
+        check_size(self.budget)
 
     def root(self, past: None) -> Scored:
         return 0.0, 0

@@ -7,13 +7,11 @@ root counted as 1, on at most l levels below it, and B[m][l][b] the same where t
     B[m][l][b] = max over y of  B[m - y][l][b - 1] + a_b T[y][l - 1],    B[m][l][0] = 1,    T[m][l] = max over b of B
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 
-from foretoken.core.errors import ForetokenError
+from foretoken.trees.grammar import check_acceptance
 from foretoken.trees.static import StaticTree
 
 LEVELS = 24
@@ -21,8 +19,7 @@ LEVELS = 24
 
 def sequoia(acceptance: list[float], budget: int, levels: int = LEVELS) -> StaticTree:
     """The best tree of at most `budget` nodes besides the root; O(budget^2 levels children)."""
-    if not acceptance or not all(math.isfinite(a) and 0 <= a <= 1 for a in acceptance) or sum(acceptance) > 1 + 1e-6:
-        raise ForetokenError(f"An acceptance vector has probabilities that sum to at most 1, not {acceptance}.")
+    check_acceptance(acceptance)
     nodes, levels, k = budget + 1, min(levels, budget), len(acceptance)
     best = np.full((levels + 1, k + 1, nodes + 1), -np.inf)  # [l, b, m]: with at most m nodes
     taken = np.zeros((levels + 1, k + 1, nodes + 1), np.int64)
@@ -60,18 +57,3 @@ def expected_tokens(tree: StaticTree, acceptance: list[float]) -> float:
         reach.append(reach[parent] * acceptance[seen[parent]])
         seen[parent] += 1
     return math.fsum(reach)
-
-
-def read_acceptance(path: str) -> list[float]:
-    """The vector in a JSON file {"acceptance": [0.68, 0.11, ..]}; other keys say what it was measured on."""
-    try:
-        found = json.loads(Path(path).read_text())["acceptance"]
-    except OSError as error:
-        raise ForetokenError(f"Cannot read acceptance file {path}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ForetokenError(
-            f'Acceptance file {path} must hold JSON such as {{"acceptance": [0.68, 0.11]}}.'
-        ) from error
-    if not isinstance(found, list) or not all(isinstance(a, int | float) for a in found):
-        raise ForetokenError(f"Acceptance file {path} must hold a list of probabilities under acceptance.")
-    return [float(a) for a in found]

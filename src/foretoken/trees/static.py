@@ -1,21 +1,17 @@
 """Trees whose shape is fixed before anything is drawn: chain, k-ary, any parent list."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law
 from foretoken.core.policy import Plan
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-
-MAX_NODES = 4096
+from foretoken.trees.grammar import check_parents
 
 
 @dataclass(frozen=True)
@@ -27,11 +23,7 @@ class StaticTree:
     weighs: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if not self.parents or self.parents[0] != -1:
-            raise ForetokenError("A tree's parent list must start with -1, the root.")
-        for i, parent in enumerate(self.parents[1:], start=1):
-            if not 0 <= parent < i:
-                raise ForetokenError(f"Tree node {i} has parent {parent}: a parent must come before its child.")
+        check_parents(self.parents)
 
     @cached_property
     def _children(self) -> tuple[tuple[int, ...], ...]:
@@ -98,22 +90,5 @@ def kary(k: int, depth: int) -> StaticTree:
     for _ in range(depth):
         first = len(parents)
         parents += [node for node in level for _ in range(k)]
-        if len(parents) > MAX_NODES:
-            raise ForetokenError(f"Tree kary:{k}x{depth} has more than {MAX_NODES} nodes: make it smaller.")
         level = list(range(first, len(parents)))
-    return StaticTree(tuple(parents))
-
-
-def from_file(path: str) -> StaticTree:
-    """The parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
-    try:
-        parents = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise ForetokenError(f"Cannot read tree file {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise ForetokenError(
-            f"Tree file {path} is not JSON: it must hold a parent list such as [-1, 0, 0, 1]."
-        ) from error
-    if not isinstance(parents, list) or not all(type(x) is int for x in parents):
-        raise ForetokenError(f"Tree file {path} must hold a list of integers such as [-1, 0, 0, 1].")
     return StaticTree(tuple(parents))

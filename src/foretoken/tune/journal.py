@@ -25,7 +25,7 @@ class Journal:
                 self._record = found
         except OSError:
             return  # nothing there
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.replaces = True
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.bench.figure import save
 from foretoken.bench.interleaved import Workload, interleaved
 from foretoken.compare.table import Report
 from foretoken.core.errors import ForetokenError
@@ -176,7 +177,4 @@ def plot(points: Sequence[Point], label: str, path: str) -> None:
     right.set(title="Figure 4", xlabel="draft probability a", ylabel="tokens/s, x plain decoding")
     for axes in (left, right):
         axes.legend(fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+    save(figure, path)

@@ -1,24 +1,34 @@
 """The verification rules by name. A new rule is one file and one line here; the enumeration test picks it up."""
 
-from foretoken.core.verifier import Verifier
-from foretoken.verify.block import Block
-from foretoken.verify.hub import HubRule, SpecHub
-from foretoken.verify.kseq import KSeq
-from foretoken.verify.match import ExactMatch
-from foretoken.verify.randomised import Randomised
-from foretoken.verify.rejection import RRS, RRSw, Standard
-from foretoken.verify.strings import StringRejection
-from foretoken.verify.transport.canonical import Canonical
-from foretoken.verify.transport.exact import Transport
-from foretoken.verify.transport.global_resolution import GlobalResolution, ThinnedGlobalResolution
-from foretoken.verify.transport.grouped import TransportGrouped
-from foretoken.verify.transport.lp import LinearProgram
-from foretoken.verify.transport.maxflow import MaxFlow, OptimisedMaxFlow
-from foretoken.verify.tree_block import TreeBlock
+from typing import TYPE_CHECKING
 
-_RULES: tuple[Verifier, ...] = (
-    *(ExactMatch(), Standard(), RRS(), RRSw(), KSeq(), HubRule(), SpecHub(), Block(), StringRejection(), Randomised()),
-    *(Transport(), TransportGrouped(), TreeBlock("block-transport", Transport()), TreeBlock("block-rrsw", RRSw())),
-    *(LinearProgram(), MaxFlow(), OptimisedMaxFlow(), Canonical(), GlobalResolution(), ThinnedGlobalResolution()),
+from foretoken.core.lazy import Lazy
+
+if TYPE_CHECKING:
+    from foretoken.core.verifier import Verifier
+
+VERIFIERS: "Lazy[Verifier]" = Lazy(
+    {
+        "exact-match": "verify.match:ExactMatch",
+        "standard": "verify.rejection:Standard",
+        "rrs": "verify.rejection:RRS",
+        "rrsw": "verify.rejection:RRSw",
+        "kseq": "verify.kseq:KSeq",
+        "hub": "verify.hub:HubRule",
+        "spechub": "verify.hub:SpecHub",
+        "block": "verify.block:Block",
+        "string-rejection": "verify.strings:StringRejection",
+        "randomised": "verify.randomised:Randomised",
+        "transport": "verify.transport.exact:Transport",
+        "transport-grouped": "verify.transport.grouped:TransportGrouped",
+        "block-transport": "verify.tree_block:block_transport",
+        "block-rrsw": "verify.tree_block:block_rrsw",
+        "ot-lp": "verify.transport.lp:LinearProgram",
+        "ot-maxflow": "verify.transport.maxflow:MaxFlow",
+        "ot-maxflow-optimised": "verify.transport.maxflow:OptimisedMaxFlow",
+        "canonical": "verify.transport.canonical:Canonical",
+        "global-resolution": "verify.transport.global_resolution:GlobalResolution",
+        "global-resolution-thinned": "verify.transport.global_resolution:ThinnedGlobalResolution",
+    },
+    make=lambda rule: rule(),
 )
-VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in _RULES}

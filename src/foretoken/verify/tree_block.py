@@ -38,8 +38,9 @@ from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.verify.block import Block
-from foretoken.verify.rejection import is_single, recursive_row
+from foretoken.verify.rejection import RRSw, is_single, recursive_row
 from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.transport.exact import Transport
 from foretoken.verify.tree_block_fast import fast_end, fast_share, serves
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; asked for once, where the node is visited
@@ -146,6 +147,14 @@ class TreeBlock:
         if is_one_draw(siblings):
             return recursive_row(row, q, siblings.draws, without_replacement=False)
         return self.rule(row, Siblings(siblings.draws, q, siblings.law))
+
+
+def block_transport() -> TreeBlock:
+    return TreeBlock("block-transport", Transport())
+
+
+def block_rrsw() -> TreeBlock:
+    return TreeBlock("block-rrsw", RRSw())
 
 
 def is_one_draw(siblings: Siblings) -> bool:

@@ -1,0 +1,70 @@
+"""Numbers that may be asked for, refused here without torch, so that the command line tells of a bad one at once."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from foretoken.core.errors import ForetokenError
+
+LARGEST = 1e30  # of what is added to scores, or multiplies them: float32 holds the result
+MAX_NODES = 4096  # of a token tree, besides the root
+MOST_DRAWS = 256  # at one node, where rules are compared by the number of draws
+
+
+def check_sampling(
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+) -> None:
+    """Refuse settings of core.sampling.Sampling from which no distribution follows."""
+    _require(temperature >= 0 and math.isfinite(temperature), "temperature", temperature, "a finite number >= 0")
+    _require(top_k >= 0, "top_k", top_k, "0 (off) or a positive integer")
+    _require(0 < top_p <= 1, "top_p", top_p, "in (0, 1]")
+    _require(0 <= min_p <= 1, "min_p", min_p, "in [0, 1]")
+    wanted = f"> 0, from {1 / LARGEST:g} to {LARGEST:g}"
+    _require(1 / LARGEST <= repetition_penalty <= LARGEST, "repetition_penalty", repetition_penalty, wanted)
+    for name, value in (("frequency_penalty", frequency_penalty), ("presence_penalty", presence_penalty)):
+        _require(abs(value) <= LARGEST, name, value, f"finite, from {-LARGEST:g} to {LARGEST:g}")
+    for token, bias in (logit_bias or {}).items():
+        if not (-LARGEST <= bias <= LARGEST or bias == -math.inf):
+            raise ForetokenError(
+                f"logit_bias of token {token} is {bias}: it must be -inf, which rules the token out, or a number from "
+                f"{-LARGEST:g} to {LARGEST:g}, below infinity."
+            )
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse numbers below 1; None stands for a default."""
+    for name, value in counts.items():
+        _require(value is None or value >= 1, name, value, "at least 1")
+
+
+def check_seed(seed: int | None, prompts: int = 1) -> None:
+    """Refuse seeds that torch's CPU generator, which takes 32 bits, has none for; prompt i of a list has seed + i."""
+    if seed is not None and not 0 <= seed <= 2**32 - max(prompts, 1):
+        raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
+
+
+def check_stops(stops: Iterable[str]) -> None:
+    if "" in stops:
+        raise ForetokenError("A stop string is empty: give one character or more, or leave stop out.")
+
+
+def check_temperatures(temperatures: Iterable[float] | None) -> None:
+    for temperature in temperatures or ():
+        check_sampling(temperature=temperature)
+
+
+def check_probability(draft_probability: float | None) -> None:
+    """Refuse a coin of randomised drafting that can be none."""
+    if draft_probability is not None and not 0 <= draft_probability <= 1:
+        raise ForetokenError(f"The draft probability is {draft_probability}: it must be in [0, 1].")
+
+
+def _require(ok: bool, name: str, value: object, want: str) -> None:
+    if not ok:
+        raise ForetokenError(f"{name} is {value}: it must be {want}.")

@@ -1,0 +1,151 @@
+"""What a tree's name says, read without torch, so that the command line tells of a bad one at once."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import MAX_NODES
+
+Read = tuple[str, tuple[Any, ...]]  # the kind of tree, and the arguments of what makes it
+
+
+def read_tree(spec: str) -> Read:
+    """Of "chain:4", "kary:2x4", "list:shape.json" and the like; files are read. Raises ForetokenError."""
+    kind, colon, rest = spec.partition(":")
+    if kind not in TREES or not colon:
+        grammar = "; ".join(text for text, _ in TREES.values())
+        raise ForetokenError(f"Unknown tree {spec}: choose {grammar}.")
+    return kind, TREES[kind][1](rest)
+
+
+def check_parents(parents: Sequence[int]) -> None:
+    """Refuse what is no parent list: parents[0] = -1 (the root), 0 <= parents[i] < i, at most MAX_NODES besides it."""
+    if not parents or parents[0] != -1:
+        raise ForetokenError("A tree's parent list must start with -1, the root.")
+    if len(parents) - 1 > MAX_NODES:
+        raise _too_large(len(parents) - 1)
+    for i, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < i:
+            raise ForetokenError(f"Tree node {i} has parent {parent}: a parent must come before its child.")
+
+
+def check_size(nodes: int) -> None:
+    """Refuse trees of more than MAX_NODES besides the root."""
+    if nodes > MAX_NODES:
+        raise _too_large(nodes)
+
+
+def _too_large(nodes: int | str) -> ForetokenError:
+    return ForetokenError(f"A tree of {nodes} nodes has more than {MAX_NODES}: make it smaller.")
+
+
+def _chain(spec: str) -> tuple[int, float]:
+    depth, floor = _floor(spec, "chain:D")
+    return _size(depth, "chain:D"), floor
+
+
+def _kary(spec: str) -> tuple[int, int, float]:
+    children, cross, rest = spec.partition("x")
+    if not cross:
+        raise ForetokenError(f"Tree kary:{spec} is incomplete: write kary:KxD, e.g. kary:2x4.")
+    depth, floor = _floor(rest, "kary:KxD")
+    k, levels = _size(children, "kary:KxD"), _size(depth, "kary:KxD")
+    nodes = 0
+    for level in range(1, levels + 1):
+        nodes += k**level
+        if nodes > MAX_NODES:
+            raise ForetokenError(f"Tree kary:{k}x{levels} has more than {MAX_NODES} nodes: make it smaller.")
+    return k, levels, floor
+
+
+def _sized(form: str) -> Callable[[str], tuple[int]]:
+    return lambda spec: (_size(spec, form),)
+
+
+def _sequoia(spec: str) -> tuple[list[float], int]:
+    number, at, path = spec.partition("@")
+    if not at:
+        raise ForetokenError(f"Tree sequoia:{spec} is incomplete: write sequoia:N@FILE, FILE with measured acceptance.")
+    nodes = _size(number, "sequoia:N@FILE")
+    return read_acceptance(path), nodes
+
+
+def _list(path: str) -> tuple[tuple[int, ...]]:
+    """The parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
+    try:
+        parents = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ForetokenError(f"Cannot read tree file {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ForetokenError(
+            f"Tree file {path} is not JSON: it must hold a parent list such as [-1, 0, 0, 1]."
+        ) from error
+    if not isinstance(parents, list) or not all(type(x) is int for x in parents):
+        raise ForetokenError(f"Tree file {path} must hold a list of integers such as [-1, 0, 0, 1].")
+    check_parents(parents)
+    return (tuple(parents),)
+
+
+def read_acceptance(path: str) -> list[float]:
+    """The vector in a JSON file {"acceptance": [0.68, 0.11, ..]}; other keys say what it was measured on."""
+    try:
+        found = json.loads(Path(path).read_text())["acceptance"]
+    except OSError as error:
+        raise ForetokenError(f"Cannot read acceptance file {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ForetokenError(
+            f'Acceptance file {path} must hold JSON such as {{"acceptance": [0.68, 0.11]}}.'
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(a, int | float) for a in found):
+        raise ForetokenError(f"Acceptance file {path} must hold a list of probabilities under acceptance.")
+    return check_acceptance(found)
+
+
+def check_acceptance(acceptance: Sequence[float]) -> list[float]:
+    """Probabilities of each child of a node to be the accepted one, as floats; refused where they can be none."""
+    if not acceptance or not all(0 <= a <= 1 for a in acceptance) or math.fsum(acceptance) > 1 + 1e-6:
+        raise ForetokenError(f"An acceptance vector has probabilities that sum to at most 1, not {acceptance}.")
+    return [float(a) for a in acceptance]
+
+
+def _size(text: str, form: str) -> int:
+    """A number of a tree's name."""
+    digits = text.lstrip("0")
+    if not (text.isascii() and text.isdigit() and digits):
+        raise ForetokenError(f"In tree {form} the numbers must be positive integers, not {text!r}.")
+    if len(digits) > len(str(MAX_NODES)) or int(digits) > MAX_NODES:
+        raise _too_large(f"{digits:.25}")
+    return int(digits)
+
+
+def _floor(spec: str, form: str) -> tuple[str, float]:
+    """(what stands before the @, the number behind it), 0 where there is no @."""
+    rest, at, text = spec.partition("@")
+    if not at:
+        return rest, 0.0
+    try:
+        floor = float(text)
+    except ValueError:
+        floor = math.nan
+    if not 0 < floor <= 1:
+        raise ForetokenError(f"In tree {form}@C the confidence C must be above 0 and at most 1, not {text!r}.")
+    return rest, floor
+
+
+# kind -> (what to write, what reads it)
+TREES: dict[str, tuple[str, Callable[[str], tuple[Any, ...]]]] = {
+    "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less sure of it than C", _chain),
+    "kary": ("kary:KxD or kary:KxD@C, K children at every node down to depth D", _kary),
+    "budget": ("budget:N, sampled children where they pay most, N nodes expected over a text", _sized("budget:N")),
+    "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _sized("dynamic:N")),
+    "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
+    "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _sized("opt-tree:N")),
+    "product": (
+        "product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly",
+        _sized("product:N"),
+    ),
+    "list": ("list:FILE, the parent list in a JSON file", _list),
+}

@@ -1,0 +1,193 @@
+"""How soon a command starts: help and bad input come before torch; and what becomes of the standard streams."""
+
+import errno
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from foretoken.choices import LAWS, METHODS, VOCABS
+from foretoken.cli.main import main
+from foretoken.heads import HEADS
+from foretoken.names import MADE_BY, law_family
+from foretoken.reproduce import ARTEFACTS
+from foretoken.trees.grammar import TREES
+from foretoken.verify import VERIFIERS
+
+SLOW = ("torch", "transformers", "numba", "scipy", "matplotlib")
+# Runs the command lines of a JSON file in one process; prints of each the exit code, stderr and what was imported.
+PROGRAM = """
+import contextlib, io, json, sys
+from foretoken.cli.main import main
+for line in json.loads(open(sys.argv[1]).read()):
+    sys.argv = ["foretoken", *line]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code
+    slow = [name for name in SLOW if name in sys.modules]
+    print(json.dumps([code or 0, err.getvalue(), slow]))
+"""
+HELP = [
+    [], ["generate"], ["audit"], ["rules"], ["reproduce"], ["bench"], ["bench", "trees"], ["bench", "heads"],
+    ["bench", "chains"], ["bench", "acceptance"], ["bench", "auto"], ["bench", "vocab"], ["bench", "execution"],
+    ["tune"], ["tune", "randomised"], ["vocab"], ["train"],
+]  # fmt: skip
+NONE = "/nonexistent"
+BAD = [
+    (["generate", "x", "--target", NONE], NONE),
+    (["generate", "x", "--drafter", NONE], NONE),
+    (["generate", "x", "--profile", NONE], NONE),
+    (["generate", "x", "--tree", "bush:3"], "bush"),
+    (["generate", "x", "--tree", "kary:9x9"], "kary:9x9 has more than 4096 nodes"),
+    (["generate", "x", "--tree", "chain:" + "9" * 24], "999 nodes has more than 4096"),
+    (["generate", "x", "--tree", "chain:" + "9" * 9999], "nodes has more than 4096"),
+    (["generate", "x", "--tree", "list:BRACKETS"], "is not JSON"),
+    (["generate", "x", "--tree", "sequoia:8@BRACKETS"], "must hold JSON"),
+    (["generate", "x", "--tree", "list:LONG"], "A tree of 5000 nodes has more than 4096"),
+    (["generate", "x", "--verifier", "nope"], "nope"),
+    (["generate", "x", "--law", "nope"], "nope"),
+    (["generate", "x", "--method", "nope"], "nope"),
+    (["generate", "x", "--vocab", "nope"], "nope"),
+    (["generate", "x", "--dtype", "int3"], "int3"),
+    (["generate", "x", "--compile", "maybe"], "maybe"),
+    (["generate", ""], "The prompt is empty"),
+    (["generate", "x", "--stop", ""], "stop string is empty"),
+    (["generate", "x", "--temperature", "nan"], "temperature is nan"),
+    (["generate", "x", "--frequency-penalty", "1e308"], "frequency_penalty is 1e+308"),
+    (["generate", "x", "--frequency-penalty", "-1e39"], "frequency_penalty is -1e+39"),
+    (["generate", "x", "--presence-penalty", "1e308"], "presence_penalty is 1e+308"),
+    (["generate", "x", "--repetition-penalty", "inf"], "repetition_penalty is inf"),
+    (["generate", "x", "--draft-probability", "2"], "draft probability is 2"),
+    (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+    (["generate", "x", "--seed", "-1"], "seed is -1"),
+    (["generate", "--batch-file", NONE], NONE),
+    (["bench", "--target", NONE], NONE),
+    (["bench", "--out", NONE + "/b.jsonl"], NONE),
+    (["bench", "--prompts", "1000"], "Cannot take 1000 held-out prompts"),
+    (["bench", "--expand", "7b"], "7b"),
+    (["bench", "trees", "--nodes", "0"], "nodes is 0"),
+    (["bench", "chains", "--tree", "bush:3"], "bush"),
+    (["bench", "heads", "--head", NONE], NONE),
+    (["bench", "vocab", "--method", "nope"], "nope"),
+    (["bench", "execution", "--nodes", "a"], "--nodes is 'a'"),
+    (["tune", "--target", NONE], NONE),
+    (["tune", "--workload", "EMPTY", "--prompts", "2"], "Prompt 2 is empty"),
+    (["rules", "--text", NONE], NONE),
+    (["rules", "--draws", "1000000"], "--draws is 1000000: give numbers up to 256"),
+    (["reproduce", "nope"], "nope"),
+    (["vocab", NONE, NONE], NONE),
+    (["train", "nope", "--data", "EMPTY", "--out", "new"], "nope"),
+    (["train", "eagle", "--data", NONE, "--out", "new"], NONE),
+    (["train", "eagle", "--data", "EMPTY", "--out", "TARGET"], "no training run"),
+    (["train", "medusa", "--data", "EMPTY", "--out", "new", "--levels", "100000"], "--levels is 100000"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, list[str]]]:
+    """What each of HELP and BAD told, in order."""
+    folder = tmp_path_factory.mktemp("start")
+    names = {"BRACKETS": "[" * 100_000, "LONG": json.dumps([-1, *range(5000)]), "EMPTY": '{"prompt": "a"}\n""\n'}
+    for name, text in names.items():
+        (folder / name).write_text(text)
+    (folder / "TARGET").mkdir()
+    (folder / "TARGET" / "config.json").touch()
+    lines = [[*line, "--help"] for line in HELP] + [line for line, _ in BAD]
+    (folder / "lines.json").write_text(json.dumps(lines))
+    program = PROGRAM.replace("SLOW", repr(SLOW))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "lines.json"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_help_and_bad_input_do_not_wait_for_torch(told: list[tuple[int, str, list[str]]]) -> None:
+    assert len(told) == len(HELP) + len(BAD)
+    for line, (code, err, slow) in zip(HELP, told, strict=False):
+        assert (code, err, slow) == (0, "", []), line
+    for (line, words), (code, err, slow) in zip(BAD, told[len(HELP) :], strict=True):
+        assert (code, slow) == (2, []), (line, err)
+        assert words in err, line
+        assert err.startswith("foretoken: "), line
+        assert len(err.splitlines()) == 1, err
+
+
+def test_the_package_itself_is_light() -> None:
+    code = f"import sys, foretoken; sys.exit(any(name in sys.modules for name in {SLOW}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_name_that_is_told_without_torch_is_one_of_something() -> None:
+    assert set(MADE_BY) == set(TREES)
+    for table in (LAWS, VOCABS, HEADS, ARTEFACTS, VERIFIERS):
+        assert all(callable(thing) for thing in table.values())
+    assert all(law_family(name).name == name for name in LAWS)
+    assert all(rule.name == name for name, rule in VERIFIERS.items())
+    assert all(foretoken.tree(tree).max_nodes > 1 for tree in METHODS.values())
+    assert "nope" not in VERIFIERS
+    with pytest.raises(KeyError):
+        VERIFIERS["nope"]
+
+
+def foretoken_run(shell: str) -> subprocess.CompletedProcess[str]:
+    """A shell's line in which FORETOKEN is the command."""
+    command = f"{sys.executable} -m foretoken"
+    return subprocess.run(
+        ["bash", "-c", shell.replace("FORETOKEN", command)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
+    done = foretoken_run("FORETOKEN --version > /dev/full")
+    assert (done.returncode, done.stderr) == (2, "foretoken: Cannot write the output: No space left on device.\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "err"),
+    [
+        ("FORETOKEN --version >&-", 2, "foretoken: Standard output is closed: leave it open"),
+        ("FORETOKEN generate - <&-", 2, "foretoken: The prompt is empty: give at least one token."),
+        ("FORETOKEN generate x --tree nope 2>&-", 2, ""),
+        ("FORETOKEN --help | head -c 1; exit ${PIPESTATUS[0]}", 0, ""),
+    ],
+)
+def test_streams_that_are_closed(line: str, code: int, err: str) -> None:
+    done = foretoken_run(line)
+    assert done.returncode == code
+    assert done.stderr.startswith(err)
+    assert len(done.stderr.splitlines()) == bool(err)
+
+
+class Gone(io.StringIO):
+    """A stream that fails."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+
+def test_a_reader_that_went_away_ends_a_command_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Gone(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    monkeypatch.setattr(sys, "argv", ["foretoken", "--version"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    monkeypatch.setattr(sys, "stdout", Gone(OSError(errno.ENOSPC, "No space left on device", "/full")))
+    monkeypatch.setattr(sys, "argv", ["foretoken", "--version"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "foretoken: Cannot use /full: No space left on device.\n"
