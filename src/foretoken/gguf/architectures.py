@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from gguf import GGUFReader
-
 from foretoken.core.errors import ForetokenError
+from foretoken.gguf.reader import Reader
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -56,10 +55,9 @@ ARCHITECTURES = {
 }
 
 
-def architecture_of(reader: GGUFReader) -> Architecture:
+def architecture_of(reader: Reader) -> Architecture:
     """The architecture that the file names. Raises ForetokenError if it is none of those above."""
-    field = reader.get_field("general.architecture")
-    name = None if field is None else field.contents()
+    name = reader.metadata("general.architecture")
     if name not in ARCHITECTURES:
         raise ForetokenError(
             f"The GGUF file's architecture is {name}, which is not read: it must be one of {', '.join(ARCHITECTURES)}."

@@ -3,17 +3,18 @@
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import TokenType
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.architectures import ARCHITECTURES, architecture_of
+from foretoken.gguf.reader import Reader
 
 # Tokens that end a text or a turn in the chat formats of these models; llama.cpp stops at them too.
 END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>")
 
 
-def gguf_config(reader: GGUFReader) -> PreTrainedConfig:
+def gguf_config(reader: Reader) -> PreTrainedConfig:
     """The configuration of the model in the file.
 
     Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions.
@@ -22,7 +23,7 @@ def gguf_config(reader: GGUFReader) -> PreTrainedConfig:
     prefix = next(name for name, known in ARCHITECTURES.items() if known is architecture)
 
     def value(key: str, default: Any = None) -> Any:
-        return metadata(reader, f"{prefix}.{key}", default)
+        return reader.metadata(f"{prefix}.{key}", default)
 
     if value("rope.scaling.type", "none") != "none":
         raise ForetokenError(
@@ -44,9 +45,9 @@ def gguf_config(reader: GGUFReader) -> PreTrainedConfig:
         "max_position_embeddings": value("context_length"),
         "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in shapes,
-        "bos_token_id": metadata(reader, "tokenizer.ggml.bos_token_id", None),
-        "eos_token_id": metadata(reader, "tokenizer.ggml.eos_token_id", None),
-        "pad_token_id": metadata(reader, "tokenizer.ggml.padding_token_id", None),
+        "bos_token_id": reader.metadata("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": reader.metadata("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": reader.metadata("tokenizer.ggml.padding_token_id"),
     }
     missing = [name for name, given in options.items() if given is None and not name.endswith("token_id")]
     if missing:
@@ -77,23 +78,21 @@ def gguf_config(reader: GGUFReader) -> PreTrainedConfig:
     return config
 
 
-def gguf_generation_config(reader: GGUFReader) -> GenerationConfig:
+def gguf_generation_config(reader: Reader) -> GenerationConfig:
     """What ends a text: the file's own end token and every token that ends one in a known chat format."""
-    eos = metadata(reader, "tokenizer.ggml.eos_token_id", None)
-    tokens: list[str] = metadata(reader, "tokenizer.ggml.tokens", [])
+    eos = reader.metadata("tokenizer.ggml.eos_token_id")
+    tokens: list[str] = reader.metadata("tokenizer.ggml.tokens", [])
+    types: list[int] = reader.metadata("tokenizer.ggml.token_type", [])
+    control = {
+        token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ == TokenType.CONTROL
+    }
     ends = [] if eos is None else [eos]
-    ends += [tokens.index(name) for name in END_TOKENS if name in tokens and tokens.index(name) != eos]
+    ends += [control[name] for name in END_TOKENS if name in control and control[name] != eos]
     return GenerationConfig(
-        bos_token_id=metadata(reader, "tokenizer.ggml.bos_token_id", None),
+        bos_token_id=reader.metadata("tokenizer.ggml.bos_token_id"),
         eos_token_id=ends or None,
-        pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id", None),
+        pad_token_id=reader.metadata("tokenizer.ggml.padding_token_id"),
     )
-
-
-def metadata(reader: GGUFReader, key: str, default: Any) -> Any:
-    """One value of the file's metadata, or `default` where the file does not have it."""
-    field = reader.get_field(key)
-    return default if field is None else field.contents()
 
 
 def _rotary(base: float) -> dict[str, Any]:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
-from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.config import gguf_config, gguf_generation_config
+from foretoken.gguf.reader import open_gguf
 from foretoken.gguf.tensors import Weight, gguf_weights
 from foretoken.gguf.tokenizer import gguf_tokenizer
 
@@ -23,10 +24,7 @@ def write_folder(source: Path, folder: Path, progress: Callable[[int, int], None
     progress: called with the weights written so far and their number.
     Raises ForetokenError for a file that is not a whole GGUF file of a known architecture; OSError where writing fails.
     """
-    try:
-        reader = GGUFReader(source)
-    except (ValueError, IndexError, OSError, KeyError) as error:
-        raise ForetokenError(f"Cannot read {source} as a GGUF file: {error}.") from error
+    reader = open_gguf(source)
     config = gguf_config(reader)
     weights = gguf_weights(reader)
     _check(weights, config)
@@ -72,7 +70,7 @@ def _write_weights(weights: list[Weight], path: Path, progress: Callable[[int, i
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for weight in weights:
             for values in weight.chunks():
-                rounded = torch.from_numpy(values).to(torch.bfloat16)
+                rounded = torch.from_numpy(np.require(values, requirements="W")).to(torch.bfloat16)
                 file.write(rounded.view(torch.int16).numpy().data)
                 written += len(values)
                 progress(written, end // BYTES)

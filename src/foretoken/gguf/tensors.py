@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import gguf
 import numpy as np
-from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.architectures import Architecture, architecture_of
-from foretoken.gguf.config import metadata
+from foretoken.gguf.reader import Reader
 
 CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and some times that as the library works on them
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -40,12 +39,12 @@ class Weight:
             yield values - np.float32(self.offset) if self.offset else values
 
 
-def gguf_weights(reader: GGUFReader) -> list[Weight]:
+def gguf_weights(reader: Reader) -> list[Weight]:
     """All weights of the file. Raises ForetokenError for a tensor that its architecture does not have."""
     architecture = architecture_of(reader)
-    prefix = metadata(reader, "general.architecture", "")
-    heads = metadata(reader, f"{prefix}.attention.head_count", 1)
-    of_rotary = {"attn_q": heads, "attn_k": metadata(reader, f"{prefix}.attention.head_count_kv", heads)}
+    prefix = reader.metadata("general.architecture", "")
+    heads = reader.metadata(f"{prefix}.attention.head_count", 1)
+    of_rotary = {"attn_q": heads, "attn_k": reader.metadata(f"{prefix}.attention.head_count_kv", heads)}
     weights: list[Weight] = []
     for tensor in reader.tensors:
         part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
@@ -67,10 +66,10 @@ def _name(stored: str, architecture: Architecture) -> str:
             return f"model.layers.{layer}.{architecture.layer[part]}.{kind}"
         case _:
             raise ForetokenError(
-                f"The GGUF file has a tensor {stored}, which {architecture.class_name} does not have: it cannot be read."
+                f"The GGUF file has a tensor {stored}, which {architecture.class_name} does not: it cannot be read."
             )
 
 
 def _halves(rows: int, heads: int) -> NDArray[np.int64]:
-    """Where each row of a query or key matrix stands in the file, whose heads have the rows of the two halves in turn."""
+    """Where in the file each row of a query or key matrix stands; there, rows of a head's two halves take turns."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

@@ -2,13 +2,13 @@
 
 from typing import cast
 
-from gguf import GGUFReader, TokenType
+from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.core.errors import ForetokenError
-from foretoken.gguf.config import metadata
+from foretoken.gguf.reader import Reader
 
 SPACE = "▁"
 _QWEN2_WORDS = (  # the regular expression that Qwen 2's tokenizer publishes
@@ -16,16 +16,16 @@ _QWEN2_WORDS = (  # the regular expression that Qwen 2's tokenizer publishes
 )
 
 
-def gguf_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
+def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
     """The tokenizer in the file.
 
     Tokens that the file marks as unused (padding of the embedding matrix) are not in it.
     Raises ForetokenError for a kind of tokenizer, or a way of cutting text into words, that is not known.
     """
-    kind = metadata(reader, "tokenizer.ggml.model", None)
+    kind = reader.metadata("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(reader)
-    elif kind == "llama" and not metadata(reader, "tokenizer.ggml.add_space_prefix", True):
+    elif kind == "llama" and not reader.metadata("tokenizer.ggml.add_space_prefix", True):
         tokenizer = _sentencepiece(reader)
     else:
         raise ForetokenError(
@@ -35,7 +35,7 @@ def gguf_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     names = {
         name: tokens[index]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if (index := metadata(reader, f"tokenizer.ggml.{key}_token_id", None)) is not None
+        if (index := reader.metadata(f"tokenizer.ggml.{key}_token_id")) is not None
     }
     marked = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
     tokenizer.add_tokens(
@@ -45,25 +45,25 @@ def gguf_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
             if type_ in marked
         ]
     )
-    if metadata(reader, "tokenizer.ggml.add_bos_token", kind == "llama"):
+    if reader.metadata("tokenizer.ggml.add_bos_token", kind == "llama"):
         bos = names["bos"]
         tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
         )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        chat_template=metadata(reader, "tokenizer.chat_template", None),
-        model_max_length=metadata(reader, f"{metadata(reader, 'general.architecture', '')}.context_length", 1 << 30),
+        chat_template=reader.metadata("tokenizer.chat_template"),
+        model_max_length=reader.metadata(f"{reader.metadata('general.architecture', '')}.context_length", 1 << 30),
         clean_up_tokenization_spaces=False,
         **{f"{name}_token": token for name, token in names.items()},
     )
 
 
-def _byte_level(reader: GGUFReader) -> Tokenizer:
+def _byte_level(reader: Reader) -> Tokenizer:
     """Byte-level BPE (GPT-2's): the file tells the merges, and by a name how text is cut into words."""
-    merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in metadata(reader, "tokenizer.ggml.merges", [])]
+    merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in reader.metadata("tokenizer.ggml.merges", [])]
     tokenizer = Tokenizer(BPE(_vocabulary(reader), merges))
-    words = metadata(reader, "tokenizer.ggml.pre", None)
+    words = reader.metadata("tokenizer.ggml.pre")
     if words == "smollm":
         cut = [
             pre_tokenizers.Digits(individual_digits=True),
@@ -84,14 +84,14 @@ def _byte_level(reader: GGUFReader) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(reader: GGUFReader) -> Tokenizer:
+def _sentencepiece(reader: Reader) -> Tokenizer:
     """SentencePiece's BPE: bytes for what is not in the vocabulary, and merges that follow from the tokens' scores.
 
     Two neighbours merge if both and their union are tokens, the union with the best score first. Scores of tokens that
     are always matched whole (runs of spaces, for instance) are not in the file: they come before all others.
     """
     vocabulary = _vocabulary(reader)
-    scores = metadata(reader, "tokenizer.ggml.scores", [])
+    scores = reader.metadata("tokenizer.ggml.scores", [])
     whole = {token for token, type_ in zip(_tokens(reader), _types(reader), strict=True) if type_ == USER}
     merges: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():
@@ -100,7 +100,7 @@ def _sentencepiece(reader: GGUFReader) -> Tokenizer:
             if token[:i] in vocabulary and token[i:] in vocabulary:
                 merges.append((rank, index, token[:i], token[i:]))
     merges.sort(key=lambda merge: (merge[0], merge[1], len(merge[2])))
-    unknown = _tokens(reader)[metadata(reader, "tokenizer.ggml.unknown_token_id", 0)]
+    unknown = _tokens(reader)[reader.metadata("tokenizer.ggml.unknown_token_id", 0)]
     pairs = [(left, right) for _, _, left, right in merges]
     tokenizer = Tokenizer(BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)  # pyright: ignore[reportAttributeAccessIssue]
@@ -113,21 +113,21 @@ def _sentencepiece(reader: GGUFReader) -> Tokenizer:
 USER = TokenType.USER_DEFINED
 
 
-def _tokens(reader: GGUFReader) -> list[str]:
+def _tokens(reader: Reader) -> list[str]:
     """All tokens, by id; runs of spaces as SentencePiece spells them, which the file does not do."""
-    tokens: list[str] | None = metadata(reader, "tokenizer.ggml.tokens", None)
+    tokens: list[str] | None = reader.metadata("tokenizer.ggml.tokens")
     if not tokens:
         raise ForetokenError("The GGUF file has no vocabulary: it is not whole, get it again.")
-    if metadata(reader, "tokenizer.ggml.model", None) != "llama":
+    if reader.metadata("tokenizer.ggml.model") != "llama":
         return tokens
     return [SPACE * len(token) if token.isspace() and token.strip(" ") == "" else token for token in tokens]
 
 
-def _types(reader: GGUFReader) -> list[int]:
-    return metadata(reader, "tokenizer.ggml.token_type", None) or [TokenType.NORMAL] * len(_tokens(reader))
+def _types(reader: Reader) -> list[int]:
+    return reader.metadata("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(_tokens(reader))
 
 
-def _vocabulary(reader: GGUFReader) -> dict[str, int]:
+def _vocabulary(reader: Reader) -> dict[str, int]:
     return {
         token: index
         for index, (token, type_) in enumerate(zip(_tokens(reader), _types(reader), strict=True))
