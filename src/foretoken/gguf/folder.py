@@ -28,11 +28,17 @@ def write_folder(source: Path, folder: Path, progress: Callable[[int, int], None
     config = gguf_config(reader)
     weights = gguf_weights(reader)
     _check(weights, config)
+    tokenizer = gguf_tokenizer(reader)
     config.dtype = torch.bfloat16
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
     gguf_generation_config(reader).save_pretrained(folder)
-    gguf_tokenizer(reader).save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # what the tokenizers library raises where it cannot write is of no class of its own
+        raise OSError(f"{folder / 'tokenizer.json'}: {error}") from error
     _write_weights(weights, folder / "model.safetensors", progress)
 
 

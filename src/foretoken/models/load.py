@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedModel as HFModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from foretoken.catalogue.known import known_model
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
@@ -54,7 +55,11 @@ def check_compile(compile: str) -> None:
 def load_model(
     source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False, compile: str = AUTO
 ) -> CausalLM:
-    """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`."""
+    """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`.
+
+    The short name of a model that `foretoken fetch` brought stands for its folder.
+    """
+    source = _fetched(source)
     _check_folder(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -81,6 +86,7 @@ def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
+    source = _fetched(source)
     _check_folder(source)
     if _is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
@@ -110,6 +116,12 @@ def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnl
 
 def _is_folder(source: str) -> bool:
     return os.path.isdir(source)
+
+
+def _fetched(source: str) -> str:
+    """The folder of a model that is known by this name, unless a folder of this name is here; else what was given."""
+    folder = None if os.path.exists(source) else known_model(source)
+    return source if folder is None else str(folder)
 
 
 def _check_folder(source: str) -> None:
