@@ -7,6 +7,8 @@ from foretoken.version import __version__
 
 if TYPE_CHECKING:
     from foretoken.build import load
+    from foretoken.catalogue.fetch import fetch
+    from foretoken.catalogue.known import known_model
     from foretoken.core.errors import ForetokenError
     from foretoken.core.sampling import Sampling
     from foretoken.core.tree import Siblings, TokenTree
@@ -31,6 +33,8 @@ _HOMES = {
     "acceptance": ("verify.acceptance", "acceptance"),
     "alpha_star": ("verify.optimum", "alpha_star"),
     "custom_generate": ("hf", "custom_generate"),
+    "fetch": ("catalogue.fetch", "fetch"),
+    "known_model": ("catalogue.known", "known_model"),
     "law": ("names", "law"),
     "load": ("build", "load"),
     "tree": ("names", "tree_policy"),
@@ -50,6 +54,8 @@ __all__ = [
     "acceptance",
     "alpha_star",
     "custom_generate",
+    "fetch",
+    "known_model",
     "law",
     "load",
     "tree",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 from foretoken.core.limits import check_probability
-from foretoken.models.named import check_compile, check_dtype, check_folder, head_file
+from foretoken.models.named import check_compile, check_dtype, located, head_file
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -85,9 +85,9 @@ def check_engine(
         if value is not None:
             check(value)
     check_probability(draft_probability)
-    check_folder(target)
+    located(target)
     if drafter not in (None, NGRAM, NO_DRAFTER) and head_file(drafter) is None:
-        check_folder(drafter)
+        located(drafter)
 
 
 def _check_known(what: str, name: str, known: Iterable[str]) -> None:

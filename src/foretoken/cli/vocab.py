@@ -7,7 +7,7 @@ import typer
 
 from foretoken.cli import options
 from foretoken.core.files import read_text
-from foretoken.models.named import check_folder
+from foretoken.models.named import located
 
 
 def vocab(
@@ -17,8 +17,8 @@ def vocab(
     json_: options.Json = False,
 ) -> None:
     """Compare two vocabularies: sizes, intersection, overlap on a text, and the --vocab method that is advised."""
-    check_folder(target)
-    check_folder(drafter)
+    located(target)
+    located(drafter)
     content = None if text is None else read_text(text)
     from foretoken.models.load import load_tokenizer
     from foretoken.models.overlap import compare

@@ -146,9 +146,9 @@ class Eagle3Layer(nn.Module):
 class Eagle3(Serial):
     """EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
 
-    layers: whose states it reads, see models/features.py. By default the three that are published, which enter layers 2,
-    n / 2 and n - 3, and those that the target's LM head reads: a new head starts from the latter (train/begin.py), and
-    `fc` reads them once per committed token, not per drafted one.
+    layers: whose states it reads, see models/features.py. By default the three that are published, which enter layers
+    2, n / 2 and n - 3, and those that the target's LM head reads: a new head starts from the latter (train/begin.py),
+    and `fc` reads them once per committed token, not per drafted one.
     draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
     """
 

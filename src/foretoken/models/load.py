@@ -11,7 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.named import AUTO, OFF, ON, check_dtype, check_folder, is_folder
+from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, located
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
 
@@ -45,8 +45,11 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
 def load_model(
     source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False, compile: str = AUTO
 ) -> CausalLM:
-    """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`."""
-    check_folder(source)
+    """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`.
+
+    The short name of a model that `foretoken fetch` brought stands for its folder.
+    """
+    source = located(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, local_files_only=is_folder(source), trust_remote_code=trust_remote_code
@@ -72,7 +75,7 @@ def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
-    check_folder(source)
+    source = located(source)
     if is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
     try:

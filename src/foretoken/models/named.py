@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from foretoken.catalogue.known import known_model
 from foretoken.core.errors import ForetokenError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -36,8 +37,14 @@ def is_folder(source: str) -> bool:
     return os.path.isdir(source)
 
 
-def check_folder(source: str) -> None:
-    """Refuse what is neither the folder of a model nor, perhaps, a hub id."""
+def located(source: str) -> str:
+    """The folder, or hub id, that `source` stands for: itself, or the folder of a fetched model of this short name.
+
+    Raises ForetokenError for what is neither the folder of a model nor, perhaps, a hub id.
+    """
+    fetched = None if os.path.exists(source) else known_model(source)
+    if fetched is not None:
+        return str(fetched)
     if os.path.isfile(source):
         raise ForetokenError(f"{source} is a file: give the path of a Hugging Face model folder.")
     # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
@@ -46,6 +53,7 @@ def check_folder(source: str) -> None:
         raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
     if is_folder(source) and not (Path(source) / "config.json").exists():
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
+    return source
 
 
 def check_head_folder(folder: str | Path) -> None:

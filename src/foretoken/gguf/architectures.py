@@ -1,0 +1,65 @@
+"""The architectures that are read from GGUF files: what transformers calls them and their tensors."""
+
+from dataclasses import dataclass
+
+from foretoken.core.errors import ForetokenError
+from foretoken.gguf.reader import Reader
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How one architecture of a GGUF file differs from the transformers model of the same weights.
+
+    model_type, class_name: transformers' names of the configuration and of the causal language model.
+    layer: name of a module inside one layer, from the GGUF file's to transformers'.
+    interleaved: the file stores the rows of a query or key head pair by pair (0, h, 1, h + 1, ... of a head with 2h
+    rows), as llama.cpp rotates neighbouring rows; transformers rotates row i with row h + i.
+    norm_offset: what the file's norm weights have been raised by; transformers adds it as it runs.
+    """
+
+    model_type: str
+    class_name: str
+    layer: dict[str, str]
+    interleaved: bool = False
+    norm_offset: float = 0.0
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved=True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _LAYER
+        | {
+            "attn_q_norm": "self_attn.q_norm",
+            "attn_k_norm": "self_attn.k_norm",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        norm_offset=1.0,
+    ),
+}
+
+
+def architecture_of(reader: Reader) -> Architecture:
+    """The architecture that the file names. Raises ForetokenError if it is none of those above."""
+    name = reader.metadata("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ForetokenError(
+            f"The GGUF file's architecture is {name}, which is not read: it must be one of {', '.join(ARCHITECTURES)}."
+        )
+    return ARCHITECTURES[name]

@@ -1,0 +1,46 @@
+"""A GGUF file, opened: its tensors stay on disk, mapped into memory, and its metadata are read once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader
+from numpy.typing import NDArray
+
+from foretoken.core.errors import ForetokenError
+
+
+class Reader(GGUFReader):
+    """The library's reader, with every value of the metadata unpacked once.
+
+    The file's bytes are kept as a plain array over the mapped file: the library takes millions of small slices to read
+    a vocabulary, and each costs several times as much on a `numpy.memmap`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._metadata: dict[str, Any] = {}
+        super().__init__(path)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: NDArray[np.uint8]) -> None:
+        self._bytes = mapped.view(np.ndarray)
+
+    def metadata(self, key: str, default: Any = None) -> Any:
+        """One value of the file's metadata, or `default` where the file does not have it."""
+        if key not in self._metadata:
+            field = self.get_field(key)
+            self._metadata[key] = None if field is None else field.contents()
+        value = self._metadata[key]
+        return default if value is None else value
+
+
+def open_gguf(path: Path) -> Reader:
+    """Raises ForetokenError for a file that is not there, is no GGUF file, or is cut off."""
+    try:
+        return Reader(path)
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        raise ForetokenError(f"Cannot read {path} as a GGUF file ({error}): get it again.") from error

@@ -1,0 +1,75 @@
+"""The tensors of a GGUF file -> weights under transformers' names, a few rows at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.core.errors import ForetokenError
+from foretoken.gguf.architectures import Architecture, architecture_of
+from foretoken.gguf.reader import Reader
+
+CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and some times that as the library works on them
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of the file.
+
+    name: transformers'. shape: of the torch tensor. rows: which row (or element, of a vector) of the file stands at
+    each row of the tensor, None where the order is the same. offset: what is taken from every value.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: gguf.ReaderTensor
+    rows: NDArray[np.int64] | None
+    offset: float
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values in the order of the torch tensor, as flat float32 arrays of at most about CHUNK values."""
+        data = self.stored.data
+        step = max(1, CHUNK // int(np.prod(self.shape[1:])))
+        for start in range(0, self.shape[0], step):
+            some = data[start : start + step] if self.rows is None else data[self.rows[start : start + step]]
+            values = gguf.dequantize(some, self.stored.tensor_type).reshape(-1)
+            yield values - np.float32(self.offset) if self.offset else values
+
+
+def gguf_weights(reader: Reader) -> list[Weight]:
+    """All weights of the file. Raises ForetokenError for a tensor that its architecture does not have."""
+    architecture = architecture_of(reader)
+    prefix = reader.metadata("general.architecture", "")
+    heads = reader.metadata(f"{prefix}.attention.head_count", 1)
+    of_rotary = {"attn_q": heads, "attn_k": reader.metadata(f"{prefix}.attention.head_count_kv", heads)}
+    weights: list[Weight] = []
+    for tensor in reader.tensors:
+        part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        rows = None
+        if architecture.interleaved and part in of_rotary:
+            rows = _halves(shape[0], of_rotary[part])
+        offset = architecture.norm_offset if part.endswith("norm") else 0.0
+        weights.append(Weight(_name(tensor.name, architecture), shape, tensor, rows, offset))
+    return weights
+
+
+def _name(stored: str, architecture: Architecture) -> str:
+    """transformers' name of a tensor of the file."""
+    match stored.split("."):
+        case [outer, kind] if outer in _OUTER:
+            return f"{_OUTER[outer]}.{kind}"
+        case ["blk", layer, part, kind] if part in architecture.layer:
+            return f"model.layers.{layer}.{architecture.layer[part]}.{kind}"
+        case _:
+            raise ForetokenError(
+                f"The GGUF file has a tensor {stored}, which {architecture.class_name} does not: it cannot be read."
+            )
+
+
+def _halves(rows: int, heads: int) -> NDArray[np.int64]:
+    """Where in the file each row of a query or key matrix stands; there, rows of a head's two halves take turns."""
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

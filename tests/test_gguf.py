@@ -1,0 +1,169 @@
+"""GGUF files become Hugging Face folders with the same weights, logits, tokens and chat prompts."""
+
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import gguf_zoo
+from foretoken.core.errors import ForetokenError
+from foretoken.gguf import folder, tensors
+from foretoken.gguf.folder import write_folder
+from foretoken.gguf.reader import open_gguf
+
+Q8 = gguf.GGMLQuantizationType.Q8_0
+
+
+def converted(tmp_path: Path, architecture: str, tied: bool = True, **how) -> tuple[torch.nn.Module, Path]:
+    made = gguf_zoo.model(architecture, gguf_zoo.VOCAB_SIZES[architecture], tied)
+    gguf_zoo.save(made, architecture, tmp_path / "model.gguf", **how)
+    write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+    return made, tmp_path / "folder"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
+def test_model_is_the_same(tmp_path: Path, architecture: str, tied: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tensors, "CHUNK", 1000)  # so that matrices come in several chunks, the last one shorter
+    made, path = converted(tmp_path, architecture, tied)
+    read = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    assert type(read) is type(made)
+    assert read.config.tie_word_embeddings == tied
+    weights = read.state_dict()
+    assert weights.keys() == made.state_dict().keys()
+    for name, value in made.state_dict().items():
+        assert torch.equal(weights[name], value), name
+    ids = torch.randint(0, gguf_zoo.VOCAB_SIZES[architecture], (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.allclose(read(ids).logits, made(ids).logits, atol=1e-5)
+    assert AutoModelForCausalLM.from_pretrained(path, dtype="auto").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_quantised_weights_stay_what_they_were(tmp_path: Path, architecture: str):
+    """Rows are put in order before they are dequantised: a block of numbers never spans two rows."""
+    made, path = converted(tmp_path, architecture, kind=Q8)
+    read = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for name, value in read.state_dict().items():
+        original = made.state_dict()[name]
+        if value.ndim == 2:
+            value, original = value.flatten(), original.flatten()
+            rounded = torch.from_numpy(gguf.dequantize(gguf.quantize(original.numpy(), Q8), Q8))
+            assert torch.equal(value, rounded.bfloat16().float()), name
+        else:
+            assert torch.equal(value, original), name
+
+
+def test_memory_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No tensor is dequantised whole."""
+    monkeypatch.setattr(tensors, "CHUNK", 1 << 12)
+    made = gguf_zoo.model("llama", 305)
+    large = torch.zeros(20_000, 64)
+    made.get_input_embeddings().weight.data = large
+    gguf_zoo.save(made, "llama", tmp_path / "model.gguf", kind=Q8)
+    weights = tensors.gguf_weights(open_gguf(tmp_path / "model.gguf"))
+    tracemalloc.start()
+    folder._write_weights(weights, tmp_path / "model.safetensors", lambda done, total: None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < large.numel()  # a fourth of the matrix in float32
+
+
+@pytest.mark.parametrize("words", ["smollm", "qwen2"])
+def test_byte_level_tokens(tmp_path: Path, words: str):
+    vocabulary = partial(gguf_zoo.byte_level, words=words)
+    _, path = converted(tmp_path, "qwen2", vocabulary=vocabulary)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    text = "the cat sat on 2024  hats; don't <think>x</think> é 😀\n\n\tdef f(x):\n    return x"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.tokenize("in 2024") == ["i", "n", "Ġ", "2", "0", "2", "4"]  # digits stand alone
+    assert tokenizer.tokenize("<think>") == ["<think>"]
+    assert "<think>" not in tokenizer.all_special_tokens
+    assert len(tokenizer) == gguf_zoo.VOCAB_SIZES["qwen2"] - 1  # what only fills the matrix is no token
+    if words == "qwen2":
+        assert tokenizer("e\u0301").input_ids == tokenizer("é").input_ids
+    messages = [{"role": "user", "content": "the cat"}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(ids) == "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+    assert [ids.count(i) for i in (1, 2)] == [2, 1]  # each special token is one id
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
+    assert GenerationConfig.from_pretrained(path).eos_token_id == [2, 0]
+
+
+def test_sentencepiece_tokens(tmp_path: Path):
+    _, path = converted(tmp_path, "gemma3")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("on the   hat\n\n sat é").input_ids)
+    assert tokens == ["<bos>", "o", "n", "▁the", "▁▁▁", "h", "at", "\n\n", "▁sat", "▁", "<0xC3>", "<0xA9>"]
+    text = "the  cat sat\n\non   that; 2024 é 😀\n"
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    assert GenerationConfig.from_pretrained(path).eos_token_id == [1, 4]
+
+
+def test_scores_are_followed_in_their_order(tmp_path: Path):
+    """`at` comes before `▁sat` can: what merges first is the pair whose union scores best, as in SentencePiece."""
+    _, path = converted(tmp_path, "gemma3")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert tokenizer.tokenize(" sat") == ["▁sat"]
+    assert tokenizer.tokenize("the") == ["t", "he"]  # `▁the` needs its space
+
+
+BAD = {
+    "architecture": (lambda path, made: gguf.GGUFWriter(path, "mamba"), "architecture is mamba"),
+    "words": (
+        lambda path, made: gguf_zoo.save(made, "llama", path, vocabulary=partial(gguf_zoo.byte_level, words="other")),
+        r"in a way \(other\)",
+    ),
+    "missing": (
+        lambda path, made: gguf_zoo.save(made, "llama", path, leave_out="model.layers.1.mlp.up_proj.weight"),
+        r"model.layers.1.mlp.up_proj.weight has shape none and should have \(96, 64\)",
+    ),
+    "rotary": (
+        lambda path, made: gguf_zoo.save(made, "llama", path, **{"llama.rope.scaling.type": "yarn"}),
+        r"scales its rotary positions \(yarn\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_not_read_is_refused(tmp_path: Path, case: str):
+    make, message = BAD[case]
+    writer = make(tmp_path / "model.gguf", gguf_zoo.model("llama", 305))
+    if writer is not None:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    with pytest.raises(ForetokenError, match=message):
+        write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_tensor_that_is_not_known_is_refused(tmp_path: Path):
+    made = gguf_zoo.model("qwen2", 305)  # it has biases, which a Llama does not have unless it says so
+    gguf_zoo.save(made, "qwen2", tmp_path / "model.gguf")
+    raw = (tmp_path / "model.gguf").read_bytes().replace(b"blk.1.attn_k.bias", b"blk.1.attn_x.bias")
+    (tmp_path / "model.gguf").write_bytes(raw)
+    with pytest.raises(ForetokenError, match=r"tensor blk\.1\.attn_x\.bias"):
+        write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.99])
+def test_cut_off_files_are_refused(tmp_path: Path, share: float):
+    gguf_zoo.save(gguf_zoo.model("llama", 305), "llama", tmp_path / "model.gguf")
+    raw = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "model.gguf").write_bytes(raw[: int(share * len(raw))])
+    with pytest.raises(ForetokenError, match=r"model\.gguf as a GGUF file"):
+        write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+
+
+def test_another_file_is_refused(tmp_path: Path):
+    (tmp_path / "x.gguf").write_text("not a model " * 100)
+    with pytest.raises(ForetokenError, match=r"x\.gguf as a GGUF file"):
+        open_gguf(tmp_path / "x.gguf")
+    with pytest.raises(ForetokenError, match=r"none\.gguf as a GGUF file"):
+        open_gguf(tmp_path / "none.gguf")
