@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.features import FINAL
-from foretoken.models.layout import PROBE, decoder, layout, rounding
+from foretoken.models.layout import decoder, layout
 from foretoken.models.llama import llama_forward
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear
+from foretoken.models.probe import check_probe
 from foretoken.models.rows import Rows
 from foretoken.models.static import StaticForward
 
@@ -45,13 +46,17 @@ class CausalLM:
         if self.kernel is None and traced:
             self.trace()
         else:
-            self._check_tree()
+            self._probe()
 
     def trace(self) -> None:
         """From now on open rows whose forwards torch.compile makes."""
         self.kernel = forward = StaticForward(self.model, self._layout, self.name)
-        self._check_tree()
+        self._probe()
         forward.compiling = True
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        check_probe(self, self._layout.probe)
 
     @property
     def device(self) -> torch.device:
@@ -101,23 +106,6 @@ class CausalLM:
         model = self._decoder or self.model
         out: Any = model(input_ids=ids, use_cache=False, output_hidden_states=True)
         return torch.cat([out.hidden_states[layer] for layer in layers], -1)
-
-    @torch.inference_mode()
-    def _check_tree(self) -> None:
-        """Score a small tree once: a model that ignores the mask or the positions is found here, not in its output."""
-        a, b, c, d = PROBE
-        rows = self.open(1, 8)
-        rows.extend(rows.join(), [a, b])
-        (logits,) = rows.score([[a, c, d]], [[-1, -1, 1]])
-        want = self._layout.probe.float()
-        if not bool(torch.isfinite(want).all()):
-            raise ForetokenError(f"Model {self.name} gives NaN or infinite logits: check its weights and dtype.")
-        difference = float((logits[2].float() - want).abs().max())
-        if not difference <= rounding(self.dtype) * float(want.std()):
-            raise ForetokenError(
-                f"{type(self.model).__name__} scores a token tree otherwise than its paths (by {difference:.2g}): "
-                "it does not follow the tree mask or the position ids, so it cannot be used."
-            )
 
     def check_position(self, position: int) -> None:
         if self._layout.hard and self.context is not None and position >= self.context:

@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSli
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import Plane
+from foretoken.models.probe import LENGTH, probe_tokens
 
-PROBE = (1, 2, 3, 4)  # four tokens that every vocabulary has
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -24,7 +24,7 @@ class Layout:
 
     windows: {layer type: how far back its layers see, in positions, None for all}.
     context: positions the model can hold, None if unknown; hard: no position may lie past it.
-    probe: plain logits [v] after the tokens PROBE.
+    probe: plain logits [v] after the first four tokens of the probe (probe.py).
     """
 
     planes: tuple[tuple[Plane, Plane] | None, ...]
@@ -50,8 +50,9 @@ def layout(model: PreTrainedModel) -> Layout:
         raise ForetokenError(f"{kind} takes no position_ids, so that the nodes of a tree cannot be placed in it.")
     if getattr(config, "alibi", False):
         raise ForetokenError(f"{kind} uses ALiBi, whose bias cannot follow a tree: use a model with position ids.")
+    text = probe_tokens(model)[:LENGTH]
     with torch.inference_mode():
-        out: Any = model(input_ids=torch.tensor([PROBE], device=model.device), use_cache=True)
+        out: Any = model(input_ids=torch.tensor([text], device=model.device), use_cache=True)
     cache = getattr(out, "past_key_values", None)
     if not isinstance(cache, Cache):
         raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")
@@ -83,7 +84,7 @@ def _planes(layer: object, kind: str) -> tuple[Plane, Plane] | None:
     keys, values = layer.keys, layer.values
     if keys is None or values is None or keys.numel() == 0:
         return None
-    if keys.ndim != 4 or values.ndim != 4 or keys.shape[2] > len(PROBE) or values.shape[2] != keys.shape[2]:
+    if keys.ndim != 4 or values.ndim != 4 or keys.shape[2] > LENGTH or values.shape[2] != keys.shape[2]:
         raise ForetokenError(f"{kind} keeps keys of shape {tuple(keys.shape)} instead of [b, heads, tokens, dim].")
     return _plane(keys), _plane(values)
 
@@ -102,12 +103,6 @@ def _context(model: PreTrainedModel, config: Any) -> tuple[int | None, bool]:
             return (parameters.get("original_max_position_embeddings") if kind == "longrope" else context), True
     on_the_fly = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     return context, context is not None and not on_the_fly
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """How far logits of two orders of summation may differ, as a share of their spread: loose, since a wrong mask or
-    position moves them by far more."""
-    return 0.01 if dtype in (torch.float32, torch.float64) else 0.25
 
 
 def decoder(model: PreTrainedModel) -> nn.Module | None:

@@ -1,0 +1,136 @@
+"""Does a model's forward follow the tree mask and the position ids? Asked once, when the model is taken into use.
+
+A model that ignores either would write plausible but wrong text, so that it has to be found before it writes any.
+The probe scores a small tree behind two tokens of text,
+
+    a b   with the nodes   x(after b)   c(after b)   d(after c)
+
+several times, always through the forward that will be used later and in the same shapes, and changes one thing at a
+time. Which logits must change and which must not is then known without any tolerance for rounding:
+
+- d follows x instead of c: nothing differs but the mask, and the logits after d must change;
+- x becomes another token: c and d do not see x, and their logits must not change. A hidden slot is weighed with
+  exactly 0, so that not one bit changes. Only where the other tokens of a forward take part in how a token is computed
+  (experts that are chosen, quantised activations) a small share of what a visible token changes, `LEAK`, is let pass,
+  and on a device whose sums have no fixed order `NOISE` times what a repeated forward changes;
+- c is placed one position further on: the logits after c must change.
+
+Two more comparisons are between forwards of different shapes, which round differently. They are held against what
+exchanging a visible token changes, not against a fixed share of the logits: activations of real models have outliers
+in the hundreds, and two ways to the same bfloat16 logits can differ by several units there although both are right.
+
+- the logits after d in the tree are those after d in the path c, d, up to `PATH` of that change (less in float32, where
+  rounding excuses little), or to `NOISE` times what reading the path token by token changes;
+- in float32 those of the path are the ones of transformers' own forward, within the same bounds.
+  In bfloat16 and float16 there is no such comparison: transformers' logits are not the exact ones either, and those
+  of our kernel are the nearer to them (tests/test_models_kernel.py holds that, and finds wrong weights or layouts).
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float
+
+if TYPE_CHECKING:
+    from foretoken.models.causal_lm import CausalLM
+    from foretoken.models.rows import Rows
+
+LENGTH = 4  # tokens of the text a b c d
+MIXING = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")  # where LEAK is let pass
+LEAK = 0.02  # share of a visible token's influence that an invisible one may have
+PATH = {True: 0.01, False: 0.5}  # share of it by which tree and path may differ: in float32, below
+NOISE = 4.0  # times the model's own rounding
+
+
+def probe_tokens(model: PreTrainedModel) -> list[int]:
+    """Six ordinary tokens a, b, c, d, x, z.
+
+    They are spread over the first half of the vocabulary beyond its first tenth: special tokens, bytes and the unused
+    rows of padded embeddings stand at either end.
+    """
+    embedding = model.get_input_embeddings()
+    config = model.config.get_text_config(decoder=True)
+    size = int(getattr(embedding, "num_embeddings", None) or config.vocab_size)
+    return [(size // 10 + i * max(1, size // 15)) % size for i in range(6)]
+
+
+def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
+    """Refuse a model whose forward does not follow the tree mask and the position ids.
+
+    Args:
+        lm: the model, ready to open rows.
+        plain: logits after the tokens a, b, c, d by transformers' own forward of them, without a cache of ours.
+
+    Raises:
+        ForetokenError: naming the class of the model and what it does not follow.
+    """
+    kind = type(lm.model).__name__
+    a, b, c, d, x, z = probe_tokens(lm.model)
+    rows = lm.open(1, 8)
+    rows.extend(rows.join(), [a, b])
+    tree = _scores(rows, [x, c, d], [-1, -1, 1])
+    if not bool(torch.isfinite(plain).all() and torch.isfinite(tree).all()):
+        raise ForetokenError(f"Model {lm.name} gives NaN or infinite logits: check its weights and dtype.")
+    seen = _distance(_scores(rows, [x, c, d], [-1, -1, 0])[2], tree[2])
+    hidden = _scores(rows, [z, c, d], [-1, -1, 1])
+    leak = max(_distance(hidden[node], tree[node]) for node in (1, 2))
+    allowed = 0.0
+    if leak > 0:
+        mixing = any(getattr(lm.model.config.get_text_config(decoder=True), name, None) for name in MIXING)
+        repeated = _distance(_scores(rows, [x, c, d], [-1, -1, 1])[2], tree[2])
+        allowed = max(LEAK * seen if mixing else 0.0, NOISE * repeated)
+    if not seen > 0 or leak > allowed:
+        raise ForetokenError(
+            f"{kind} scores a token tree otherwise than its paths: it does not follow the tree mask (what a node must "
+            f"not see has {leak:.2g} of influence on its logits, what it must see {seen:.2g}), so it cannot be used."
+        )
+    if torch.equal(_placed(rows, c, 2), _placed(rows, c, 3)):
+        raise ForetokenError(
+            f"{kind} scores a token tree otherwise than its paths: it does not follow the position ids, so it cannot "
+            "be used."
+        )
+    path = _scores(rows, [c, d], [-1, 0])
+    _check_close(lm, "its paths", _distance(tree[2], path[1]), seen, rows, path[1])
+    if lm.dtype == torch.float32:
+        _check_close(lm, "transformers' own forward", _distance(path[1], plain), seen, rows, path[1])
+
+
+def _check_close(
+    lm: "CausalLM", what: str, difference: float, seen: float, rows: "Rows", path: Float[Tensor, " v"]
+) -> None:
+    """Refuse a difference beyond a share of `seen` that the model's own rounding does not explain."""
+    if difference <= PATH[lm.dtype == torch.float32] * seen:
+        return
+    _, _, c, d, *_ = probe_tokens(lm.model)
+    _scores(rows, [c], [-1], keep=[0])
+    (by_token,) = _scores(rows, [d], [-1])
+    if not difference <= NOISE * _distance(by_token, path):
+        raise ForetokenError(
+            f"{type(lm.model).__name__} scores a token tree otherwise than {what} (by {difference:.2g}, where another "
+            f"token in the text changes the scores by {seen:.2g}): it does not follow the tree mask or the position "
+            "ids as it should, so it cannot be used."
+        )
+
+
+def _scores(rows: "Rows", tokens: list[int], parents: list[int], keep: list[int] | None = None) -> Float[Tensor, "n v"]:
+    """Logits of these nodes after the text; of the nodes, `keep` stay as text, none by default."""
+    (logits,) = rows.score([tokens], [parents])
+    rows.keep([keep or []])
+    return logits.float().clone()
+
+
+def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
+    """Logits after one token behind the text, at a position that need not be its own."""
+    start = rows.lengths[0]
+    rows._aim(slice(0, 1), start, 1, start + 1)
+    return rows._forward([[token]], [[position]], dict.fromkeys(rows._windows), head=True)[0, 0].float().clone()
+
+
+def _distance(one: Float[Tensor, " v"], other: Float[Tensor, " v"]) -> float:
+    """Root mean square of the difference of two rows of logits, apart from a constant, which no softmax sees."""
+    difference = (one.float() - other.float()).double()
+    return float((difference - difference.mean()).square().mean().sqrt())
