@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foretoken.names import law, verifier
     from foretoken.names import tree_policy as tree
     from foretoken.stats import Stats
+    from foretoken.trace import Trace
     from foretoken.verify.acceptance import acceptance
     from foretoken.verify.optimum import alpha_star
 
@@ -30,6 +31,7 @@ _HOMES = {
     "Siblings": ("core.tree", "Siblings"),
     "Stats": ("stats", "Stats"),
     "TokenTree": ("core.tree", "TokenTree"),
+    "Trace": ("trace", "Trace"),
     "acceptance": ("verify.acceptance", "acceptance"),
     "alpha_star": ("verify.optimum", "alpha_star"),
     "custom_generate": ("hf", "custom_generate"),
@@ -50,6 +52,7 @@ __all__ = [
     "Siblings",
     "Stats",
     "TokenTree",
+    "Trace",
     "__version__",
     "acceptance",
     "alpha_star",

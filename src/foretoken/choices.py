@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 from foretoken.core.limits import check_probability
-from foretoken.models.named import check_compile, check_dtype, located, head_file
+from foretoken.models.named import check_compile, check_dtype, head_file, located
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 

@@ -32,6 +32,9 @@ from foretoken.core.verifier import Verifier
 from foretoken.core.walk import Probabilities, draw, follow, walk_of
 
 T = TypeVar("T")
+# Called at every step for every sequence, before its tokens are committed: with the drafted tree, p after any of its
+# nodes, the accepted path, and the token after it.
+Observer = Callable[[Sequence, TokenTree, Probabilities, Path, int], None]
 
 
 class DraftFailedWarning(RuntimeWarning):
@@ -62,9 +65,18 @@ class NoDrafter:
 class Decoder:
     """One batch of sequences that join and leave between steps; row i of every cache is `sequences[i]`."""
 
-    def __init__(self, target: Target, drafter: Drafter, verifier: Verifier, batch: int, slots: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        batch: int,
+        slots: int,
+        observer: Observer | None = None,
+    ) -> None:
         """Room for `batch` sequences of `slots` ids each, prompt, output and one tree's nodes together."""
         self.name = target.name
+        self.observer = observer
         self.walk = walk_of(verifier)
         self.sequences: list[Sequence] = []
         self.target = _open(target, drafter, batch, slots)
@@ -90,8 +102,9 @@ class Decoder:
         """One target forward for every sequence; those that finished have left when it returns."""
         sequences = list(self.sequences)
         trees = self._drafting(lambda: self._propose(sequences))
-        outcome = self._alone(sequences[0], trees[0]) if len(sequences) == 1 else None
-        outcomes = [outcome] if outcome else self._walks(sequences, trees, self.target.score(sequences, trees))
+        alone = len(sequences) == 1 and self.observer is None  # whose fused calls keep to themselves what they computed
+        outcome = self._alone(sequences[0], trees[0]) if alone else None
+        outcomes = [outcome] if outcome else self._scored(sequences, trees)
         steps, paths = [], []
         for seq, tree, (path, token) in zip(sequences, trees, outcomes, strict=True):
             steps.append((seq, seq.commit(tree, path, token)))
@@ -122,6 +135,15 @@ class Decoder:
         if seq.sampling.temperature == 0:
             return self._follow(tree, rows, rows)
         return self._decide(seq, tree, lambda nodes: rows[nodes.start : nodes.stop])
+
+    def _scored(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[tuple[Path, int]]:
+        """Each sequence's path and the token after it, by one forward; the observer sees them."""
+        scores = self.target.score(sequences, trees)
+        outcomes = self._walks(sequences, trees, scores)
+        if self.observer is not None:
+            for seq, tree, logits, outcome in zip(sequences, trees, scores, outcomes, strict=True):
+                self.observer(seq, tree, self._probabilities(seq, tree, logits), *outcome)
+        return outcomes
 
     def _walks(
         self, sequences: Seq[Sequence], trees: Seq[TokenTree], scores: Seq[Float[Tensor, "_ v"]]

@@ -2,8 +2,9 @@
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -14,15 +15,18 @@ from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_counts, check_seed, check_stops
+from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.sampling import Processor, Sampling
+from foretoken.core.sequence import Origin
 from foretoken.core.verifier import Verifier
-from foretoken.decode import Decoder
+from foretoken.decode import Decoder, Observer
 from foretoken.models.target import LMTarget
-from foretoken.models.text import TextStream, Tokenizer, encode
+from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode, turn_end
 from foretoken.names import check_pair
 from foretoken.stats import Stats
 
-Prompt = str | Sequence[int] | Tensor
+Messages = Sequence[Message]  # a conversation, for the tokenizer's chat template
+Prompt = str | Sequence[int] | Tensor | Messages
 FinishReason = Literal["stop", "length"]  # the end of the text or a stop string; max_new_tokens or the context
 
 
@@ -45,7 +49,8 @@ class GenerateOptions(SamplingOptions, total=False):
 
     max_new_tokens: int
     seed: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
+    observer: Observer | None
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,14 @@ class Result:
 class Chunk:
     """What one step added to one sequence: `text` as soon as it is certain, `token_ids` at once.
 
-    finish_reason: as in Result; None before the last chunk.
+    origins: of each token, whether it was drafted; see core.sequence.Step. finish_reason: as in Result; None before
+    the last chunk.
     """
 
     index: int
     text: str
     token_ids: list[int]
+    origins: tuple[Origin, ...]
     finish_reason: FinishReason | None
     stats: Stats
 
@@ -86,6 +93,7 @@ class Request:
 
     index: int
     ids: list[int]
+    eos_ids: frozenset[int]
     seed: int
     stream: TextStream | None
     stats: Stats = field(default_factory=Stats)
@@ -124,12 +132,15 @@ class Engine:
         *,
         max_new_tokens: int = 128,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
+        observer: Observer | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Result | list[Result]:
-        """Continue one prompt (text or ids), or a list of them, in which sequence i uses seed + i.
+        """Continue one prompt (a text, ids, or a conversation), or a list of them, in which sequence i uses seed + i.
 
+        A conversation is a list of messages, {"role": ..., "content": ...}; see `chat`.
         max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, told in the result.
+        stop: strings that end the text before them. observer: sees every step, as foretoken.Trace does; see decode.py.
         The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
         Not so under method auto at temperature > 0: there measured times, or with a profile all prompts of the list
         together, choose the depths, and so which of the equally distributed texts comes out.
@@ -139,7 +150,7 @@ class Engine:
         tokens: list[list[int]] = [[] for _ in requests]
         texts = [""] * len(requests)
         reasons: dict[int, FinishReason] = {}
-        for chunk in self._run(requests, max_new_tokens, _sampling(sampling)):
+        for chunk in self._run(requests, max_new_tokens, _sampling(sampling), observer):
             tokens[chunk.index] += chunk.token_ids
             texts[chunk.index] += chunk.text
             if chunk.finish_reason is not None:
@@ -151,47 +162,75 @@ class Engine:
             results.append(Result(text, ids, request.stats, request.seed, reasons[request.index]))
         return results[0] if single else results
 
+    def chat(
+        self, messages: Messages | Sequence[Messages], **options: Unpack[GenerateOptions]
+    ) -> Result | list[Result]:
+        """The model's answer to a conversation, or to each of a list of them; options as in `generate`.
+
+        messages: {"role": "user", "content": "..."} each, written by the tokenizer's chat template up to where the
+        answer begins. The answer ends where the model ends its turn. `stream` takes conversations as well.
+        Raises ForetokenError for what is no conversation, or a tokenizer without a template.
+        """
+        many = isinstance(messages, Sequence) and bool(messages) and not any(isinstance(x, Mapping) for x in messages)
+        if many and not isinstance(messages, (str, bytes)):
+            for number, conversation in enumerate(messages, start=1):
+                check_messages(conversation, f"Conversation {number}")
+        else:
+            check_messages(messages)
+        return self.generate(messages, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
     def stream(
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 128,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
+        observer: Observer | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """As `generate`, but yields what each step adds; `chunk.index` tells the prompt of a list."""
         requests = self._requests(_as_list(prompt)[0], seed, stop, streaming=True)
-        return self._run(requests, max_new_tokens, _sampling(sampling))
+        return self._run(requests, max_new_tokens, _sampling(sampling), observer)
 
     def _requests(
-        self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str], streaming: bool
+        self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str] | None, streaming: bool
     ) -> list[Request]:
-        seed = random.randrange(2**31) if seed is None else seed
+        seed = random.randrange(2**31) if seed is None else _whole("seed", seed)
         check_seed(seed, len(prompts))
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        check_stops(stops)
+        stops = _stops(stop)
         if stops and self.tokenizer is None:
             raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")
         requests = []
         for i, prompt in enumerate(prompts):
-            ids = self._encode(prompt, f"Prompt {i + 1}" if len(prompts) > 1 else "The prompt")
+            ids = self.encode(prompt, f"Prompt {i + 1}" if len(prompts) > 1 else "The prompt")
             text = TextStream(self.tokenizer, stops, ids) if self.tokenizer and (streaming or stops) else None
-            requests.append(Request(i, ids, seed + i, text))
+            end = turn_end(self.tokenizer) if self.tokenizer and is_conversation(prompt) else None
+            ends = self.eos_ids if end is None else self.eos_ids | {end}
+            requests.append(Request(i, ids, ends, seed + i, text))
         return requests
 
-    def _encode(self, prompt: Prompt, which: str) -> list[int]:
-        if isinstance(prompt, str):
+    def encode(self, prompt: Prompt, which: str = "The prompt") -> list[int]:
+        """The ids of a prompt: a text's, or a conversation's up to where the answer begins. which: names it in errors.
+
+        Raises ForetokenError for a prompt that cannot be continued, as one that fills the context.
+        """
+        if isinstance(prompt, (bytes, bytearray)):
+            raise ForetokenError(f"{which} is {type(prompt).__name__}, which is no text: decode it, as by .decode().")
+        if isinstance(prompt, str) or is_conversation(prompt):
             if self.tokenizer is None:
                 raise ForetokenError(
                     "A text prompt needs a tokenizer: pass token ids, or tokenizer= to foretoken.load."
                 )
-            ids = encode(self.tokenizer, prompt)
+            write: Any = encode if isinstance(prompt, str) else chat_prompt
+            ids = write(self.tokenizer, prompt, which)
         else:
             try:
-                ids = [index(token) for token in prompt]
+                ids = [index(token) for token in _plain(prompt)]
             except TypeError:
-                raise ForetokenError(f"{which} is neither a text nor a list of token ids: give one of them.") from None
+                raise ForetokenError(
+                    f"{which} is neither a text nor a list of token ids nor a list of messages: give one of them."
+                ) from None
             bad = [x for x in ids if not 0 <= x < self.target.vocab_size]
             if bad:
                 raise ForetokenError(f"{which} has token id {bad[0]}: ids go from 0 to {self.target.vocab_size - 1}.")
@@ -204,8 +243,11 @@ class Engine:
             )
         return ids
 
-    def _run(self, requests: list[Request], max_new_tokens: int, sampling: Sampling) -> Iterator[Chunk]:
+    def _run(
+        self, requests: list[Request], max_new_tokens: int, sampling: Sampling, observer: Observer | None
+    ) -> Iterator[Chunk]:
         """Join, step, retire, until every request is done. The one place where sequences, steps and text meet."""
+        max_new_tokens = _whole("max_new_tokens", max_new_tokens)
         check_counts(max_new_tokens=max_new_tokens)
         outside = [token for token in sampling.logit_bias if not 0 <= token < self.target.vocab_size]
         if outside:
@@ -216,14 +258,15 @@ class Engine:
             return
         limit = self.target.lm.context or 2**62
         slots = max(min(len(r.ids) + max_new_tokens, limit) for r in requests) + self.drafter.max_nodes
-        decoder = Decoder(self.target, self.drafter, self.verifier, min(self.max_batch, len(requests)), slots)
+        batch = min(self.max_batch, len(requests))
+        decoder = Decoder(self.target, self.drafter, self.verifier, batch, slots, observer)
         waiting, active = deque(requests), {}
         while waiting or active:
             while waiting and len(active) < self.max_batch:
                 request = waiting.popleft()
                 rng = torch.Generator().manual_seed(request.seed)
                 new = min(max_new_tokens, limit - len(request.ids))
-                sequence = core.Sequence(list(request.ids), sampling, rng, new, self.eos_ids)
+                sequence = core.Sequence(list(request.ids), sampling, rng, new, request.eos_ids)
                 request.stats = Stats()
                 active[sequence] = request
                 decoder.join(sequence)
@@ -236,13 +279,13 @@ class Engine:
                 reason = _finish_reason(sequence, stopped)
                 if reason is not None:
                     del active[sequence]
-                yield Chunk(request.index, text, tokens, reason, request.stats)
+                yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, request.stats)
 
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """(prompts, whether it was a single one): a text or a list of ids is one prompt."""
+    """(prompts, whether it was a single one): a text, a list of ids or a list of messages is one prompt."""
     prompt = _plain(prompt)
-    if isinstance(prompt, str):
+    if isinstance(prompt, (str, bytes, bytearray)) or is_conversation(prompt):
         return [prompt], True
     if not isinstance(prompt, Sequence):
         raise ForetokenError(
@@ -264,7 +307,42 @@ def _sampling(options: SamplingOptions) -> Sampling:
     if unknown:
         known = [*GenerateOptions.__annotations__]
         raise ForetokenError(f"Unknown option {min(unknown)}: choose among {', '.join(known)}.")
-    return Sampling(**options)
+    given: dict[str, Any] = dict(options)
+    for name in given.keys() - {"top_k", "logit_bias", "processors"}:
+        given[name] = _number(name, given[name])
+    if "top_k" in given:
+        given["top_k"] = _whole("top_k", given["top_k"])
+    bias = given.get("logit_bias", {})
+    if not isinstance(bias, Mapping):
+        raise ForetokenError(f"logit_bias is a {type(bias).__name__}: give a dict of token ids and numbers.")
+    if bias:
+        given["logit_bias"] = {
+            _whole("A token of logit_bias", token): _number(f"logit_bias of token {token}", added)
+            for token, added in bias.items()
+        }
+    return Sampling(**given)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise ForetokenError(f"{name} is {value!r}: it must be a whole number.") from None
+
+
+def _number(name: str, value: Any) -> Any:
+    if not isinstance(value, Real):
+        raise ForetokenError(f"{name} is {value!r}: it must be a number.")
+    return value
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    """The stop strings of a call; None stands for none."""
+    stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):
+        raise ForetokenError(f"stop is {stop!r}: give a text, or a list of texts.")
+    check_stops(stops)
+    return tuple(stops)
 
 
 def _finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken.engine import Engine
+    from foretoken.engine import Engine, Prompt
     from foretoken.stats import Stats
 
 WARM_TOKENS = 16
@@ -14,7 +14,7 @@ COMPARED, COMPARING_S = 3, 5.0  # runs of each way, and seconds after which no m
 
 
 def compared(
-    engine: "Engine", prompt: str, num_tokens: int, seed: int, arguments: dict[str, Any]
+    engine: "Engine", prompt: "Prompt", num_tokens: int, seed: int, arguments: dict[str, Any]
 ) -> dict[str, float | None]:
     """Medians of silent runs of this engine and of plain decoding in turn: to print takes time, and one run of each
     tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
@@ -35,7 +35,7 @@ def compared(
     }
 
 
-def warm(engine: "Engine", prompt: str, max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
+def warm(engine: "Engine", prompt: "Prompt", max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
     """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
     controller that decodes plainly at first, would leave loops for them to compile."""
     from foretoken.draft.auto import AutoDrafter

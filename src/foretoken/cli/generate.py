@@ -3,19 +3,25 @@
 import json
 import random
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli import options
+from foretoken.cli import options, text_options
 from foretoken.cli.comparison import compared, warm
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
+from foretoken.core.messages import Message, check_messages, check_text
 
 if TYPE_CHECKING:
+    from foretoken.cli.tints import Tints
     from foretoken.engine import Chunk, Engine
     from foretoken.stats import Stats
+    from foretoken.trace import Trace
+
+Prompt = str | list[Message]  # a text to continue, or a conversation to answer
 
 
 def generate(
@@ -31,18 +37,26 @@ def generate(
     vocab: options.Vocab = None,
     draft_probability: options.DraftProbability = None,
     profile: options.Profile = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; 1 is the model's own distribution.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens with this mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Divide scores of tokens seen before.")] = 1.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Subtract this for every earlier occurrence.")] = 0.0,
-    presence_penalty: Annotated[float, typer.Option(help="Subtract this once from tokens generated before.")] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; may be repeated.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the prompt as a user's message, by the model's chat template.")
+    ] = False,
+    system: text_options.System = None,
+    temperature: text_options.Temperature = 1.0,
+    top_k: text_options.TopK = 0,
+    top_p: text_options.TopP = 1.0,
+    min_p: text_options.MinP = 0.0,
+    repetition_penalty: text_options.RepetitionPenalty = 1.0,
+    frequency_penalty: text_options.FrequencyPenalty = 0.0,
+    presence_penalty: text_options.PresencePenalty = 0.0,
+    stop: text_options.Stop = None,
+    max_new_tokens: text_options.MaxNewTokens = 256,
     seed: options.Seed = None,
     batch_file: Annotated[
-        str | None, typer.Option(help='JSONL of prompts, {"prompt": "..."} a line; line i uses seed + i.')
+        str | None,
+        typer.Option(
+            help='JSONL of prompts, {"prompt": "..."} or {"messages": [...]} (a conversation) a line; line i uses seed '
+            "+ i."
+        ),
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Prompts of a batch file decoded side by side.")] = 8,
     compare: Annotated[
@@ -51,6 +65,14 @@ def generate(
             "--compare", help="Also run plain decoding, three times in turn with this method, and print the speed-up."
         ),
     ] = False,
+    show_drafts: text_options.ShowDrafts = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a page that shows every step in a browser: the drafted tree, the accepted path, p and q of its "
+            "tokens. FILE.html; it needs no network."
+        ),
+    ] = None,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -58,9 +80,17 @@ def generate(
 ) -> None:
     """Continue a text, faster than plain decoding and with the same output distribution.
 
-    The text streams to stdout, statistics follow on stderr.
+    The text streams to stdout, statistics follow on stderr. With --chat it is the answer to a user's message.
     """
-    prompts = _prompts(prompt, batch_file, target)
+    if batch_file is not None and compare:
+        raise ForetokenError("--compare measures one prompt: leave it out, or --batch-file.")
+    if show_drafts and json_:
+        raise ForetokenError("--show-drafts tints printed text: leave it out, or --json.")
+    if trace is not None:
+        from foretoken.core.files import check_file
+
+        check_file(Path(trace))
+    prompts = _prompts(prompt, batch_file, target, chat or system is not None, system)
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
@@ -70,7 +100,7 @@ def generate(
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
     }
-    options.check_prompts(prompts)
+    options.check_prompts([each for each in prompts if isinstance(each, str)])
     check_counts(max_new_tokens=max_new_tokens, max_batch=max_batch)
     check_seed(seed, len(prompts))
     check_sampling(**sampling)
@@ -81,92 +111,152 @@ def generate(
         draft_probability=draft_probability,
         profile=profile,
     )
-    arguments = {"stop": tuple(stop or ()), **sampling}
-    if seed is None:
-        seed = random.randrange(2**31)
-    if batch_file is None:
-        _one(engine, prompts[0], max_new_tokens, seed, arguments, compare, json_)
-    else:
-        _batch(engine, prompts, max_new_tokens, seed, arguments, json_)
+    order = Order(
+        max_new_tokens,
+        random.randrange(2**31) if seed is None else seed,
+        {"stop": tuple(stop or ()), **sampling},
+        show_drafts,
+        json_,
+        _trace(engine) if trace is not None else None,
+    )
+    try:
+        if batch_file is None:
+            _one(engine, prompts[0], order, compare)
+        else:
+            _batch(engine, prompts, order)
+    finally:
+        if trace is not None and order.trace is not None and order.trace.texts:
+            order.trace.save(trace)
 
 
-def _prompts(prompt: str | None, batch_file: str | None, target: str | None) -> list[str]:
+@dataclass(frozen=True)
+class Order:
+    """What is wanted of the prompts. arguments: of `Engine.generate`, besides those that have a field of their own."""
+
+    max_new_tokens: int
+    seed: int
+    arguments: dict[str, Any]
+    show_drafts: bool
+    as_json: bool
+    trace: "Trace | None"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of `Engine.stream`."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+            "observer": self.trace,
+            **self.arguments,
+        }
+
+    def tints(self, engine: "Engine", prompt: Prompt) -> "Tints | None":
+        if not self.show_drafts:
+            return None
+        from foretoken.cli.tints import Tints
+
+        return Tints(engine, prompt, self.arguments["stop"])
+
+
+def _trace(engine: "Engine") -> "Trace":
+    from foretoken.trace import Trace
+
+    return Trace(engine)
+
+
+def _prompts(prompt: str | None, batch_file: str | None, target: str | None, chat: bool, system: str | None) -> list:
+    """Those asked for. chat: whether texts are messages of a user, after the system's where there is one."""
     if batch_file is not None:
         if prompt is not None:
             raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
-        return read_prompts(batch_file)
-    if prompt == "-":
-        return [sys.stdin.read()]
-    if prompt is not None:
-        return [prompt]
-    if target is not None:
+        prompts = read_prompts(batch_file)
+    elif prompt is not None:
+        prompts = [_stdin() if prompt == "-" else prompt]
+        check_text(prompts[0], "The prompt")
+    elif target is not None or chat:
         raise ForetokenError("No prompt was given: write one, or - to read it from stdin.")
-    given = options.heldout_prompts()[0]["prompt"]
-    last = given.rstrip("\n").rsplit("\n", 1)[-1].strip()
-    print(f"foretoken: no prompt named; the text begins with a demo prompt, up to {last!r}.\n", file=sys.stderr)
-    return [given]
+    else:
+        prompts = [options.heldout_prompts()[0]["prompt"]]
+        last = prompts[0].rstrip("\n").rsplit("\n", 1)[-1].strip()
+        print(f"foretoken: no prompt named; the text begins with a demo prompt, up to {last!r}.\n", file=sys.stderr)
+    return [_asked(each, system) if chat else each for each in prompts]
 
 
-def read_prompts(path: str) -> list[str]:
-    """Those of a JSONL file, {"prompt": "..."} a line."""
+def _asked(prompt: Prompt, system: str | None) -> list[Message]:
+    """The prompt as a conversation, with the system's message unless it has one."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system is None or messages[0]["role"] == "system":
+        return messages
+    check_text(system, "The system message")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise ForetokenError("The prompt is - and stdin is closed: write the prompt itself, or open stdin.")
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ForetokenError(f"The prompt on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
+
+
+def read_prompts(path: str) -> list[Prompt]:
+    """Those of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # with the mark that some editors put first
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ForetokenError(f"Cannot read batch file {path}: {why}.") from error
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            prompt = record if isinstance(record, str) else record["prompt"]
-            if not isinstance(prompt, str):
-                raise TypeError("a prompt is a text")
-            prompts.append(prompt)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ForetokenError(
-                f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} on each line.'
-            ) from error
+    prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise ForetokenError(f"Batch file {path} has no prompts.")
     return prompts
 
 
-def _one(
-    engine: "Engine",
-    prompt: str,
-    max_new_tokens: int,
-    seed: int,
-    arguments: dict[str, Any],
-    compare: bool,
-    as_json: bool,
-) -> None:
+def _prompt_of(line: str, number: int, path: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict) and "messages" in record and "prompt" not in record:
+        check_messages(record["messages"], f"The conversation of line {number} of {path}")
+        return record["messages"]
+    prompt = record.get("prompt") if isinstance(record, dict) and "messages" not in record else record
+    if not isinstance(prompt, str):
+        raise ForetokenError(
+            f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} or {{"messages": [...]}} on each line.'
+        )
+    check_text(prompt, f"The prompt of line {number} of {path}")
+    return prompt
+
+
+def _one(engine: "Engine", prompt: Prompt, order: Order, compare: bool) -> None:
     if compare:
-        warm(engine, prompt, max_new_tokens, seed, arguments)
+        warm(engine, prompt, order.max_new_tokens, order.seed, order.arguments)
+    tints = order.tints(engine, prompt)
     text, ids, last, interrupted = "", [], None, False
     try:
-        for chunk in engine.stream(prompt, max_new_tokens=max_new_tokens, seed=seed, **arguments):
-            if last is None and not as_json:
-                _write(prompt)  # not before the input has proved good
+        for chunk in engine.stream(prompt, **order.options):
+            if last is None and not order.as_json:
+                _begin(prompt, tints is not None)  # not before the input has proved good
             last = chunk
             text += last.text
             ids += last.token_ids
-            if not as_json:
-                _write(last.text)
+            if not order.as_json:
+                _write(tints.push(last) if tints else last.text)
     except KeyboardInterrupt:
         print("\nforetoken: interrupted; this is what was generated.", file=sys.stderr)
         compare, interrupted = False, True
     if last is None:
         raise KeyboardInterrupt
-    record = _record(engine, text, ids, last, seed)
+    record = _record(engine, text, ids, last, order.seed)
     if compare:
         try:
-            record |= compared(engine, prompt, len(ids), seed, arguments)
+            record |= compared(engine, prompt, len(ids), order.seed, order.arguments)
         except KeyboardInterrupt:
             print("\nforetoken: interrupted while comparing; the text is complete.", file=sys.stderr)
             interrupted = True
-    if as_json:
+    if order.as_json:
         print(json.dumps(record))
     else:
         _write("\n")
@@ -175,36 +265,43 @@ def _one(
         raise typer.Exit(130)
 
 
-def _batch(
-    engine: "Engine", prompts: list[str], max_new_tokens: int, seed: int, arguments: dict[str, Any], as_json: bool
-) -> None:
+def _begin(prompt: Prompt, tinted: bool) -> None:
+    """The text to continue; of a conversation only the answer is written."""
+    if tinted:
+        from foretoken.cli.tints import legend
+
+        print(f"foretoken: {legend()}\n", file=sys.stderr)
+    if isinstance(prompt, str):
+        _write(prompt)
+
+
+def _batch(engine: "Engine", prompts: list[Prompt], order: Order) -> None:
     """Each result is printed when its prompt is done, so that an interrupt loses only what is under way."""
     texts: dict[int, str] = {}
+    shown: dict[int, str] = {}
     ids: dict[int, list[int]] = {}
-    for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, **arguments):
-        texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
-        ids.setdefault(chunk.index, []).extend(chunk.token_ids)
+    tints = {i: order.tints(engine, prompt) for i, prompt in enumerate(prompts)} if order.show_drafts else {}
+    if tints:
+        _begin([], True)
+    for chunk in engine.stream(prompts, **order.options):
+        i = chunk.index
+        texts[i] = texts.get(i, "") + chunk.text
+        tint = tints.get(i)
+        shown[i] = shown.get(i, "") + (tint.push(chunk) if tint else chunk.text)
+        ids.setdefault(i, []).extend(chunk.token_ids)
         if chunk.finished:
-            _print_finished(
-                engine,
-                chunk,
-                prompts[chunk.index],
-                texts.pop(chunk.index),
-                ids.pop(chunk.index),
-                seed + chunk.index,
-                as_json,
-            )
+            record = _record(engine, texts.pop(i), ids.pop(i), chunk, order.seed + i)
+            _print_finished(chunk, prompts[i], shown.pop(i), record if order.as_json else None)
 
 
-def _print_finished(
-    engine: "Engine", chunk: "Chunk", prompt: str, text: str, ids: list[int], seed: int, as_json: bool
-) -> None:
-    if as_json:
-        record = _record(engine, text, ids, chunk, seed)
-        print(json.dumps({"index": chunk.index, "prompt": prompt, **record}), flush=True)
+def _print_finished(chunk: "Chunk", prompt: Prompt, shown: str, record: dict[str, Any] | None) -> None:
+    """record: where JSON is wanted."""
+    if record is not None:
+        asked = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        print(json.dumps({"index": chunk.index, **asked, **record}), flush=True)
     else:
         print(f"--- {chunk.index + 1}: {_num(chunk.stats.num_tokens, 'token')}, {chunk.finish_reason}", file=sys.stderr)
-        _write(prompt + text + "\n")
+        _write((prompt if isinstance(prompt, str) else "") + shown + "\n")
 
 
 def _record(engine: "Engine", text: str, ids: list[int], last: "Chunk", seed: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, fetch, generate, reproduce, rules, train, tune, vocab
+from foretoken.cli import audit, bench, chat, fetch, generate, reproduce, rules, train, tune, vocab
 from foretoken.cli.streams import streams
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("audit")(audit.audit)
 app.command("rules")(rules.rules)
 app.command("reproduce")(reproduce.reproduce)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 
 ANY_DEPTH = 2**31
+Origin = Literal["plain", "accepted", "corrected", "bonus"]  # of one emitted token; `Step.origins` tells what they mean
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,21 @@ class Step:
     """What one target forward brought to one sequence.
 
     tokens: the ids emitted, bonus included. num_drafted: tree nodes besides the root. num_accepted: drafted tokens
-    that were emitted (where the sequence ended inside the path, those before the end).
+    that were emitted (where the sequence ended inside the path, those before the end). last: the origin of the token
+    after the accepted ones.
     """
 
     tokens: tuple[int, ...]
     num_drafted: int
     num_accepted: int
+    last: Origin = field(default="plain", compare=False)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Of each token: "accepted" as it was drafted; "corrected", the target's own token where the drafts after the
+        accepted ones were rejected; "bonus", the target's own after a path that was accepted to its end; "plain" where
+        nothing was drafted."""
+        return (*("accepted",) * self.num_accepted, self.last)[: len(self.tokens)]
 
 
 @dataclass(eq=False)
@@ -91,4 +102,11 @@ class Sequence:
                 break
         self.ids.extend(tokens)
         self.finished |= self.num_left <= 0
-        return Step(tuple(tokens), tree.num_drafted, min(len(tokens), len(path) - 1))
+        return Step(tuple(tokens), tree.num_drafted, min(len(tokens), len(path) - 1), origin_after(tree, path))
+
+
+def origin_after(tree: TokenTree, path: tuple[int, ...]) -> Origin:
+    """Of the token that follows the accepted path."""
+    if path[-1] in tree.parents:
+        return "corrected"
+    return "bonus" if len(path) > 1 else "plain"

@@ -4,13 +4,55 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from foretoken.core.errors import ForetokenError
+from foretoken.core.messages import Message, check_messages, check_text
+
 CONTEXT = 8  # prompt ids decoded along with the first output, since decoders treat the start of a text specially
 REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
+ANSWER = "foretoken-answer"  # stands for an answer where a template is asked what it writes after one
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a prompt, with the tokenizer's own begin-of-text token if it adds one."""
+def encode(tokenizer: Tokenizer, text: str, which: str = "The prompt") -> list[int]:
+    """Ids of a prompt, with the tokenizer's own begin-of-text token if it adds one. which: names it in messages."""
+    check_text(text, which)
     return list(tokenizer(text)["input_ids"])
+
+
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = "The conversation") -> list[int]:
+    """Ids of a conversation as the tokenizer's chat template writes it, up to where the model's answer begins.
+
+    messages: {"role": ..., "content": ...} each. The template writes all special tokens itself, begin-of-text as well.
+    Raises ForetokenError where there is no template, the messages are malformed, or the template refuses them.
+    """
+    check_messages(messages, which)
+    if not tokenizer.chat_template:
+        raise ForetokenError(
+            f"{which} needs a chat template, and the tokenizer of this model has none: take an instruction-tuned model, "
+            "or give the text itself as a prompt."
+        )
+    try:
+        ids = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except Exception as error:  # templates are programs that come with a model: they fail as they like
+        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ForetokenError(f"{which} is refused by the model's chat template: {why}.") from error
+    return [int(token) for token in ids]
+
+
+def turn_end(tokenizer: Tokenizer) -> int | None:
+    """The special token that the chat template writes right after an answer, if there is one."""
+    try:
+        turns = [{"role": "user", "content": "0"}, {"role": "assistant", "content": ANSWER}]
+        written = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # a template that fails on these turns tells nothing of their end
+        return None
+    if ANSWER not in written:
+        return None
+    after = written.rpartition(ANSWER)[2].lstrip()
+    specials = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content}
+    following = [content for content in specials if after.startswith(content)]
+    return specials[max(following, key=len)] if following else None
 
 
 def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:

@@ -25,7 +25,8 @@ from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
 ADAMW, MUON = "adamw", "muon"
-BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, over Muon's for all other matrices
+# AdamW's rates beside Muon's for all other matrices: of norms and biases, and of LM heads, which start as the target's
+BESIDE_MUON, LM_HEADS = 0.3, 0.01
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,18 @@ class Trainer:
 
 def _optimizers(head: Head, name: str) -> list[tuple[torch.optim.Optimizer, float]]:
     """Each with its share of the learning rate."""
-    heads = {id(linear.weight) for linear in head.own_lm_heads()}
-    matrices = [p for p in head.parameters() if name == MUON and p.ndim == 2 and id(p) not in heads]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in head.parameters() if id(p) not in chosen]
-    adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    return [(Muon(matrices), 1.0), (adam, BESIDE_MUON)] if matrices else [(adam, 1.0)]
+
+    def adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, betas=(0.9, 0.95), weight_decay=0.0)
+
+    if name != MUON:
+        return [(adam(list(head.parameters())), 1.0)]
+    heads = [linear.weight for linear in head.own_lm_heads()]
+    own = {id(p) for p in heads}
+    matrices = [p for p in head.parameters() if p.ndim == 2 and id(p) not in own]
+    others = [p for p in head.parameters() if p.ndim != 2 and id(p) not in own]
+    groups = [(Muon, matrices, 1.0), (adam, others, BESIDE_MUON), (adam, heads, LM_HEADS)]
+    return [(make(params), share) for make, params, share in groups if params]
 
 
 @torch.no_grad()

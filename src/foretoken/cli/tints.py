@@ -1,0 +1,65 @@
+"""`--show-drafts`: the text in colours that tell where each token comes from."""
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from rich.color import ColorSystem
+from rich.console import COLOR_SYSTEMS, Console
+from rich.style import Style
+
+if TYPE_CHECKING:
+    from foretoken.engine import Chunk, Engine, Prompt
+
+STYLES = {
+    "accepted": Style(color="green"),
+    "corrected": Style(color="red", bold=True),
+    "bonus": Style(color="blue", bold=True),
+    "plain": Style(),
+}
+MEANINGS = {
+    "accepted": "drafted and accepted",
+    "corrected": "the target's own, after a rejected draft",
+    "bonus": "the target's own, after all drafts were accepted",
+    "plain": "nothing was drafted",
+}
+
+
+def legend() -> str:
+    """One line for stderr; it says why there are no colours where stdout takes none."""
+    if _colours(sys.stdout) is None:
+        return "tokens are not tinted: stdout takes no colours (FORCE_COLOR=1 forces them, NO_COLOR turns them off)."
+    colours = _colours(sys.stderr)
+    parts = (f"{_tinted(origin, origin, colours)} ({meaning})" for origin, meaning in MEANINGS.items())
+    return f"tokens are {', '.join(parts)}."
+
+
+class Tints:
+    """The chunks of one text as tinted text. A character that takes several tokens has the tint of the last of them."""
+
+    def __init__(self, engine: "Engine", prompt: "Prompt", stops: tuple[str, ...]) -> None:
+        from foretoken.models.text import TextStream
+
+        assert engine.tokenizer is not None
+        self.colours = _colours(sys.stdout)
+        self.stream = TextStream(engine.tokenizer, stops, engine.encode(prompt))
+        self.origin = "plain"
+
+    def push(self, chunk: "Chunk") -> str:
+        """What the chunk adds to the text, in colours for the terminal."""
+        shown = ""
+        for token, self.origin in zip(chunk.token_ids, chunk.origins, strict=True):
+            shown += _tinted(self.stream.push([token]), self.origin, self.colours)
+        if chunk.finished:
+            shown += _tinted(self.stream.finish(), self.origin, self.colours)
+        return shown
+
+
+def _colours(stream: TextIO) -> ColorSystem | None:
+    """Those that the stream's terminal has; None for a file or pipe, or where the user wants none."""
+    console = Console(file=stream)
+    return None if console.no_color or console.color_system is None else COLOR_SYSTEMS[console.color_system]
+
+
+def _tinted(text: str, origin: str, colours: ColorSystem | None) -> str:
+    """Line by line, so that no line's end is inside a colour."""
+    return "\n".join(STYLES[origin].render(line, color_system=colours) if line else "" for line in text.split("\n"))

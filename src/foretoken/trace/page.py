@@ -1,0 +1,121 @@
+"""The page of a trace: page.html, with the record in it as JSON that the page's own script draws."""
+
+import json
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from foretoken.core.sampling import Sampling
+from foretoken.models.text import TextStream, Tokenizer
+from foretoken.version import __version__
+
+if TYPE_CHECKING:
+    from foretoken.engine import Engine
+    from foretoken.trace.record import Trace, TracedStep, TracedText
+
+PLACE = "__TRACE__"
+MOST_OF_PROMPT = 4000  # characters of a prompt that are shown, its last ones
+SPACE_SIGN = "\u2581"  # what some tokenizers write for a space, and do not decode at a text's beginning
+
+
+def page(trace: "Trace") -> str:
+    """The whole HTML file."""
+    template = (files("foretoken.trace") / "page.html").read_text(encoding="utf-8")
+    return template.replace(PLACE, escaped(json.dumps(record(trace), separators=(",", ":"))), 1)
+
+
+def escaped(text: str) -> str:
+    """JSON that stands in a script element: nothing in it can end the element, or begin a comment."""
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def record(trace: "Trace") -> dict[str, Any]:
+    """What the page shows. Keys are short where they are repeated: a step's `n` are its nodes, [label, id, parent, p, q]
+    each, `a` the accepted ones, `e` the token after them, [label, id, p, origin]."""
+    engine = trace.engine
+    labels = Labels(engine.tokenizer)
+    return {
+        "version": __version__,
+        "settings": {
+            "target": engine.target.name,
+            "drafter": engine.drafter.name,
+            "tree": engine.tree,
+            "verifier": engine.verifier.name,
+        },
+        "texts": [_text(text, engine, labels) for text in trace.texts],
+    }
+
+
+class Labels:
+    """The text of single tokens, as it is shown on a node."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if token not in self.known:
+            self.known[token] = self._label(token)
+        return self.known[token]
+
+    def _label(self, token: int) -> str:
+        if self.tokenizer is None or token >= len(self.tokenizer):  # a padded head has ids without a token
+            return str(token)
+        text = str(self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        piece = str(self.tokenizer.convert_ids_to_tokens(token))
+        return f" {text}" if piece.startswith(SPACE_SIGN) and not text.startswith(" ") else text
+
+
+def _text(text: "TracedText", engine: "Engine", labels: Labels) -> dict[str, Any]:
+    sequence = text.sequence
+    prompt, new = sequence.ids[: sequence.num_prompt], sequence.ids[sequence.num_prompt :]
+    if engine.tokenizer is None:
+        before = " ".join(map(str, prompt))
+    else:
+        before = str(engine.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
+    ends = [step.length - sequence.num_prompt for step in text.steps[1:]]
+    ends.append(len(new) if text.num_steps == len(text.steps) else min(len(new), ends[-1] if ends else 0))
+    return {
+        "prompt": before[-MOST_OF_PROMPT:],
+        "cut": len(before) > MOST_OF_PROMPT,
+        "sampling": _settings(sequence.sampling),
+        "tokens": len(new),
+        "steps": text.num_steps,
+        "drafted": text.num_drafted,
+        "accepted": text.num_accepted,
+        "pieces": _pieces(engine.tokenizer, prompt, new),
+        "ends": ends,
+        "shown": [_step(step, labels) for step in text.steps],
+    }
+
+
+def _settings(sampling: Sampling) -> dict[str, Any]:
+    """Those that are not at their defaults, and the temperature."""
+    names = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    given = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(Sampling, name)}
+    tokens = {"logit_bias": f"of {len(sampling.logit_bias)} tokens"} if sampling.logit_bias else {}
+    processors = {"processors": len(sampling.processors)} if sampling.processors else {}
+    return {"temperature": sampling.temperature, **given, **tokens, **processors}
+
+
+def _pieces(tokenizer: Tokenizer | None, prompt: list[int], new: list[int]) -> list[str]:
+    """The text that each new token settles; a character that takes several tokens is the last one's."""
+    if tokenizer is None:
+        return [f" {token}" for token in new]
+    stream = TextStream(tokenizer, (), prompt)
+    pieces = [stream.push([token]) for token in new]
+    if pieces:
+        pieces[-1] += stream.finish()
+    return pieces
+
+
+def _step(step: "TracedStep", labels: Labels) -> dict[str, Any]:
+    nodes = zip(step.tree.tokens, step.tree.parents, step.p, step.q, strict=True)
+    return {
+        "n": [[labels(token), token, parent, _rounded(p), _rounded(q)] for token, parent, p, q in nodes],
+        "a": list(step.path[1:]),
+        "e": [labels(step.token), step.token, _rounded(step.p_token), step.origin],
+    }
+
+
+def _rounded(x: float | None) -> float | None:
+    return None if x is None else float(f"{x:.3g}")

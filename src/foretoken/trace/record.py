@@ -1,0 +1,108 @@
+"""The record of a decoding, step by step, taken by an observer of the loop: `engine.generate(..., observer=trace)`."""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foretoken.core.errors import NotFiniteError
+from foretoken.core.files import check_file, write
+from foretoken.core.sequence import Origin, Sequence, origin_after
+from foretoken.core.tree import TokenTree
+from foretoken.core.walk import Probabilities
+from foretoken.engine import Engine
+from foretoken.trace.page import page
+
+MOST_STEPS = 4000  # that are recorded of all texts together, and their nodes: a page of a few megabytes
+MOST_NODES = 60_000
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One step before its tokens were committed.
+
+    length: committed ids before it. p[i], q[i]: the target's and the drafter's probability of node i after its parent;
+    None at the root, and where there is none, as the q of prompt lookup. path: the accepted nodes, root first. token:
+    the one after them, with the target's probability `p_token`.
+    """
+
+    length: int
+    tree: TokenTree
+    p: list[float | None]
+    q: list[float | None]
+    path: tuple[int, ...]
+    token: int
+    p_token: float | None
+    origin: Origin
+
+
+@dataclass
+class TracedText:
+    """One sequence and its recorded steps. num_steps, num_drafted, num_accepted: of all steps, recorded or not."""
+
+    sequence: Sequence
+    steps: list[TracedStep] = field(default_factory=list)
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+class Trace:
+    """An observer that records the steps of each text, in the order in which they began.
+
+        trace = foretoken.Trace(engine)
+        engine.generate("def main():", observer=trace)
+        trace.save("trace.html")
+
+    The texts are the same as without it, bit for bit; they take longer, since p is made for every node. Texts are
+    recorded as they were decoded, so that one which a stop string ended shows the whole of its last step.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._texts: dict[Sequence, TracedText] = {}
+        self._steps, self._nodes = 0, 0
+
+    @property
+    def texts(self) -> list[TracedText]:
+        return list(self._texts.values())
+
+    def __call__(
+        self, sequence: Sequence, tree: TokenTree, probabilities: Probabilities, path: tuple[int, ...], token: int
+    ) -> None:
+        text = self._texts.setdefault(sequence, TracedText(sequence))
+        text.num_steps += 1
+        text.num_drafted += tree.num_drafted
+        text.num_accepted += min(len(path) - 1, sequence.num_left)
+        if self._steps < MOST_STEPS and self._nodes + len(tree) <= MOST_NODES:
+            self._steps += 1
+            self._nodes += len(tree)
+            text.steps.append(_step(sequence, tree, probabilities, path, token))
+
+    def save(self, file: str | Path) -> None:
+        """Write the page, whole or not at all: one HTML file that needs no network. Raises ForetokenError."""
+        check_file(Path(file))
+        html = page(self)
+        write(Path(file), lambda temporary: temporary.write_text(html, encoding="utf-8"))
+
+
+def _step(
+    sequence: Sequence, tree: TokenTree, probabilities: Probabilities, path: tuple[int, ...], token: int
+) -> TracedStep:
+    p: list[float | None] = [None] * len(tree)
+    q: list[float | None] = [None] * len(tree)
+    p_token = None
+    children: dict[int, list[int]] = {path[-1]: []}
+    for node, parent in list(enumerate(tree.parents))[1:]:
+        children.setdefault(parent, []).append(node)
+    for parent, nodes in children.items():
+        siblings = tree.siblings[parent]
+        if siblings is not None and siblings.q is not None:
+            for node in nodes:
+                q[node] = float(siblings.q[tree.tokens[node]])
+        with suppress(NotFiniteError):  # of a node that the walk did not come to, which is no reason to stop
+            row = probabilities(range(parent, parent + 1))[0]
+            for node in nodes:
+                p[node] = float(row[tree.tokens[node]])
+            if parent == path[-1]:
+                p_token = float(row[token])
+    return TracedStep(len(sequence.ids), tree, p, q, path, token, p_token, origin_after(tree, path))
