@@ -168,11 +168,15 @@ def check_models(
 
 
 def check_prompts(prompts: list[str]) -> None:
-    """Refuse empty ones, before models are loaded."""
+    """Refuse empty ones and what is no text, before models are loaded."""
     for number, prompt in enumerate(prompts, start=1):
+        which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
         if not prompt:
-            which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
             raise ForetokenError(f"{which} is empty: give at least one token.")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:  # Python reads bytes that are no UTF-8 as halves of characters
+            raise ForetokenError(f"{which} is not UTF-8 text: character {error.start + 1} is no whole one.") from error
 
 
 def method_for(seed: int | None, profile: str | None, *named: object) -> str:

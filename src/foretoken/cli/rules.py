@@ -1,7 +1,7 @@
 """`foretoken rules`: which verification rule accepts most drafts."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,7 +47,7 @@ def rules(
     SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
     128,000 tokens. The table goes to stdout.
     """
-    numbers = tuple(int(k) for k in _numbers(draws, "draws", whole=True))
+    numbers = _numbers(draws, "draws", whole=True)
     if max(numbers) > MOST_DRAWS:
         raise ForetokenError(f"--draws is {draws}: give numbers up to {MOST_DRAWS}.")
     temperatures = _numbers(temperature, "temperature")
@@ -136,7 +136,7 @@ def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
         raise typer.Exit(130)
 
 
-def _numbers(text: str, name: str, whole: bool = False) -> tuple[float, ...]:
+def _numbers(text: str, name: str, whole: bool = False) -> tuple[Any, ...]:
     try:
         found = [(int if whole else float)(part) for part in text.split(",")]
     except ValueError:

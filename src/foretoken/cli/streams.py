@@ -36,13 +36,14 @@ def streams() -> Iterator[None]:
 def _open_missing() -> None:
     """Python has None for a stream that was closed before it started, which nothing could be written to or read of."""
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # an empty prompt, which is refused
+        sys.stdin = open(os.devnull)  # noqa: SIM115  an empty prompt, which is refused
     if sys.stdout is None:
         raise ForetokenError("Standard output is closed: leave it open, or send it to a file or to /dev/null.")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal lacks a character
+    for stream, instead in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=instead)  # of characters that the terminal lacks
 
 
 def _drop_output() -> None:
