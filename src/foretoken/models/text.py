@@ -27,7 +27,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = 
     check_messages(messages, which)
     if not tokenizer.chat_template:
         raise ForetokenError(
-            f"{which} needs a chat template, and the tokenizer of this model has none: take an instruction-tuned model, "
+            f"{which} needs a chat template, and the tokenizer of this model has none: take an instruction model, "
             "or give the text itself as a prompt."
         )
     try:

@@ -29,8 +29,8 @@ def escaped(text: str) -> str:
 
 
 def record(trace: "Trace") -> dict[str, Any]:
-    """What the page shows. Keys are short where they are repeated: a step's `n` are its nodes, [label, id, parent, p, q]
-    each, `a` the accepted ones, `e` the token after them, [label, id, p, origin]."""
+    """What the page shows. Keys are short where they are repeated: a step's `n` are its nodes, [label, id, parent, p,
+    q] each, `a` the accepted ones, `e` the token after them, [label, id, p, origin]."""
     engine = trace.engine
     labels = Labels(engine.tokenizer)
     return {
