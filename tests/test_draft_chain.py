@@ -20,7 +20,7 @@ from foretoken.heads.make import layer_shape
 from foretoken.heads.save import save_head
 from foretoken.heads.serial import Eagle, Eagle3
 from foretoken.heads.serial_rows import SerialRows
-from foretoken.models.causal_lm import CausalLM
+from foretoken.models.load import load_frozen
 from foretoken.models.parts import parts
 from foretoken.models.rows import Rows
 
@@ -37,7 +37,7 @@ FOLDER = tempfile.TemporaryDirectory()
 def folder_of(name: str) -> Path:
     if name not in EAGLE3:
         return demo_folder() / name
-    target = parts(CausalLM.load(str(demo_folder() / "target"), dtype=torch.float32))
+    target = parts(load_frozen(str(demo_folder() / "target"), torch.device("cpu"), torch.float32))
     torch.manual_seed(5)
     size, flag = EAGLE3[name]
     head = Eagle3(target, layer_shape(target, 2 * target.hidden), size, (), flag, flag)
@@ -234,7 +234,9 @@ def test_the_q_of_a_trimmed_vocabulary_is_zero_elsewhere(tree, option):
     rows = engine.drafter.lm.open(1, 60)
     rows.join()
     rows.learn([states[:19]])
-    (scores,) = rows.score([seq.ids[1:] + drafted.tokens[1:]], [[*range(-1, 18), *(18 + i for i in drafted.parents[1:])]])
+    scores = [rows.score([seq.ids[1:]], [range(-1, 18)])[0][-1]]
+    for token, parent in zip(drafted.tokens[1:], drafted.parents[1:], strict=True):  # each on its parent's state
+        scores.append(rows.score([[token]], [[18 + parent]])[0][0])
     for node, record in enumerate(drafted.siblings):
         if record is None:
             continue
@@ -242,5 +244,5 @@ def test_the_q_of_a_trimmed_vocabulary_is_zero_elsewhere(tree, option):
         assert set(record.q.nonzero().flatten().tolist()) <= set(columns.tolist())
         assert set(record.draws) <= set(columns.tolist())
         prefix = seq.ids + [drafted.tokens[i] for i in drafted.path_to(node)[1:]]
-        (wanted,) = sampling(scores[18 + node][None], [prefix], 20)
+        (wanted,) = sampling(scores[node][None], [prefix], 20)
         torch.testing.assert_close(record.q, wanted, rtol=1e-5, atol=1e-7)
