@@ -1,6 +1,7 @@
 """Training heads: the losses' alignment, resuming, data, and the command; tiny models, a few steps."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +15,18 @@ import tiny
 from command import run
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.load import load_head, load_to_train
-from foretoken.heads.make import HEADS, new_head
+from foretoken.heads.make import HEADS, Head, new_head
 from foretoken.heads.save import save_head
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
-from foretoken.train.begin import Beginning, start_from_model
-from foretoken.train.data import Batches, Record, Row, records, rows
+from foretoken.train import losses
+from foretoken.train.begin import Beginning, start_from_model, start_from_target
+from foretoken.train.data import Batches, Record, Row, commonest, records, rows
 from foretoken.train.evaluate import accuracy
 from foretoken.train.loop import ADAMW, MUON, Plan, Trainer, read_texts
-from foretoken.train.losses import LOSSES, eagle_loss, gumiho_loss, medusa_loss, noisy
+from foretoken.train.losses import LOSSES, Texts, eagle_loss, gumiho_loss, medusa_loss, noisy
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
@@ -220,6 +222,9 @@ def test_a_head_goes_on_from_another(kind: str, lm: CausalLM, tmp_path: Path) ->
         load_head(tmp_path / "first", parts(changed))
     begin = Beginning("first", load_to_train(tmp_path / "first", parts(changed)))
     made = trainer(changed, kind, tmp_path / "second", begin=begin)
+    for head in (first.head, made.head):
+        if isinstance(head, Eagle3):
+            head.normalise(None)
     for key, value in made.head.state_dict().items():
         torch.testing.assert_close(value, first.head.state_dict()[key].bfloat16().float())
     assert made.head.feature_scale == pytest.approx(first.head.feature_scale, rel=1e-6)
@@ -520,3 +525,77 @@ def test_seeds_out_of_range_are_refused(
     code, _, err = run(monkeypatch, capsys, *arguments(workplace, "bad", "--seed", str(seed)))
     assert code == 2
     assert f"seed is {seed}: it must be in 0..2**32 - 1" in err
+
+
+def test_a_trimmed_vocabulary_is_learnt_from_the_commonest_tokens(lm: CausalLM, tmp_path: Path) -> None:
+    """The head names the most frequent tokens alone, starts from the target's rows for them, and q is 0 elsewhere."""
+    data = [Row(np.array([5, 5, 5, 9, 9, 7, 1, 1, 1, 1, 3, 8]), skipped=0), Row(np.array([2] * 9 + [3] * 3), skipped=9)]
+    tokens = commonest(data, 4, lm.vocab_size)
+    assert tokens.tolist() == [1, 3, 5, 9]
+    head = new_head("eagle3", parts(lm), tokens=tokens)
+    assert isinstance(head, Eagle3)
+    start_from_target(head)
+    torch.testing.assert_close(head.lm_head.weight, lm.model.get_output_embeddings().weight[tokens])
+    q = head.logits(torch.randn(3, lm.hidden_size)).softmax(-1)
+    assert torch.nonzero(q.sum(0)).flatten().tolist() == [1, 3, 5, 9]
+    save_head(head, tmp_path)
+    loaded = load_head(tmp_path, parts(lm))
+    assert isinstance(loaded, Eagle3)
+    assert loaded.d2t is not None
+    assert (loaded.d2t + torch.arange(4)).tolist() == [1, 3, 5, 9]
+    with pytest.raises(ForetokenError, match="The draft vocabulary is 0"):
+        commonest(data, 0, lm.vocab_size)
+    with pytest.raises(ForetokenError, match="only eagle3 can have a trimmed draft vocabulary"):
+        new_head("eagle", parts(lm), tokens=tokens)
+
+
+def test_normalised_features_do_not_change_a_head(lm: CausalLM, tmp_path: Path) -> None:
+    head = new_head("eagle3", parts(lm))
+    assert isinstance(head, Eagle3)
+    features = torch.randn(2, 5, 3 * lm.hidden_size) * torch.linspace(0.1, 100, 3 * lm.hidden_size)
+    before = head.enter(features)
+    head.normalise(features.square().mean((0, 1)).sqrt())
+    torch.testing.assert_close(head.enter(features), before, rtol=1e-4, atol=1e-3)
+    save_head(head, tmp_path, torch.float32)
+    torch.testing.assert_close(load_to_train(tmp_path, parts(lm)).enter(features), before, rtol=1e-4, atol=1e-3)
+
+
+def test_a_share_of_the_roots_estimates_the_whole_loss(lm: CausalLM) -> None:
+    """Every root alone, averaged over the roots, is the loss of all roots: no root's steps see another's."""
+    head = new_head("eagle3", parts(lm))
+    ids = torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(0))
+    states = lm.states(ids, (*head.feature_layers, -1))
+    d = lm.hidden_size
+    texts = Texts(ids, torch.ones_like(ids, dtype=torch.bool), states[..., :-d], states[..., -d:])
+    n = ids.shape[1] - 1
+    whole = [step_losses(head, texts, None)[j] for j in range(3)]
+    alone = [[step_losses(head, texts, root)[j] for root in range(n - 1 - j)] for j in range(3)]
+    for j in range(1, 3):
+        assert float(torch.stack(alone[j]).mean()) == pytest.approx(float(whole[j]), rel=1e-5)
+
+
+def step_losses(head: Head, texts: Texts, root: int | None) -> list[torch.Tensor]:
+    """The loss of each step, of every root or of one, by differences of sums that end one step earlier."""
+    sums = []
+    for steps in range(1, 4):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(losses, "UNROLLED", steps)
+            if root is not None:
+                n = texts.ids.shape[1] - 1
+                order = torch.tensor([root, *(i for i in range(n) if i != root)])
+                patch.setattr(torch, "randperm", lambda _, generator=None, order=order: order)
+            share = 1.0 if root is None else 1e-9
+            sums.append(losses.eagle3_loss(head, texts, torch.Generator(), share).detach())
+    return [sums[0], *((b - a) / losses.DECAY ** (j + 1) for j, (a, b) in enumerate(pairwise(sums)))]
+
+
+def test_records_may_be_token_ids(tmp_path: Path, lm: CausalLM) -> None:
+    path = tmp_path / "ids.jsonl"
+    path.write_text(json.dumps({"ids": list(range(20)), "given": 4}) + "\n")
+    (row,) = rows(list(records([str(path)])), tiny.tokenizer(), 64)
+    assert row.ids.tolist() == list(range(20))
+    assert row.skipped == 4
+    for bad, what in (({"ids": "abc"}, "no list of whole numbers"), ({"ids": [1], "given": 2}, "given 2")):
+        path.write_text(json.dumps(bad) + "\n")
+        with pytest.raises(ForetokenError, match=what):
+            list(records([str(path)]))

@@ -32,6 +32,14 @@ def train(
     optimizer: Annotated[
         Literal["adamw", "muon"], typer.Option(help="adamw as published; muon learns small heads in far fewer tokens.")
     ] = "adamw",
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(help="Tokens that an eagle3 head can draft: the most frequent of the data. Default: all."),
+    ] = None,
+    roots: Annotated[
+        float,
+        typer.Option(help="Share of the positions from which eagle3's later steps learn; 0.3 halves the time."),
+    ] = 1.0,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +62,8 @@ def train(
                         ("evaluate-every", evaluate_every)):  # fmt: skip
         if value is not None and value < 1:
             raise typer.BadParameter(f"--{name} must be at least 1.")
+    if not 0 < roots <= 1:
+        raise typer.BadParameter("--roots must be above 0 and at most 1.")
     if lr is not None and not 0 < lr < 1:
         raise typer.BadParameter("--lr must lie between 0 and 1.")
     from foretoken.bench.machine import machine
@@ -91,7 +101,7 @@ def train(
         else:
             options.progress(progress.text())
 
-    asked = Options(head, tokens, epochs, batch, length, lr, layers, levels, seed, optimizer)
+    asked = Options(head, tokens, epochs, batch, length, lr, layers, levels, seed, optimizer, draft_vocab, roots)
     try:
         run(
             lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), evaluate_every, cache,

@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
@@ -106,10 +106,13 @@ class Unrolled:
     """Attention while a head drafts several steps from every position r of a text at once (EAGLE-3's training).
 
     Step j's node of root r stands at position r + j. It sees the text's keys up to r (step 0) and those of its own
-    steps 1..j at the same r. The first call is step 0.
+    steps 1..j at the same r. The first call is step 0, of every position; later ones are of `roots` alone.
+
+    roots: [m], the positions from which later steps are drafted; None: from every position.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Tensor | None = None) -> None:
+        self.roots = roots
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -119,9 +122,10 @@ class Unrolled:
         self.values.append(v.repeat_interleave(rep, 1))
         if len(self.keys) == 1:
             return causal(q, k, v)
-        n = q.shape[2]
+        n = self.keys[0].shape[2]
         scale = q.shape[-1] ** -0.5
-        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+        places = torch.arange(n, device=q.device)
+        hidden = places[None] > (places if self.roots is None else self.roots)[:, None]
         text = (q @ self.keys[0].mT * scale).masked_fill(hidden, float("-inf"))
         own = [(q * keys).sum(-1, keepdim=True) * scale for keys in self.keys[1:]]
         weights = torch.cat([text, *own], -1).softmax(-1)

@@ -19,9 +19,12 @@ def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat1
     """Write a head in its published layout, as safetensors, beside a config.json: its scale, its shape, its target."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    state = head.state_dict()
+    if isinstance(head, Eagle3) and head.feature_sizes is not None:
+        state["fc.weight"] = state["fc.weight"] / head.feature_sizes
     weights = {
         published(head.kind, key): (value.to(dtype) if value.is_floating_point() else value).contiguous()
-        for key, value in head.state_dict().items()
+        for key, value in state.items()
     }
     name = {"medusa": "medusa_lm_head.safetensors", "hydra": "hydra_lm_head.safetensors"}.get(head.kind, FILES[0])
     config: dict[str, Any] = {

@@ -152,6 +152,7 @@ class Eagle3(Serial):
     kind = "eagle3"
     d2t: Tensor | None
     t2d: Tensor | None
+    feature_sizes: Tensor | None  # [f], see `normalise`
 
     def __init__(
         self, parts: TargetParts, shape: LayerShape, draft_vocab: int | None = None, layers: tuple[int, ...] = (),
@@ -164,6 +165,7 @@ class Eagle3(Serial):
         self.norm = RMSNorm(shape.hidden, shape.eps)
         self.lm_head = nn.Linear(shape.hidden, draft_vocab or parts.vocab_size, bias=False)
         self.norm_output = norm_output
+        self.register_buffer("feature_sizes", None, persistent=False)
         whole = draft_vocab is None
         self.register_buffer("d2t", None if whole else torch.zeros(draft_vocab, dtype=torch.int64))
         self.register_buffer("t2d", None if whole else torch.zeros(parts.vocab_size, dtype=torch.bool))
@@ -176,7 +178,28 @@ class Eagle3(Serial):
         return [self.lm_head]
 
     def enter(self, features: Tensor) -> Tensor:
-        return self.fc(features)
+        return self.fc(features if self.feature_sizes is None else features / self.feature_sizes)
+
+    def name_tokens(self, tokens: Tensor) -> None:
+        """Set which target tokens a trimmed LM head knows: tokens [draft_vocab], ids in ascending order."""
+        assert self.d2t is not None
+        assert self.t2d is not None
+        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
+        self.t2d.zero_()
+        self.t2d[tokens] = True
+
+    @torch.no_grad()
+    def normalise(self, sizes: Float[Tensor, " f"] | None) -> None:
+        """Let `fc` read each channel of the target's states divided by its size; the head's function stays the same.
+
+        For training: the channels of real models differ a hundredfold, which spoils every step of an optimiser.
+        sizes: root mean square of each channel; None folds those there are back into the weights.
+        """
+        if self.feature_sizes is not None:
+            self.fc.weight.div_(self.feature_sizes)
+        self.feature_sizes = None if sizes is None else sizes.to(self.fc.weight)
+        if self.feature_sizes is not None:
+            self.fc.weight.mul_(self.feature_sizes)
 
     def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
         x = self.midlayer(embedded, states, cos, sin, attends[0])

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError
@@ -42,7 +43,16 @@ class TargetParts:
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """The target's logits from states after its final norm."""
         packed = isinstance(self.unembedding, PanelLinear)  # which rounds by itself, and answers in what it is asked in
-        out = self.unembedding(states if packed else states.to(self.dtype)) * self.logit_scale
+        return self._scaled(self.unembedding(states if packed else states.to(self.dtype)))
+
+    def logits_of(self, states: Float[Tensor, "... d"], tokens: Int[Tensor, " m"]) -> Float[Tensor, "... m"]:
+        """The same for some tokens alone, of a target whose weights are not packed: of use in training."""
+        bias = getattr(self.unembedding, "bias", None)
+        weight = self.unembedding.get_parameter("weight")[tokens]
+        return self._scaled(F.linear(states.to(self.dtype), weight, None if bias is None else bias[tokens]))
+
+    def _scaled(self, out: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        out = out * self.logit_scale
         return out if self.softcap is None else self.softcap * torch.tanh(out / self.softcap)
 
     def angles(self, positions: Int[Tensor, "..."]) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:

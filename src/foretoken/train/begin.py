@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.make import Head
-from foretoken.heads.serial import Eagle
+from foretoken.heads.serial import Eagle, Eagle3
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights
 
@@ -50,6 +50,8 @@ def start_from_target(head: Head) -> None:
     weight = getattr(head.target.unembedding, "weight", None)
     if weight is None:
         return
+    if isinstance(head, Eagle3) and head.t2d is not None:
+        weight = weight[head.t2d]
     for linear in head.own_lm_heads():
         if linear.weight.shape == weight.shape:
             linear.weight.copy_(weight * head.feature_scale * head.target.logit_scale)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,19 @@ SHORTEST = 16  # tokens; shorter rows teach next to nothing
 
 @dataclass(frozen=True)
 class Record:
-    """prompt: given, not learnt; text: learnt; file: where it stands."""
+    """One training text.
+
+    prompt: text that is given, not learnt. text: text that is learnt.
+    file: the file where it stands, for messages.
+    ids: token ids of the whole text, where the record names them: text that a model sampled need not be what its
+    tokenizer would make of the decoded string. given: how many of the first ids are not learnt.
+    """
 
     prompt: str
     text: str
     file: str = field(default="the data", compare=False)
+    ids: tuple[int, ...] = ()
+    given: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class Row:
 
 
 def records(files: Sequence[str]) -> Iterator[Record]:
-    """Text files whole; .jsonl files by line: {"text"}, {"prompt", "text"} or {"conversations": [{"role", "content"}]}.
+    """Text files whole; .jsonl files by line: {"text"}, {"prompt", "text"}, {"conversations": [{"role", "content"}]},
+    or {"ids", "given"}: the token ids of a whole text and how many of the first are not learnt.
 
     Of a conversation the last assistant turn and all before it: the assistant's last turn is learnt.
     Blank files and lines are left out. Raises ForetokenError where there is nothing else.
@@ -58,10 +68,13 @@ def records(files: Sequence[str]) -> Iterator[Record]:
 
 
 def _record(line: str, file: str, place: str) -> Record:
-    turns, last = [], 0
+    turns, last, strings = [], 0, {}
     try:
         value = json.loads(line)
-        if "conversations" in value:
+        by_ids = "ids" in value
+        if by_ids:
+            pass
+        elif "conversations" in value:
             turns = [(turn["role"], turn["content"]) for turn in value["conversations"]]
             last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
             strings = {f"role of turn {i}": role for i, (role, _) in enumerate(turns, start=1)}
@@ -73,12 +86,23 @@ def _record(line: str, file: str, place: str) -> Record:
             f'{place} is no training text: write {{"text": ...}} or {{"conversations": [{{"role", "content"}}, ...]}}, '
             "with an assistant turn."
         ) from error
+    if by_ids:
+        return _record_of_ids(value, file, place)
     for what, string in strings.items():
         _check(string, what, place)
     if not turns:
         return Record(strings["prompt"], strings["text"], file)
     said = [f"{role}: {content}\n" for role, content in turns[:last]]
     return Record("".join(said) + "assistant: ", turns[last][1], file)
+
+
+def _record_of_ids(value: dict[str, Any], file: str, place: str) -> Record:
+    ids, given = value["ids"], value.get("given", 0)
+    if not isinstance(ids, list) or not all(type(x) is int and x >= 0 for x in ids):
+        raise ForetokenError(f"{place} has ids that are no list of whole numbers from 0 on: mend or remove the line.")
+    if type(given) is not int or not 0 <= given <= len(ids):
+        raise ForetokenError(f"{place} has given {given}: it must be a number of its {len(ids)} ids.")
+    return Record("", "", file, tuple(ids), given)
 
 
 def _check(string: object, what: str, place: str) -> None:
@@ -93,12 +117,15 @@ def _check(string: object, what: str, place: str) -> None:
 
 
 def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row]:
-    """Each text by itself, in pieces of up to `length` ids, its end marked as the tokenizer marks it."""
+    """Each text by itself, in pieces of up to `length` ids, its end marked as the tokenizer marks it; texts that are
+    given as ids stay as they are."""
     end = tokenizer.eos_token_id
     out = []
     for text in texts:
-        given = len(encode(tokenizer, text.prompt)) if text.prompt else 0
-        ids = encode(tokenizer, text.prompt + text.text) + ([end] if isinstance(end, int) else [])
+        given, ids = text.given, list(text.ids)
+        if not ids:
+            given = len(encode(tokenizer, text.prompt)) if text.prompt else 0
+            ids = encode(tokenizer, text.prompt + text.text) + ([end] if isinstance(end, int) else [])
         for start in range(0, len(ids), length):
             piece = np.array(ids[start : start + length], dtype=np.int64)
             skipped = max(0, min(given - start, len(piece)))
@@ -112,11 +139,27 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
     return out
 
 
+def commonest(data: Sequence[Row], num_tokens: int, vocab_size: int) -> torch.Tensor:
+    """The tokens that a trimmed draft vocabulary keeps: the most frequent ones of what is learnt.
+
+    data: the rows that are learnt. num_tokens: size of the draft vocabulary. vocab_size: of the target.
+    Returns their ids [num_tokens] in ascending order; of equally frequent ones the lowest ids.
+    Raises ForetokenError where the target has no more tokens than are to be kept.
+    Source: Zhao et al. 2025, FR-Spec (arXiv:2502.14856).
+    """
+    if not 0 < num_tokens < vocab_size:
+        raise ForetokenError(f"The draft vocabulary is {num_tokens}: it must be 1 to {vocab_size - 1} tokens.")
+    counts = np.zeros(vocab_size, np.int64)
+    for row in data:
+        counts += np.bincount(row.ids[row.skipped :], minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:num_tokens]))
+
+
 def digest(texts: Sequence[Record]) -> str:
     """SHA-256 of all texts in order."""
     sha = hashlib.sha256()
     for text in texts:
-        for part in (text.prompt, text.text):
+        for part in (text.prompt, text.text, *((repr((text.ids, text.given)),) if text.ids else ())):
             sha.update(f"{len(part)}:".encode())
             sha.update(part.encode())
     return sha.hexdigest()

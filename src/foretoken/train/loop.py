@@ -13,11 +13,12 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.heads.make import Head
+from foretoken.heads.serial import Eagle3
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
 from foretoken.train.data import Batches
-from foretoken.train.losses import LOSSES, Texts
+from foretoken.train.losses import LOSSES, Texts, eagle3_loss
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
@@ -31,7 +32,8 @@ class Plan:
     """What decides a run's outcome; a checkpoint resumes only under the same plan.
 
     Defaults are Gumiho's (paper 004, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
-    matrices beside it. target, begin: fingerprints of the target and of what the head begins as.
+    matrices beside it. target, begin: fingerprints of the target and of what the head begins as. draft_vocab: number of
+    tokens that the head can draft, None for all. roots: share of the positions from which eagle3's later steps learn.
     """
 
     kind: str
@@ -48,6 +50,8 @@ class Plan:
     levels: int | None = None
     optimizer: str = ADAMW
     begin: str | None = None
+    draft_vocab: int | None = None
+    roots: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Trainer:
     def texts(self, step: int) -> Texts:
         return read_texts(self.head, self.lm, *self.batches[step], self.cache)
 
+    @torch.no_grad()
     def prepare(self) -> None:
         """Before the first step: the scale of the states, and what starts as a copy of the target's."""
         texts = self.texts(0)
@@ -89,6 +94,19 @@ class Trainer:
         start_from_target(self.head)
         if self.begin is not None:
             self.begin.fill(self.head)
+        if isinstance(self.head, Eagle3):
+            channels = texts.features[texts.mask].double().square().mean(0).sqrt().clamp(min=1e-6).float()
+            if self.begin is None:  # new weights are of the usual size for what they will read
+                self.head.fc.weight.div_(channels)
+            self.head.normalise(channels)
+
+    def loss(self, texts: Texts, rng: torch.Generator) -> Tensor:
+        """In bfloat16 products where the target is in bfloat16, as published; weights and sums stay in float32."""
+        half = self.lm.dtype == torch.bfloat16
+        with torch.autocast(self.lm.device.type, torch.bfloat16, enabled=half):
+            if isinstance(self.head, Eagle3):
+                return eagle3_loss(self.head, texts, rng, self.plan.roots)
+            return LOSSES[self.plan.kind](self.head, texts, rng)
 
     def rate(self, progress: float) -> float:
         """Linear warm-up, then linear decay to a tenth."""
@@ -106,7 +124,7 @@ class Trainer:
         while self.step < self.steps:
             texts = self.texts(self.step)
             rng = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step)
-            loss: Tensor = LOSSES[self.plan.kind](self.head, texts, rng)
+            loss = self.loss(texts, rng)
             if not bool(torch.isfinite(loss)):
                 raise ForetokenError(f"The loss is {float(loss.detach())} at step {self.step}: lower --lr.")
             self.head.zero_grad()
@@ -134,6 +152,7 @@ class Trainer:
             "head": self.head.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             "feature_scale": self.head.feature_scale,
+            "feature_sizes": self.head.feature_sizes if isinstance(self.head, Eagle3) else None,
             "step": self.step,
             "tokens": self.tokens,
             "smooth": self.smooth,
@@ -156,6 +175,8 @@ class Trainer:
             raise ForetokenError(
                 f"{path} was made with another {', '.join(changed)}: use those options again, or another --out."
             )
+        if isinstance(self.head, Eagle3):
+            self.head.feature_sizes = state["feature_sizes"]
         self.head.load_state_dict(state["head"])
         self.head.feature_scale = state["feature_scale"]
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):

@@ -19,7 +19,7 @@ from foretoken.models.identity import fingerprint
 from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
 from foretoken.train.begin import Beginning
-from foretoken.train.data import Batches, Record, Row, digest, records, rows
+from foretoken.train.data import Batches, Record, Row, commonest, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
 from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer
 from foretoken.train.states import StateCache
@@ -41,6 +41,8 @@ class Options:
     levels: int | None = None
     seed: int = 0
     optimizer: str = ADAMW
+    draft_vocab: int | None = None
+    roots: float = 1.0
 
 
 MUON_RATE = 0.01
@@ -98,9 +100,16 @@ def train(
         if not texts:
             raise ForetokenError("One text cannot be split: give more texts, or name held-out ones with --held-out.")
     learnt, checked = rows(texts, tokenizer, options.length), rows(held, tokenizer, options.length)
+    for row in (*learnt, *checked):
+        if row.ids.max() >= lm.vocab_size:
+            raise ForetokenError(
+                f"The data has token id {row.ids.max()}, and target {lm.name} has ids from 0 to {lm.vocab_size - 1}: "
+                "use texts of its own tokenizer."
+            )
     plan = _plan(options, learnt, texts, lm, begin)
     torch.manual_seed(options.seed)
-    head = new_head(options.kind, parts(lm), options.layers, options.levels)
+    tokens = None if options.draft_vocab is None else commonest(learnt, options.draft_vocab, lm.vocab_size)
+    head = new_head(options.kind, parts(lm), options.layers, options.levels, tokens)
     folder.mkdir(parents=True, exist_ok=True)
     kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
     trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept, begin)
@@ -153,6 +162,7 @@ def _plan(
         options.kind, tokens, digest(texts), fingerprint(lm), options.seed, options.batch, options.length,
         usual if options.lr is None else options.lr, layers=options.layers, levels=options.levels,
         optimizer=options.optimizer, begin=None if begin is None else begin.fingerprint,
+        draft_vocab=options.draft_vocab, roots=options.roots,
     )  # fmt: skip
 
 

@@ -59,13 +59,22 @@ class StateCache:
             out[i, :length] = torch.cat([read[layer] for layer in layers], -1).to(ids.device)
         return out
 
+    def put(self, ids: Int[Tensor, " t"], layers: tuple[int, ...], states: Float[Tensor, "t f"]) -> None:
+        """Keep the states of one whole text, which came out of its generation, say: those of `layers` side by side."""
+        name = _digest(ids.cpu().numpy().tobytes())
+        for layer, of_layer in zip(layers, states.chunk(len(layers), -1), strict=True):
+            self._write(layer, name, of_layer)
+
     def _fill(self, names: Sequence[str], lengths: Sequence[int], ids: Tensor, layers: tuple[int, ...]) -> None:
         states = self.lm.states(ids, layers).chunk(len(layers), -1)
         for layer, of_layer in zip(layers, states, strict=True):
             for name, length, of_text in zip(names, lengths, of_layer, strict=True):
-                path, values = self._path(layer, name), {"states": of_text[:length].cpu().contiguous()}
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write(path, lambda temporary, values=values: save_file(values, temporary))
+                self._write(layer, name, of_text[:length])
+
+    def _write(self, layer: int, name: str, states: Float[Tensor, "t d"]) -> None:
+        path, values = self._path(layer, name), {"states": states.to(self.lm.dtype).cpu().contiguous()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, lambda temporary: save_file(values, temporary))
 
     def _read(self, layer: int, name: str) -> Float[Tensor, "t d"]:
         path = self._path(layer, name)
