@@ -1,6 +1,9 @@
 """Chains drafted in one compiled call are those drafted level by level, bit for bit."""
 
+import tempfile
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +16,41 @@ from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.heads.lm import ready
-from foretoken.heads.serial import Eagle
+from foretoken.heads.make import layer_shape
+from foretoken.heads.save import save_head
+from foretoken.heads.serial import Eagle, Eagle3
 from foretoken.heads.serial_rows import SerialRows
+from foretoken.models.load import load_frozen
+from foretoken.models.parts import parts
 from foretoken.models.rows import Rows
 
 PROMPT = "def read(self, path):\n    with open("
 
 
-ROWS = {"drafter": Rows, "heads/eagle": SerialRows, "heads/gumiho": SerialRows}
+# EAGLE-3 heads of random weights, one of them with a vocabulary and flags of its own, beside the trained models.
+EAGLE3 = {"eagle3": (None, False), "eagle3-trimmed": (500, True)}
+ROWS = {"drafter": Rows, "heads/eagle": SerialRows, "heads/gumiho": SerialRows, **dict.fromkeys(EAGLE3, SerialRows)}
+FOLDER = tempfile.TemporaryDirectory()
+
+
+@cache
+def folder_of(name: str) -> Path:
+    if name not in EAGLE3:
+        return demo_folder() / name
+    target = parts(load_frozen(str(demo_folder() / "target"), torch.device("cpu"), torch.float32))
+    torch.manual_seed(5)
+    size, flag = EAGLE3[name]
+    head = Eagle3(target, layer_shape(target, 2 * target.hidden), size, (), flag, flag)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 1.5 / parameter.shape[-1] ** 0.5)
+    if size is not None:
+        assert head.d2t is not None
+        assert head.t2d is not None
+        chosen = torch.randperm(target.vocab_size)[:size].sort().values
+        head.d2t.copy_(chosen - torch.arange(size))
+        head.t2d[chosen] = True
+    save_head(head, Path(FOLDER.name) / name)
+    return Path(FOLDER.name) / name
 
 
 @pytest.fixture(params=ROWS)
@@ -29,8 +59,7 @@ def name(request) -> str:
 
 
 def load(name: str, **options) -> foretoken.Engine:
-    folder = demo_folder()
-    return foretoken.load(str(folder / "target"), drafter=str(folder / name), device="cpu", **options)
+    return foretoken.load(str(demo_folder() / "target"), drafter=str(folder_of(name)), device="cpu", **options)
 
 
 @pytest.fixture
@@ -61,7 +90,8 @@ def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[
     seq = Sequence(ids, sampling, torch.Generator().manual_seed(1), 40)
     session, found = engine.drafter.open(1, 200), []
     session.join()
-    states = torch.randn(60, 192, generator=torch.Generator().manual_seed(2))  # as if they were the target's
+    width = 192 * len(engine.drafter.feature_layers) if isinstance(engine.drafter, HeadDrafter) else 0
+    states = torch.randn(60, width, generator=torch.Generator().manual_seed(2))  # as if they were the target's
     for kept in range(steps):
         if isinstance(session, HeadDraftSession):
             session.learn([states[: len(seq.ids) - 1]])
@@ -162,3 +192,57 @@ def test_a_sequence_with_logits_of_its_own_goes_level_by_level(engine, calls):
     (tree,) = session.propose([Shaped([40, 41], Sampling(), torch.Generator().manual_seed(1), 20)])
     assert len(tree) == 7
     assert not calls
+
+
+HEAD_TREES = {
+    "kary": {"tree": "kary:2x3", "verifier": "rrsw"},
+    "budget": {"tree": "budget:12", "verifier": "block-transport"},
+    "dynamic": {"tree": "dynamic:9", "law": "opaque", "verifier": "exact-match"},
+}
+
+
+@pytest.mark.parametrize("name", EAGLE3, indirect=True)
+@pytest.mark.parametrize("which", HEAD_TREES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_trees_of_heads_are_the_same_in_a_batch(name, which, temperature, calls, monkeypatch):
+    """Level by level through the kernel, not the torch modules."""
+    monkeypatch.setattr(Eagle3, "step", lambda *_: pytest.fail("the torch module"))
+    engine = load(name, **HEAD_TREES[which])
+    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    alone = engine.generate(PROMPT, **options)
+    assert alone.stats.num_drafted > 3 * alone.stats.num_target_forwards
+    assert not calls
+    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == alone.token_ids
+    if temperature == 0:
+        plain = foretoken.load(str(demo_folder() / "target"), drafter="none", device="cpu")
+        assert alone.token_ids == plain.generate(PROMPT, **options).token_ids
+
+
+@pytest.mark.parametrize("tree", ["chain:4", "kary:2x2"])
+@pytest.mark.parametrize("option", [{}, {"top_p": 0.9}, {"repetition_penalty": 1.3}], ids=str)
+def test_the_q_of_a_trimmed_vocabulary_is_zero_elsewhere(tree, option):
+    """And it is the one that the head's scores over the target's vocabulary give."""
+    engine = load("eagle3-trimmed", tree=tree, verifier="rrsw")
+    assert isinstance(engine.drafter, HeadDrafter)
+    columns = engine.drafter.lm.head.columns
+    sampling, states = Sampling(0.8, **option), torch.randn(60, 576, generator=torch.Generator().manual_seed(2))
+    seq = Sequence(list(range(40, 60)), sampling, torch.Generator().manual_seed(1), 40)
+    session = engine.drafter.open(1, 60)
+    session.join()
+    session.learn([states[:19]])
+    (drafted,) = session.propose([seq])
+    rows = engine.drafter.lm.open(1, 60)
+    rows.join()
+    rows.learn([states[:19]])
+    scores = [rows.score([seq.ids[1:]], [range(-1, 18)])[0][-1]]
+    for token, parent in zip(drafted.tokens[1:], drafted.parents[1:], strict=True):  # each on its parent's state
+        scores.append(rows.score([[token]], [[18 + parent]])[0][0])
+    for node, record in enumerate(drafted.siblings):
+        if record is None:
+            continue
+        assert record.q is not None
+        assert set(record.q.nonzero().flatten().tolist()) <= set(columns.tolist())
+        assert set(record.draws) <= set(columns.tolist())
+        prefix = seq.ids + [drafted.tokens[i] for i in drafted.path_to(node)[1:]]
+        (wanted,) = sampling(scores[node][None], [prefix], 20)
+        torch.testing.assert_close(record.q, wanted, rtol=1e-5, atol=1e-7)

@@ -116,8 +116,12 @@ def test_drafting_equals_plain_forwards(kind: str, packed: bool) -> None:
     rng, head = random.Random(0), made(kind, parts(lm))
     texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
     drafting = ready(copy.deepcopy(head), kind) if packed else HeadLM(head, kind)
-    assert (drafting.kernel is not None) == (packed and kind in ("eagle", "gumiho"))
-    rows = drafting.open(3, 60)
+    assert (drafting.kernel is not None) == (packed and kind in ("eagle", "gumiho", "eagle3"))
+    check_steps(lm, head, drafting.open(3, 60), texts, rng)
+
+
+def check_steps(lm: CausalLM, head: Head, rows: HeadRows, texts: list[list[int]], rng: random.Random) -> None:
+    """Three steps of a batch of three, of which one leaves."""
     for _ in texts:
         rows.join()
     for step in range(3):
@@ -128,6 +132,31 @@ def test_drafting_equals_plain_forwards(kind: str, packed: bool) -> None:
         if step == 0:
             rows.leave(0)
             texts[0] = texts.pop()
+
+
+@pytest.mark.parametrize("vocabulary", ["whole", "trimmed", "shuffled"])
+@pytest.mark.parametrize("norm_output", [False, True])
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_eagle3_in_the_kernel(norm_before_residual: bool, norm_output: bool, vocabulary: str) -> None:
+    """Every form of the head drafts as its torch module computes; what is not in its vocabulary scores -inf."""
+    lm = CausalLM(tiny.llama(0, hidden=64, layers=6))
+    torch.manual_seed(4)
+    target, size = parts(lm), None if vocabulary == "whole" else 100
+    flags = {"norm_before_residual": norm_before_residual, "norm_output": norm_output}
+    head = Eagle3(target, layer_shape(target, 2 * target.hidden), size, **flags).eval()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.3 / parameter.shape[-1] ** 0.5)
+    if size is not None:
+        assert head.d2t is not None
+        columns = torch.randperm(257)[:size]
+        if vocabulary == "trimmed":
+            columns = columns.sort().values
+        head.d2t.copy_(columns - torch.arange(size))
+    rng = random.Random(0)
+    texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
+    drafting = ready(copy.deepcopy(head), "eagle3")
+    assert drafting.kernel is not None
+    check_steps(lm, head, drafting.open(3, 60), texts, rng)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "gumiho"])

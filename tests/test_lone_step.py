@@ -13,6 +13,7 @@ from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.softmax import softmax
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models import target
+from foretoken.models.features import FINAL
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
@@ -215,13 +216,41 @@ def test_of_many_nodes_only_those_looked_at_are_tempered(trees, monkeypatch):
     assert all(trees)
 
 
-def test_other_samplings_and_hidden_states_are_scored_the_longer_way(trees):
+def test_other_samplings_are_scored_the_longer_way(trees):
     drafter = str(demo_folder() / "drafter")
     load(drafter=drafter, tree="chain:3").generate(PROMPT, max_new_tokens=6, seed=0, top_k=5)
     load(drafter=drafter, tree="kary:2x2").generate(PROMPT, max_new_tokens=6, seed=0, repetition_penalty=1.2)
-    load(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:2").generate(PROMPT, max_new_tokens=6, seed=0)
     assert trees
     assert not any(trees)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+def test_hidden_states_are_kept_while_a_tree_is_scored(tree, temperature, trees, monkeypatch):
+    engine = load("bfloat16", str(demo_folder() / "heads" / "eagle"), tree=tree, verifier="rrsw")
+    options = {"max_new_tokens": 40, "temperature": temperature, "seed": 2}
+    fast = engine.generate(PROMPT, **options)
+    assert fast.stats.num_accepted > 0
+    assert len(trees) > 3
+    assert all(trees)
+    the_longer_way(monkeypatch)
+    slow = engine.generate(PROMPT, **options)
+    assert (slow.token_ids, slow.stats.num_accepted) == (fast.token_ids, fast.stats.num_accepted)
+
+
+def test_the_states_kept_by_either_way_are_the_same():
+    lm, layers = load("bfloat16").target.lm, (3, FINAL, 16, 0)
+    rows = [lm.open(1, 64, layers) for _ in range(2)]
+    for each in rows:
+        each.join()
+        each.extend(0, range(100, 131))
+    tokens, parents = [5, 6, 7, 8, 9], [-1, 0, 0, 1, 1]
+    rows[0].score([tokens], [parents])
+    rows[1].score_tree(0, tokens, parents, 1.0)
+    for each in rows:
+        each.keep([[0, 1, 4]])
+    assert float(rows[0].features(0).float().std()) > 0
+    assert torch.equal(rows[0].features(0), rows[1].features(0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

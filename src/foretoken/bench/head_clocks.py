@@ -44,9 +44,9 @@ class TimedHeadRows:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._clocks["prefill"].time(self._rows.extend, row, tokens)
 
-    def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ v"]]:
+    def score_own(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ c"]]:
         self._level += 1
-        return self._clocks[PARTS[min(self._level, 3)]].time(self._rows.score, tokens, parents)
+        return self._clocks[PARTS[min(self._level, 3)]].time(self._rows.score_own, tokens, parents)
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
         return isinstance(self._rows, SerialRows) and self._rows.drafts_chains(row, nodes)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from foretoken.core.limits import check_sampling
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import best, softmax, tempered
+from foretoken.core.softmax import best, softmax
+from foretoken.core.truncated import truncated_softmax
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
-NEGATIVE_INFINITY = float("-inf")
 CHECKED = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
     "logit_bias",
@@ -80,7 +80,7 @@ class Sampling:
             return best(scores)
         if not (self.top_k or self.top_p < 1 or self.min_p):
             return softmax(scores, self.temperature)
-        return softmax(self._truncate(tempered(scores, self.temperature)), 1.0)
+        return truncated_softmax(scores, self.temperature, self.top_k, self.top_p, self.min_p)
 
     def scores(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
@@ -108,18 +108,4 @@ class Sampling:
                 row -= self.frequency_penalty * counts + self.presence_penalty * (counts > 0)
             for processor in self.processors:
                 row.copy_(processor(ids[None], row[None].clone())[0])
-        return scores
-
-    def _truncate(self, scores: Tensor) -> Tensor:
-        if 0 < self.top_k < scores.shape[-1]:
-            kth = scores.topk(self.top_k, dim=-1).values[:, -1:]
-            scores = scores.masked_fill(scores < kth, NEGATIVE_INFINITY)
-        if self.top_p < 1:
-            ascending, order = scores.sort(dim=-1)
-            drop = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p
-            drop[:, -1] = False
-            scores = scores.masked_fill(drop.scatter(-1, order, drop), NEGATIVE_INFINITY)
-        if self.min_p:
-            p = scores.softmax(-1)
-            scores = scores.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), NEGATIVE_INFINITY)
         return scores

@@ -1,13 +1,16 @@
 """A draft head as drafter: its tree grows as a language model's does, on the states of the target's scoring forward."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
-from foretoken.core.shapes import Float
+from foretoken.core.shapes import Float, Int
 from foretoken.core.tree import TokenTree
+from foretoken.draft.growth import Growth
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.draft.rows import DraftRows
 from foretoken.heads.lm import HeadLM
@@ -28,12 +31,28 @@ class HeadDrafter(LMDrafter):
 
 @runtime_checkable
 class LearningRows(DraftRows, Protocol):
+    """See heads.rows.HeadRows."""
+
+    @property
+    def columns(self) -> Int[Tensor, " c"] | None: ...
+
     def learn(self, features: Seq[Float[Tensor, "_ f"]]) -> None: ...
+
+    def score_own(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ c"]]: ...
+
+    def whole(self, own: Float[Tensor, "m _"], rest: float) -> Float[Tensor, "m v"]: ...
 
 
 class HeadDraftSession(LMDraftSession):
+    """A head that scores a vocabulary of its own is asked for q, and drawn from, over that one alone: q is zero
+    elsewhere. Its trees speak of the target's tokens."""
+
     drafter: HeadDrafter
     rows: LearningRows
+
+    def __init__(self, drafter: HeadDrafter, rows: LearningRows) -> None:
+        super().__init__(drafter, rows)
+        self._columns = None if rows.columns is None else rows.columns.tolist()
 
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
         self.rows.learn(features)
@@ -48,6 +67,30 @@ class HeadDraftSession(LMDraftSession):
         finally:
             for seq, limit in zip(sequences, limits, strict=True):
                 seq.max_depth = limit
+
+    def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]], at: float | None) -> list[Float[Tensor, "_ c"]]:
+        return self.rows.score_own(tokens, parents)
+
+    def _weights(
+        self, seq: Sequence, g: Growth, logits: Float[Tensor, "m c"], suffixes: Iterable[list[int]]
+    ) -> Float[Tensor, "m _"]:
+        if seq.sampling.moves_scores or seq.shapes_logits:  # which speak of the target's tokens
+            logits = self.rows.whole(logits, float("-inf"))
+        return self._q(seq, g, logits, suffixes)
+
+    def _add(
+        self,
+        g: Growth,
+        nodes: Seq[int],
+        laws: Seq[Law],
+        q: Float[Tensor, "m _"],
+        draws: Seq[tuple[int, ...]],
+        states: Seq[Seq[Any]],
+    ) -> None:
+        if self._columns is not None and q.shape[1] < self.drafter.vocab_size:
+            draws = [tuple(self._columns[token] for token in drawn) for drawn in draws]
+            q = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
+        super()._add(g, nodes, laws, q, draws, states)
 
     def _draw(self, sequences: Seq[Sequence], logits: list[Float[Tensor, "_ v"]], depth: int) -> None:
         super()._draw(sequences, logits, depth)

@@ -251,9 +251,21 @@ class LMDraftSession:
                 u = g.uniforms[depth - 1 : depth]
             draws = draw_each(laws, q, u)
             first = len(g.states)
-            g.add(nodes, laws, q, draws, g.policy.grow(planned, q, draws))
+            self._add(g, nodes, laws, q, draws, g.policy.grow(planned, q, draws))
             if depth < seq.depth_left and len(g.states) > first:
                 g.frontier = g.policy.select(g.states, first)
+
+    def _add(
+        self,
+        g: Growth,
+        nodes: Seq[int],
+        laws: Seq[Law],
+        q: Float[Tensor, "m _"],
+        draws: Seq[tuple[int, ...]],
+        states: Seq[Seq[Any]],
+    ) -> None:
+        """The children of m nodes, by tokens and columns of q."""
+        g.add(nodes, laws, q, draws, states)
 
     def _weights(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
@@ -266,6 +278,12 @@ class LMDraftSession:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         elif missing < 0:
             logits = logits[:, : self.drafter.vocab_size]
+        return self._q(seq, g, logits, suffixes)
+
+    def _q(
+        self, seq: Sequence, g: Growth, logits: Float[Tensor, "m _"], suffixes: Iterable[list[int]]
+    ) -> Float[Tensor, "m _"]:
+        """`_weights` from logits of the same columns."""
         if g.law is not Opaque or (g.policy.weighs and seq.sampling.temperature > 0):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)

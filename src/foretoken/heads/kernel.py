@@ -1,49 +1,52 @@
-"""The layers of an EAGLE or Gumiho head in the compiled kernel: packed weights on a CPU."""
+"""EAGLE, EAGLE-3 and Gumiho heads in the compiled kernel: packed weights on a CPU."""
 
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
-from foretoken.heads.serial import Eagle, Gumiho
+from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs
 from foretoken.models.panels import PanelLinear, use_threads
-from foretoken.models.parts import TargetParts
+
+if TYPE_CHECKING:
+    from foretoken.heads.kernel_chain import Entry, Exit
 
 NEVER = 2**62  # levels after which an EAGLE head would turn to MLPs
+NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
 
 
 class EagleKernel(KernelLayers):
     """The weights of one head in the form that the kernel reads; shared by all rows.
 
-    serial: levels before those of Gumiho's MLPs. fc, mlps, last: as kernel_chain takes them. embedding, unembedding:
-    the target's, where they are a table and a packed product and nothing else changes states or scores; else None,
-    as is `last`.
+    entry, exit, mlps: as kernel_chain takes them; exit is None where the target's LM head is more than a packed
+    product. serial: levels before those of Gumiho's MLPs. embedding: the target's table [vocabulary, d], None where it
+    is more than a table, or does not hold every token that can be drawn: compiled loops do not look.
     """
 
-    def __init__(self, head: Eagle, fc: PanelLinear) -> None:
+    def __init__(self, head: Eagle | Eagle3) -> None:
         shape, target = head.shape, head.target
         scale, kinds = shape.head_dim**-0.5, [None] * head.num_layers
         super().__init__(
-            list(head.layers), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
+            _layers(head), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
         )
-        self.enter, self.fc = fc, (fc.address, fc.form, bias_of(fc))
+        self.head = head  # the addresses of its linear layers point into their panels
+        self.entry, self.exit = _entry(head), _exit(head)
         self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
-        self.blocks: list[list[PanelLinear]] = _blocks(head)  # the addresses below point into their panels
+        self.blocks: list[list[PanelLinear]] = _blocks(head)  # which stay when the head is cut
         self.mlps = _addresses(self.blocks)
-        self.embedding = self.unembedding = self.last = None
-        table, last = target.embedding, target.unembedding
-        if type(table) is nn.Embedding and isinstance(last, PanelLinear) and _plain(target):
-            self.embedding, self.unembedding = array(table.weight), last
-            bias = np.zeros(0, np.float32) if last.bias is None else bias_of(last)
-            self.last = (last.address, last.form, bias, np.float32(head.feature_scale))
+        table = target.embedding
+        known = type(table) is nn.Embedding and target.embedding_scale == 1
+        known = known and len(table.get_parameter("weight")) >= target.vocab_size
+        self.embedding = array(table.get_parameter("weight")) if known else None
 
 
 class EagleSlots(KernelSlots):
-    """The slot cache of a batch, `Eagle.step` over it, and whole chains."""
+    """The slot cache of a batch, the head's `step` and `logits` over it, and whole chains."""
 
     layers: EagleKernel
 
@@ -55,9 +58,28 @@ class EagleSlots(KernelSlots):
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
         """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
-        x = self.layers.enter(torch.cat((embedded.float(), states.float()), -1))
-        self.run(x.view(-1, x.shape[-1]).numpy(), positions.reshape(-1), {"": mask})
-        return x
+        from foretoken.heads.kernel_chain import enter, leave
+
+        k, shape = self.layers, states.shape
+        of_tokens, before = (y.float().reshape(-1, shape[-1]).contiguous().numpy() for y in (embedded, states))
+        x = np.empty_like(before)
+        fed = enter(of_tokens, before, k.entry, x, use_threads())
+        self.run(x, positions.reshape(-1), {"": mask}, fed=fed)
+        if k.exit is not None:
+            leave(x, k.exit)
+        return torch.from_numpy(x).view(shape)
+
+    def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        """Over the head's own vocabulary, from states that `step` gave."""
+        from foretoken.heads.kernel_chain import scores
+
+        k = self.layers
+        if k.exit is None:
+            return k.head.logits(states)
+        width = len(k.exit.columns) or k.head.target.vocab_size
+        out = np.empty((states.numel() // states.shape[-1], width), np.float32)
+        scores(states.reshape(-1, states.shape[-1]).contiguous().numpy(), k.exit, out, use_threads())
+        return torch.from_numpy(out).view(*states.shape[:-1], -1)
 
     def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
         """`Gumiho.parallel`."""
@@ -70,7 +92,7 @@ class EagleSlots(KernelSlots):
 
     @property
     def drafts_chains(self) -> bool:
-        return self.layers.last is not None
+        return self.layers.exit is not None and self.layers.embedding is not None
 
     def draft_chain(
         self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
@@ -82,30 +104,66 @@ class EagleSlots(KernelSlots):
 
         k, levels, m = self.layers, len(u), len(read)
         assert k.embedding is not None
-        assert k.unembedding is not None
-        factor, q, tokens = chain_outputs(levels, k.unembedding.out_features, temperature)
+        assert k.exit is not None
+        factor, q, tokens = chain_outputs(levels, k.head.target.vocab_size, temperature)
+        if len(k.exit.columns):
+            q[:] = 0
         made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
         done = draft_head_chain(
-            np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.fc, k.serial,
-            k.mlps, k.last, u.numpy(), factor, floor, use_threads(), q, tokens, made,
+            np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.entry, k.exit,
+            k.serial, k.mlps, u.numpy(), factor, floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
 
 
-def eagle_kernel(head: Eagle) -> EagleKernel | None:
+def eagle_kernel(head: Eagle | Eagle3) -> EagleKernel | None:
     """None where the head's layers are not packed, or the kernel does not know their sizes."""
     unknown = head.shape.head_dim % LANES or (isinstance(head, Gumiho) and head.shape.hidden % LANES)
-    return EagleKernel(head, head.fc) if isinstance(head.fc, PanelLinear) and not unknown else None
+    return EagleKernel(head) if isinstance(head.fc, PanelLinear) and not unknown else None
 
 
-def _plain(target: TargetParts) -> bool:
-    """Whether its embedding and LM head are a table and a product alone, and every token that it can draw is in the
-    table, since compiled loops do not look."""
-    changes = (target.embedding_scale, target.logit_scale, target.softcap) != (1.0, 1.0, None)
-    return not changes and len(target.embedding.get_parameter("weight")) >= target.vocab_size
+def _layers(head: Eagle | Eagle3) -> list[Any]:
+    """The decoder layers as KernelLayers takes them: an EAGLE-3 layer's first norms belong to its entry."""
+    if isinstance(head, Eagle):
+        return list(head.layers)
+    layer = head.midlayer
+    after = layer.post_attention_layernorm
+    return [
+        SimpleNamespace(
+            self_attn=layer.self_attn, mlp=layer.mlp, input_layernorm=None, post_attention_layernorm=after
+        )
+    ]
 
 
-def _blocks(head: Eagle) -> list[list[PanelLinear]]:
+def _entry(head: Eagle | Eagle3) -> "Entry":
+    from foretoken.heads.kernel_chain import Entry
+
+    d, eps = head.shape.hidden, np.float32(head.shape.eps)
+    if isinstance(head, Eagle):
+        fc: Any = head.fc
+        return Entry(fc.address, fc.form, bias_of(fc), np.zeros((0, d), np.float32), eps, False)
+    layer = head.midlayer
+    norms = np.stack([array(layer.input_layernorm.weight), array(layer.hidden_norm.weight)])
+    return Entry(0, 0, NO_FLOATS, norms, eps, layer.norm_before_residual)
+
+
+def _exit(head: Eagle | Eagle3) -> "Exit | None":
+    from foretoken.heads.kernel_chain import Exit
+
+    eps, target = np.float32(head.shape.eps), head.target
+    if isinstance(head, Eagle3):
+        last: Any = head.lm_head
+        columns = NO_IDS if head.columns is None else head.columns.numpy()
+        of_norm = array(head.norm.weight)
+        return Exit(of_norm, eps, head.norm_output, np.float32(1), last.address, last.form, NO_FLOATS, columns)
+    last = target.unembedding
+    if not isinstance(last, PanelLinear) or target.logit_scale != 1 or target.softcap is not None:
+        return None
+    bias = NO_FLOATS if last.bias is None else bias_of(last)
+    return Exit(NO_FLOATS, eps, False, np.float32(head.feature_scale), last.address, last.form, bias, NO_IDS)
+
+
+def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:
     mlps: Any = head.mlp if isinstance(head, Gumiho) else ()
     return [[block.linear for block in mlp] for mlp in mlps]
 

@@ -10,21 +10,23 @@ from foretoken.heads.flat_rows import HydraRows, MedusaRows
 from foretoken.heads.kernel import EagleKernel, eagle_kernel
 from foretoken.heads.make import Head
 from foretoken.heads.rows import HeadRows
-from foretoken.heads.serial import Eagle, Gumiho
+from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.heads.serial_rows import GumihoRows, SerialRows
 from foretoken.models.panels import PACKED, pack_linears
 
 
 def ready(head: Head, name: str) -> "HeadLM":
     """A head for drafting alone, its weights packed where that is faster; it cannot be trained or saved any more."""
+    if isinstance(head, Eagle3):
+        head.order_vocabulary()
     if head.target.device.type == "cpu" and head.target.dtype in PACKED:
         pack_linears(head)
-    return HeadLM(head, name, eagle_kernel(head) if isinstance(head, Eagle) else None)
+    return HeadLM(head, name, eagle_kernel(head) if isinstance(head, Eagle | Eagle3) else None)
 
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages. kernel: of an EAGLE's or a Gumiho's layers, where there is one."""
+    """name: for messages. kernel: of an EAGLE, EAGLE-3 or Gumiho head, where there is one."""
 
     head: Head
     name: str

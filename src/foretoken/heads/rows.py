@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.shapes import Float
+from foretoken.core.shapes import Float, Int
+from foretoken.heads.serial import scattered
 from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.parts import TargetParts
 
@@ -56,10 +57,13 @@ R = TypeVar("R", bound=HeadRow)
 
 
 class HeadRows(ABC, Generic[R]):
-    """The calls of models.rows.Rows, and `learn`."""
+    """The calls of models.rows.Rows, and `learn`.
 
-    def __init__(self, target: TargetParts, batch: int) -> None:
-        self.target, self.batch = target, batch
+    columns: target ids of the vocabulary that the head scores, None where that is the target's.
+    """
+
+    def __init__(self, target: TargetParts, batch: int, columns: Int[Tensor, " c"] | None = None) -> None:
+        self.target, self.batch, self.columns = target, batch, columns
         self.rows: list[R] = []
 
     @property
@@ -90,7 +94,15 @@ class HeadRows(ABC, Generic[R]):
             row.features = of_row
 
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ v"]]:
-        """Append nodes to the trees; scores of what follows each of them."""
+        """Append nodes to the trees; scores of what follows each of them, over the target's vocabulary."""
+        return [self.whole(scores, float("-inf")) for scores in self.score_own(tokens, parents)]
+
+    def whole(self, own: Float[Tensor, "m _"], rest: float) -> Float[Tensor, "m v"]:
+        """Numbers of the head's vocabulary as numbers of the target's, `rest` for tokens that it does not know."""
+        return own if self.columns is None else scattered(own, self.columns, self.target.vocab_size, rest)
+
+    def score_own(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ c"]]:
+        """`score` over the vocabulary that the head scores."""
         firsts = [len(row.tree) for row in self.rows]
         for row, new, above in zip(self.rows, tokens, parents, strict=True):
             row.tree.grow(above)
@@ -114,7 +126,7 @@ class HeadRows(ABC, Generic[R]):
     def _new_row(self) -> R: ...
 
     @abstractmethod
-    def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
+    def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
         """Of every row's nodes from firsts[row] on."""
 
     @abstractmethod
@@ -125,5 +137,6 @@ class HeadRows(ABC, Generic[R]):
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
         """What a cache holds of these nodes becomes that of the committed tokens that come next."""
 
-    def _none(self) -> Float[Tensor, "0 v"]:
-        return torch.empty(0, self.target.vocab_size, device=self.target.device)
+    def _none(self) -> Float[Tensor, "0 c"]:
+        width = self.target.vocab_size if self.columns is None else len(self.columns)
+        return torch.empty(0, width, device=self.target.device)

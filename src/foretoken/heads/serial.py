@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.shapes import Float
+from foretoken.core.shapes import Float, Int
 from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
@@ -212,9 +212,29 @@ class Eagle3(Serial):
         """Over its own vocabulary."""
         return self.lm_head(states if self.norm_output else self.norm(states))
 
+    @property
+    def columns(self) -> Int[Tensor, " c"] | None:
+        """The target ids of its own vocabulary, None where that is the target's."""
+        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    @torch.no_grad()
+    def order_vocabulary(self) -> None:
+        """Put its own vocabulary in the order of the target's ids, as published heads have it: one uniform then draws
+        the same token from its probabilities over either vocabulary."""
+        columns = self.columns
+        if columns is not None and bool((columns[1:] < columns[:-1]).any()):
+            assert self.d2t is not None
+            order = columns.argsort()
+            self.lm_head.weight.copy_(self.lm_head.weight[order])
+            self.d2t.copy_(columns[order] - torch.arange(len(order), device=order.device))
+
     def logits(self, states: Tensor) -> Tensor:
-        own = self.draft_logits(states)
-        if self.d2t is None:
-            return own
-        out = own.new_full((*own.shape[:-1], self.target.vocab_size), float("-inf"))
-        return out.index_copy_(-1, torch.arange(len(self.d2t), device=own.device) + self.d2t, own)
+        own, columns = self.draft_logits(states), self.columns
+        return own if columns is None else scattered(own, columns, self.target.vocab_size, float("-inf"))
+
+
+def scattered(
+    own: Float[Tensor, "*n c"], columns: Int[Tensor, " c"], vocab_size: int, rest: float
+) -> Float[Tensor, "*n v"]:
+    """Numbers of some tokens among those of a whole vocabulary, of which all others are `rest`."""
+    return own.new_full((*own.shape[:-1], vocab_size), rest).index_copy_(-1, columns, own)

@@ -38,7 +38,7 @@ class SerialRows(HeadRows[SerialRow]):
 
     @torch.inference_mode()
     def __init__(self, head: SerialHead, kernel: EagleKernel | None, batch: int, slots: int) -> None:
-        super().__init__(head.target, batch)
+        super().__init__(head.target, batch, head.columns if isinstance(head, Eagle3) else None)
         self.head = head
         if kernel is None:
             self.cache = slot_cache(head.shape, head.num_layers, head.target, batch, slots)
@@ -65,19 +65,29 @@ class SerialRows(HeadRows[SerialRow]):
             chunk = list(tokens[i : i + CHUNK])
             start, n = of_row.length - 1, len(chunk)
             mask = self.slots.aim_chain(row, start, n)
-            states = self.head.enter(of_row.features[None, start : start + n])
+            states = self._enter(of_row.features[None, start : start + n])
             self._forward([chunk], states, np.arange(start, start + n)[None], mask)
             of_row.length += n
 
     @torch.inference_mode()
-    def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
+    def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
         out = self._run_serial(firsts)
         if out is None:
             return [self._none() for _ in firsts]
-        logits = self.head.logits(out)
+        logits = self._logits(out)
         return [
             logits[r, : len(row.tree) - first] for r, (row, first) in enumerate(zip(self.rows, firsts, strict=True))
         ]
+
+    def _logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
+        """Over the head's own vocabulary."""
+        if isinstance(self.cache, EagleSlots):
+            return self.cache.logits(states)
+        return self.head.draft_logits(states) if isinstance(self.head, Eagle3) else self.head.logits(states)
+
+    def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
+        """The target's states as the head's own; the kernel computes with float32 states."""
+        return self.head.enter(features.float() if isinstance(self.cache, EagleSlots) else features)
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
         """Whether `draft_chain` can be called where it scores so many nodes."""
@@ -124,11 +134,12 @@ class SerialRows(HeadRows[SerialRow]):
         tree, features = row.tree, row.features
         at = [row.length - 1 + depth for depth in tree.depths[first:]]
         known = sum(i < len(features) for i in at)  # they come first: the pending text, then drafted nodes
-        parts = [self.head.enter(features[at[0] : at[0] + known])] if known else []
+        parts = [self._enter(features[at[0] : at[0] + known])] if known else []
         parts += [row.states[parent][None] for parent in tree.parents[first + known :]]
         if len(at) < n:
             parts.append(torch.zeros(n - len(at), self.head.shape.hidden, device=self.target.device))
-        return torch.cat([part.to(self.target.dtype) for part in parts])
+        dtype = torch.float32 if isinstance(self.cache, EagleSlots) else self.target.dtype
+        return torch.cat([part.to(dtype) for part in parts])
 
     def _forward(self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None) -> Tensor:
         device = self.target.device

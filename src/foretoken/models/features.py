@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,13 +14,14 @@ FINAL = -1  # the states after the final norm, which the LM head reads; layer l 
 class FeatureStore:
     """[batch, slots + 1, f]: the states of `layers` side by side, in the same slots as the keys and values.
 
-    A forward is aimed (`aim`) and then writes each layer's states once.
+    A forward is aimed (`aim`) and then writes each layer's states once. inputs: the layers wanted but FINAL, in order.
     """
 
     def __init__(
         self, layers: tuple[int, ...], batch: int, slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layers = layers
+        self.inputs = np.array(sorted({layer for layer in layers if layer != FINAL}), np.int64)
         self._store = torch.zeros(batch, slots + 1, width, dtype=dtype, device=device)
         self._at: tuple[Tensor, Tensor] | None = None
         self._new = self._store[:0]

@@ -23,22 +23,28 @@ gate = machine_code(_gate)
 
 
 def _forward(
-    x, positions, first_row, slots, keys, values, masks, layer_mask, used, low, cos, sin, sizes, eps, head_eps, scale,
-    bare, norms, head_norms, addresses, forms, biases, threads
+    x, fed, positions, first_row, slots, keys, values, masks, layer_mask, used, low, cos, sin, sizes, eps, head_eps,
+    scale, bare, norms, head_norms, addresses, forms, biases, wanted, states, threads
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Run x [batch * n, d] through every layer, in place; keys and values of the nodes go to `slots` [batch, n].
 
+    fed [batch * n, w]: what attention reads in a bare layer, x itself or an array of another width.
+    positions [batch * n]; first_row: the first of `batch` neighbouring rows of keys and values.
+    keys [layers, rows, key heads, panels, words, 64], values [layers, rows, key heads, words, dim]: see attention.py.
+    masks: for every kind of layer [batch, 1, n, used] of 0 and low, no columns where all is seen; layer_mask [layers]:
+    each layer's kind. used: slots that are read. cos, sin [slots, dim].
     sizes: query heads, key heads, dim, channels of the MLP, those in multiples of 16; paired: as attention.py stores
     keys and values. addresses, forms [layers, 7]: panels of q, k, v, out, gate, up, down. biases: q|k|v, out, gate|up,
-    down [layers, ...]. norms [layers, 2, d]; head_norms [layers, 2, dim], or none. bare [layers]: attention reads x
-    without the first norm.
+    down [layers, ...]. norms [layers, 2, d]; head_norms [layers, 2, dim], or none. bare [layers]: attention reads
+    `fed`, without a norm.
+    wanted [f]: layers whose input becomes states[i] [f, batch * n, d].
     """
     m, d = x.shape
     query_heads, key_heads, dim, width, wide, paired = sizes
     heads, of_q, parts = query_heads + 2 * key_heads, query_heads * dim, 1
     if threads is not None and m * d * (heads * dim + of_q + 3 * width) > SPREAD:
         parts = threads
-    room = m * (max(d, of_q, width) + 2)
+    room = m * (max(d, fed.shape[1], of_q, width) + 2)
     own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
     qkv, mixed, back = np.empty((m, heads * dim), np.float32), np.empty((m, of_q), np.float32), np.empty_like(x)
     gated, inner = np.zeros((m, 2 * wide), np.float32), np.empty((m, wide), np.float32)
@@ -49,11 +55,15 @@ def _forward(
     t[steps.WIDTH], t[steps.WIDE], t[steps.PAIRED], t[steps.NORMED] = width, wide, paired, len(head_norms) > 0
     t[steps.PANELS], t[steps.ROOM], t[steps.ANGLES] = keys.shape[3], room, len(cos)
     t[steps.X], t[steps.OWN], t[steps.BITS] = x.ctypes.data, own.ctypes.data, bits.ctypes.data
+    t[steps.FED], t[steps.FED_WIDTH] = fed.ctypes.data, fed.shape[1]
     t[steps.QKV], t[steps.MIXED], t[steps.BACK] = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
     t[steps.GATED], t[steps.INNER], t[steps.NUMBERS] = gated.ctypes.data, inner.ctypes.data, numbers.ctypes.data
     t[steps.POSITIONS], t[steps.SLOTS] = positions.ctypes.data, slots.ctypes.data
     t[steps.COS], t[steps.SIN] = cos.ctypes.data, sin.ctypes.data
     for layer in range(addresses.shape[0]):
+        for i in range(len(wanted)):
+            if wanted[i] == layer:
+                states[i] = x
         mask = masks[layer_mask[layer]]
         t[steps.BARE], t[steps.SEEN], t[steps.MASK] = bare[layer], mask.shape[3], mask.ctypes.data
         t[steps.NORMS], t[steps.WEIGHTS] = norms[layer].ctypes.data, addresses[layer].ctypes.data
@@ -68,14 +78,15 @@ def _forward(
         if threads is not None:  # by itself, so that numba leaves out what is for more threads where it is None
             for step in range(steps.STEPS if parts > 1 else 0):
                 steps.every_part(t.ctypes.data, step, parts)
-    alive((own, bits, qkv, mixed, back, gated, inner, numbers, t))
+    alive((fed, own, bits, qkv, mixed, back, gated, inner, numbers, t))
 
 
 forward = machine_code(_forward)
 
 
 def _head(x, weight, eps, w, form, bias, y, threads):  # type: ignore[no-untyped-def]
-    """Logits y [m, vocabulary] from the states after the last layer."""
+    """Logits y [m, vocabulary] from the states x [m, d] after the last layer, by the norm `weight` [d] and the panels
+    at address w, with their bias [vocabulary] or none."""
     m, d = x.shape
     normed = np.empty_like(x)
     norm(x, weight, eps, normed)

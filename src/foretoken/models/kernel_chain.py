@@ -39,16 +39,18 @@ def _read(
     tokens, positions, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
     embedding, threads
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """The states of `tokens` after the last layer; they go to the slots from `start` on."""
+    """The states [n, d] of `tokens` [n] after the last layer; they go to the slots from `start` on of batch row `row`.
+    embedding [vocabulary, d]; the rest is as `forward` takes it."""
     bare, norms, head_norms, addresses, forms, biases = weights
     x = np.empty((len(tokens), embedding.shape[1]), np.float32)
     for i in range(len(tokens)):
         x[i] = embedding[tokens[i]]
     end = start + len(tokens)
     slots = np.arange(start, end).reshape(1, -1)
+    none, nothing = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32)
     forward(
-        x, positions, row, slots, keys, values, masks, kinds, end, low, cos, sin, sizes, eps, head_eps, scale, bare,
-        norms, head_norms, addresses, forms, biases, threads,
+        x, x, positions, row, slots, keys, values, masks, kinds, end, low, cos, sin, sizes, eps, head_eps, scale, bare,
+        norms, head_norms, addresses, forms, biases, none, nothing, threads,
     )  # fmt: skip
     return x
 
@@ -93,16 +95,20 @@ draft_chain = machine_code(_draft_chain)
 
 
 def _score_tree(
-    tokens, positions, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-    embedding, last, factor, threads, out
+    x, positions, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, last,
+    factor, wanted, states, threads, out
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """out[i] = softmax(factor logits) of node i, with factor 0 the logits; False where they are not finite, for which
-    logits are not looked through. The nodes go to the slots from `start` on; masks: what they see of them and of those
-    before. The rest is as `_draft_chain` takes it."""
+    """out[i] [n, vocabulary] = softmax(factor logits) of node i, with factor 0 the logits; False where they are not
+    finite, for which logits are not looked through. x [n, d]: the nodes' embeddings, which become their states after
+    the last layer; their keys and values go to the slots from `start` on. masks: what they see of them and of those
+    before. wanted, states: as `forward` takes them. The rest is as `_draft_chain` takes it."""
     norm, head_address, head_form, head_bias = last
-    x = read(
-        tokens, positions, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-        embedding, threads,
+    bare, norms, head_norms, addresses, forms, biases = weights
+    end = start + len(x)
+    slots = np.arange(start, end).reshape(1, -1)
+    forward(
+        x, x, positions, row, slots, keys, values, masks, kinds, end, low, cos, sin, sizes, eps, head_eps, scale, bare,
+        norms, head_norms, addresses, forms, biases, wanted, states, threads,
     )  # fmt: skip
     head(x, norm, eps, head_address, head_form, head_bias, out, threads)
     return factor == 0 or softmax(out, factor, out)

@@ -1,6 +1,5 @@
 """Decoder layers of the Llama family over packed weights, with their slot cache: one compiled call a forward."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ LANES = 16  # tile.LANES
 
 # The cosines and sines [n, dim] of the first n positions.
 Angles = Callable[[int], tuple[Tensor, Tensor]]
+NO_LAYERS = np.empty(0, np.int64)
 
 
 class KernelLayers:
@@ -63,6 +63,7 @@ class KernelLayers:
         self.kinds = list(dict.fromkeys(kinds))
         self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
         self.low = np.float32(torch.finfo(torch.float32).min)
+        self.weights = (self.bare, self.norms, self.head_norms, self.addresses, self.forms, self.biases)
 
 
 class KernelSlots:
@@ -83,7 +84,6 @@ class KernelSlots:
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
         cos, sin = layers.angles(slots)
         self.cos, self.sin = cos.numpy(), sin.numpy()
-        self._of: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
@@ -100,19 +100,28 @@ class KernelSlots:
         positions: np.ndarray,
         masks: Mapping[str, np.ndarray | None],
         features: FeatureStore | None = None,
+        fed: np.ndarray | None = None,
     ) -> None:
         """x [batch * n, d], of the nodes whose slots were aimed at, through every layer, in place. positions: of each,
-        in one axis. What enters the layers that `features` wants is kept there."""
+        in one axis. What enters the layers that `features` wants is kept there. fed [batch * n, w]: what attention
+        reads in a layer without a norm before it; x by default."""
         from foretoken.models.kernel import forward
 
-        k, (b, n), threads, seen = self.layers, self._slots.shape, use_threads(), self._seen(masks)
-        for first, keys, values, kinds, weights in self._spans(() if features is None else features.layers):
-            if features is not None:
-                features.write(first, torch.from_numpy(x).view(b, n, -1))
-            forward(
-                x, positions, self._rows.start, self._slots, keys, values, seen, kinds, self._used, k.low,
-                self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale, *weights, threads,
-            )  # fmt: skip
+        k, wanted = self.layers, NO_LAYERS if features is None else features.inputs
+        states = np.empty((len(wanted), *x.shape), np.float32)
+        forward(
+            x, x if fed is None else fed, positions, self._rows.start, self._slots, self.keys, self.values,
+            self._seen(masks), k.kind_of_layer, self._used, k.low, self.cos, self.sin, k.sizes, k.eps, k.head_eps,
+            k.scale, *k.weights, wanted, states, use_threads(),
+        )  # fmt: skip
+        if features is not None:
+            self._remember(features, states)
+
+    def _remember(self, features: FeatureStore, states: np.ndarray) -> None:
+        """Keep what entered the layers that `features` wants, states [f, batch * n, d], of the nodes aimed at."""
+        b, n = self._slots.shape
+        for layer, of_layer in zip(features.inputs.tolist(), states, strict=True):
+            features.write(layer, torch.from_numpy(of_layer).view(b, n, -1))
 
     def _seen(self, masks: Mapping[str, np.ndarray | None]) -> tuple[np.ndarray, ...]:
         """The mask of every kind of layer, for the nodes whose slots were aimed at; no columns where all is seen."""
@@ -126,37 +135,16 @@ class KernelSlots:
         k, n = self.layers, len(read)
         none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
         masks = none if n == 1 else (causal_mask(start, n, float(k.low), None),) * len(k.kinds)
-        return self._lone(read, start, (masks, none), table)
+        check_known(read, table)
+        return (*self._lone(start, (masks, none)), table)
 
-    def _lone(
-        self, tokens: Sequence[int], start: int, masks: tuple[tuple[np.ndarray, ...], ...], table: np.ndarray
-    ) -> tuple[Any, ...]:
-        """What one sequence's compiled calls take. Raises IndexError for a token beyond `table`, its embedding, since
-        the loops do not look."""
-        if not 0 <= min(tokens) <= max(tokens) < len(table):
-            raise IndexError(f"Token {max(tokens)} has no embedding: the model has {len(table)}.")
+    def _lone(self, start: int, masks: tuple[tuple[np.ndarray, ...], ...]) -> tuple[Any, ...]:
+        """What one sequence's compiled calls take."""
         k = self.layers
-        ((_, keys, values, kinds, weights),) = self._spans(())
         return (
-            start, keys, values, *masks, kinds, k.low, self.cos, self.sin, k.sizes, k.eps, k.head_eps, k.scale,
-            weights, table,
+            start, self.keys, self.values, *masks, k.kind_of_layer, k.low, self.cos, self.sin, k.sizes, k.eps,
+            k.head_eps, k.scale, k.weights,
         )  # fmt: skip
-
-    def _spans(self, wanted: tuple[int, ...]) -> list[tuple[Any, ...]]:
-        """The runs of layers between which hidden states are read: first layer, and what `forward` takes of each."""
-        if wanted not in self._of:
-            k = self.layers
-            ends = sorted({0, len(k.addresses), *(layer for layer in wanted if layer >= 0)})
-            parts = [slice(first, last) for first, last in itertools.pairwise(ends)]
-            self._of[wanted] = [
-                (
-                    part.start, self.keys[part], self.values[part], k.kind_of_layer[part],
-                    (k.bare[part], k.norms[part], k.head_norms[part], k.addresses[part], k.forms[part],
-                     tuple(bias[part] for bias in k.biases)),
-                )
-                for part in parts
-            ]  # fmt: skip
-        return self._of[wanted]
 
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
@@ -171,6 +159,12 @@ class KernelSlots:
         panels, words = -(-used // COLUMNS), -(-used // self._by_slot.shape[-1])
         self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
         self.values[:, target, :, :words] = self.values[:, source, :, :words]
+
+
+def check_known(tokens: Sequence[int], table: np.ndarray) -> None:
+    """Raises IndexError for a token beyond `table`, an embedding, since compiled loops do not look."""
+    if not 0 <= min(tokens) <= max(tokens) < len(table):
+        raise IndexError(f"Token {max(tokens)} has no embedding: the model has {len(table)}.")
 
 
 def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:

@@ -106,8 +106,8 @@ READ, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)  # of a layer; after each, ev
 (
     M, D, BATCH, QUERY_HEADS, KEY_HEADS, DIM, WIDTH, WIDE, PAIRED, BARE, NORMED, USED, SEEN, PANELS, X, OWN, BITS,
     ROOM, QKV, MIXED, GATED, INNER, BACK, POSITIONS, SLOTS, ANGLES, COS, SIN, NUMBERS, NORMS, HEAD_NORMS, WEIGHTS,
-    FORMS, TO_QKV, TO_OUT, TO_GATE, TO_DOWN, KEYS, VALUES, MASK, TABLE,
-) = range(41)  # fmt: skip
+    FORMS, TO_QKV, TO_OUT, TO_GATE, TO_DOWN, KEYS, VALUES, MASK, FED, FED_WIDTH, TABLE,
+) = range(43)  # fmt: skip
 
 
 @intrinsic
@@ -146,13 +146,14 @@ def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped
     eps, head_eps, scale, low = numbers[0], numbers[1], numbers[2], numbers[3]
     for step in range(first_step, last_step):
         if step == READ:
+            k, rows, flat, row = d, own.reshape(-1), qkv.reshape(-1), qkv.shape[1]
             if t[BARE]:
-                own[:] = x
+                k = t[FED_WIDTH]
+                rows = floats(t[FED], (m, k)).reshape(-1)
             else:
                 norm(x, norms[0], eps, own)
-            rows, flat, row = own.reshape(-1), qkv.reshape(-1), qkv.shape[1]
             if form[0] == DOTTED or form[1] == DOTTED or form[2] == DOTTED:
-                round_rows(rows, d, d, m, bits)
+                round_rows(rows, k, k, m, bits)
             count = panels_in(of_q) + 2 * panels_in(of_k)
             first, last = share(part, parts, count)
             at, before = 0, 0
@@ -160,11 +161,11 @@ def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped
                 out = of_q if i == 0 else of_k
                 end = before + panels_in(out)
                 if first < end and before < last:
-                    after = panel_at(w[i + 1], 0, d, form[i + 1])
+                    after = panel_at(w[i + 1], 0, k, form[i + 1])
                     if last <= end:
                         after = panel_at(w[3], part * panels_in(d) // parts, of_q, form[3])
                     start, stop = max(first, before) - before, min(last, end) - before
-                    panels_of(start, stop, rows, bits, d, d, m, w[i], form[i], flat, at, row, out, after)
+                    panels_of(start, stop, rows, bits, k, k, m, w[i], form[i], flat, at, row, out, after)
                 at, before = at + out, end
         elif step == ATTEND:
             first, last = share(part, parts, batch * key_heads)

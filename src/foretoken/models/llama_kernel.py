@@ -11,7 +11,17 @@ from transformers import PreTrainedModel
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.models.features import FINAL, FeatureStore
-from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs, factor_at
+from foretoken.models.kernel_layers import (
+    LANES,
+    NO_LAYERS,
+    KernelLayers,
+    KernelSlots,
+    array,
+    bias_of,
+    chain_outputs,
+    check_known,
+    factor_at,
+)
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
 
@@ -65,15 +75,21 @@ class KernelRows(KernelSlots):
         b, n = len(ids), len(ids[0])
         x = k.embedding[np.array(ids).reshape(-1)]
         self.run(x, np.array(positions).reshape(-1), masks, features)
-        if features is not None and FINAL in features.layers:
-            normed = np.empty_like(x)
-            loops.norm(x, k.norm, eps, normed)
-            features.write(FINAL, torch.from_numpy(normed).view(b, n, -1))
+        self._remember_last(features, x)
         if not head:
             return torch.from_numpy(x).view(b, n, -1)
         y = np.empty((b * n, k.head.out_features), np.float32)
         loops.head(x, k.norm, eps, k.head_address, k.head.form, k.head_bias, y, use_threads())
         return torch.from_numpy(y.reshape(b, n, -1))
+
+    def _remember_last(self, features: FeatureStore | None, x: np.ndarray) -> None:
+        """Keep the states x [batch * n, d] after the last layer, normed, if `features` wants them."""
+        from foretoken.models.kernel import norm
+
+        if features is not None and FINAL in features.layers:
+            normed = np.empty_like(x)
+            norm(x, self.kernel.norm, self.layers.eps, normed)
+            features.write(FINAL, torch.from_numpy(normed).view(*self._slots.shape, -1))
 
     @property
     def drafts_chains(self) -> bool:
@@ -105,16 +121,26 @@ class KernelRows(KernelSlots):
         positions: Sequence[int],
         masks: Mapping[str, np.ndarray | None],
         temperature: float,
+        features: FeatureStore | None = None,
     ) -> Float[Tensor, "n v"] | None:
         """softmax(logits / temperature) of a lone row's nodes, whose slots were aimed at; at temperature 0 the logits.
-        What `forward` and softmax would give, bit for bit; None where p would not be finite."""
+        What `forward` and softmax would give, bit for bit; None where p would not be finite. The hidden states that
+        `features` wants are kept there."""
         from foretoken.models.kernel_chain import score_tree
 
         k = self.kernel
-        factor, out = factor_at(temperature), np.empty((len(tokens), k.head.out_features), np.float32)
-        state = self._lone(tokens, int(self._slots[0, 0]), (self._seen(masks),), k.embedding)
-        ids, places = np.array(tokens), np.array(positions)
-        finite = score_tree(ids, places, self._rows.start, *state, k.last, factor, use_threads(), out)
+        check_known(tokens, k.embedding)
+        out, x = np.empty((len(tokens), k.head.out_features), np.float32), k.embedding[np.array(tokens)]
+        wanted = NO_LAYERS if features is None else features.inputs
+        states = np.empty((len(wanted), *x.shape), np.float32)
+        state = self._lone(int(self._slots[0, 0]), (self._seen(masks),))
+        finite = score_tree(
+            x, np.array(positions), self._rows.start, *state, k.last, factor_at(temperature), wanted, states,
+            use_threads(), out,
+        )  # fmt: skip
+        if features is not None:
+            self._remember(features, states)
+            self._remember_last(features, x)
         return torch.from_numpy(out) if finite else None
 
     def grow_tree(self, row: int, read: Sequence[int], start: int, temperature: float, grow: Grow) -> list[int] | None:

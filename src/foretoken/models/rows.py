@@ -232,7 +232,7 @@ class Rows:
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
         """Whether `draft_chain` can be called where it scores so many nodes."""
-        if not self.scores_trees:
+        if not self.scores_trees or self._features is not None:
             return False
         used = self.lengths[row] + nodes
         return all(window is None or used <= window for window in self._windows.values())
@@ -259,7 +259,7 @@ class Rows:
     @property
     def scores_trees(self) -> bool:
         """Whether `score_tree` can be called."""
-        return isinstance(self._kernel, KernelRows) and self._features is None and self._kernel.drafts_chains
+        return isinstance(self._kernel, KernelRows) and self._kernel.drafts_chains
 
     def score_tree(
         self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
@@ -276,7 +276,7 @@ class Rows:
             tree.grow(parents)
             positions = [length + depth for depth in tree.depths[first:]]
             self._lm.check_position(max(positions))
-            self._kernel.aim(slice(row, row + 1), length + first, len(tokens), length + len(tree))
+            self._aim(slice(row, row + 1), length + first, len(tokens), length + len(tree))
             masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
             out = self._tempered(tokens, positions, masks, temperature)
         finally:
@@ -289,7 +289,7 @@ class Rows:
     ) -> Float[Tensor, "n v"] | None:
         """The compiled call of `score_tree`."""
         assert isinstance(self._kernel, KernelRows)
-        return self._kernel.score_tree(tokens, positions, masks, temperature)
+        return self._kernel.score_tree(tokens, positions, masks, temperature, self._features)
 
     def grow_tree(
         self,
