@@ -1,11 +1,11 @@
-# demo: text from the models in this repository, and its speed.  test: the fast suite.  lint: ruff, pyright, layers.
+# demo: the answer of a chat model, and its speed.  test: the fast suite.  lint: ruff, pyright, layers.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test lint bench audit clean
 
 demo: .venv/installed
-	$(BIN)/foretoken generate --compare --dtype bfloat16 --temperature 0.8 --seed 4 --max-new-tokens 512
+	$(BIN)/foretoken demo
 
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

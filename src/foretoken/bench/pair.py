@@ -12,7 +12,6 @@ from foretoken.bench.methods import Foretoken, Method, Transformers
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
-from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.drafters import SAME, plain, way_of, with_tree
@@ -56,8 +55,6 @@ def load_pair(
     size = None if expansion is None else size_named(expansion)
     engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
-    if isinstance(engine.drafter, HeadDrafter):
-        raise ForetokenError(f"Drafter {drafter} is a draft head: measure it with foretoken bench heads.")
     lm = engine.target.lm
     theirs = _as_loaded(target, lm)
     label = "as loaded"

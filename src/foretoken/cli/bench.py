@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretoken.cli import bench_auto, bench_chains, bench_heads, bench_trees, bench_vocab, execution, options
-from foretoken.core.errors import ForetokenError
+from foretoken.cli.workload import WorkloadFile, chosen_prompts, encoded
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
-    from foretoken.bench.pair import Pair
-    from foretoken.bench.rounds import Measurement, Prompt
+    from foretoken.bench.rounds import Measurement
 
 
 app = typer.Typer(cls=options.DefaultCommand, help="Measure speed.")
@@ -40,7 +39,8 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 3,
+    workload: WorkloadFile = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of the workload that are continued.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 96,
     rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 3,
     expand: Annotated[
@@ -69,7 +69,7 @@ def bench(
     for size in batch or ():
         check_counts(batch=size)
     check_seed(seed, rounds)
-    options.heldout_prompts(prompts)
+    texts = chosen_prompts(workload, prompts)
     options.check_outputs(out, plot)
     options.check_models(target, drafter, expand, profile, verifier=verifier, dtype=dtype, compile=compile)
     for name in tree or ():
@@ -78,7 +78,7 @@ def bench(
     from foretoken.bench.pair import load_pair, methods
     from foretoken.bench.plot import plot as draw
     from foretoken.bench.report import Lines, Report
-    from foretoken.bench.rounds import Settings, measure
+    from foretoken.bench.rounds import Prompt, Settings, measure
     from foretoken.bench.summary import summarise
     from foretoken.build import check_profile
     from foretoken.drafters import CHAINS_ONLY, way_of
@@ -104,7 +104,8 @@ def bench(
     usual = DEFAULT_TREES[:1] if way_of(pair.engine.drafter) in CHAINS_ONLY else DEFAULT_TREES
     trees, batches = list(dict.fromkeys(tree or usual)), list(dict.fromkeys(batch or [1]))
     compared = methods(pair, trees, verifier, batches, coins)
-    chosen = chosen_prompts(pair, prompts, max_new_tokens)
+    ids = encoded(pair.engine, texts, max_new_tokens)
+    chosen = [Prompt(str(number), each) for number, each in enumerate(ids, start=1)]
     lm = pair.engine.target.lm
     header = {
         **machine(lm.device),
@@ -139,20 +140,3 @@ app.command("trees")(bench_trees.trees)
 app.command("chains")(bench_chains.chains)
 app.command("acceptance")(bench_trees.acceptance)
 app.command("auto")(bench_auto.auto)
-
-
-def chosen_prompts(pair: "Pair", count: int, max_new_tokens: int) -> "list[Prompt]":
-    from foretoken.bench.rounds import Prompt
-    from foretoken.models.text import encode
-
-    heldout = options.heldout_prompts(count)
-    tokenizer, context = pair.engine.tokenizer, pair.engine.target.lm.context
-    assert tokenizer is not None, "a target named by folder has a tokenizer"
-    chosen = [Prompt(str(p["id"]), encode(tokenizer, p["prompt"])) for p in heldout]
-    for prompt in chosen:
-        if context is not None and len(prompt.ids) + max_new_tokens > context:
-            raise ForetokenError(
-                f"Prompt {prompt.id} has {len(prompt.ids)} tokens and {max_new_tokens} new ones do not fit the "
-                f"context of {context}: lower --max-new-tokens."
-            )
-    return chosen

@@ -7,7 +7,8 @@ import typer
 
 from foretoken.cli import options
 from foretoken.cli.rules import show
-from foretoken.cli.tune import Expand, NewTokens, Prompts, chosen_prompts, encoded, load_engine
+from foretoken.cli.tune import Expand, NewTokens, Prompts, load_engine
+from foretoken.cli.workload import WorkloadFile, chosen_prompts, encoded
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.trees.grammar import read_tree
 
@@ -28,6 +29,7 @@ def auto(
         list[str] | None, typer.Option(help=f"Fixed tree; may be repeated. Default: {', '.join(TREES)}.")
     ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 0.8.")] = None,
+    workload: WorkloadFile = None,
     prompts: Prompts = 6,
     max_new_tokens: NewTokens = 128,
     rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 2,
@@ -46,7 +48,7 @@ def auto(
     check_temperatures(temperatures)
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
     check_seed(seed)
-    texts = chosen_prompts(None, prompts)
+    texts = chosen_prompts(workload, prompts)
     options.check_models(target, drafter, expand, dtype=dtype)
     for name in tree or ():
         read_tree(name)

@@ -51,7 +51,7 @@ def chains(
     options.check_models(target, drafter, dtype=dtype)
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair
-    from foretoken.cli.bench import chosen_prompts
+    from foretoken.cli.workload import chosen_prompts, encoded
     from foretoken.compare.chains import COLUMNS, NO_MODEL, Course, ahead, fill, measure
     from foretoken.compare.given_text import one_path
     from foretoken.compare.rows import drafter_lm
@@ -63,7 +63,7 @@ def chains(
     options.quiet()
     pair = load_pair(source, inner, device=device, dtype=dtype)
     drafter_lm(pair.engine, NO_MODEL)
-    ids = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens + ahead(policies))]
+    ids = encoded(pair.engine, chosen_prompts(None, prompts), max_new_tokens + ahead(policies))
     course = Course(pair.engine, ids, texts, max_new_tokens, runs, seed)
     lm = pair.engine.target.lm
     header = {

@@ -228,7 +228,7 @@ def _loaded(
     expand: str | None = None,
 ) -> Loaded:
     from foretoken.bench.pair import load_pair
-    from foretoken.cli.bench import chosen_prompts
+    from foretoken.cli.workload import chosen_prompts, encoded
     from foretoken.drafters import fingerprint_of
     from foretoken.models.identity import device_name, fingerprint
 
@@ -237,7 +237,7 @@ def _loaded(
     pair = load_pair(source, inner, verifier="rrsw", device=device, dtype=dtype)
     if expand is None:  # else the target will be no small one
         options.spare_threads(pair.num_params)
-    texts = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens)]
+    texts = encoded(pair.engine, chosen_prompts(None, prompts), max_new_tokens)
     engine = replace(pair.engine, tokenizer=None)
     lm = engine.target.lm
     settings = {

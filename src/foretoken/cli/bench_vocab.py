@@ -80,7 +80,7 @@ def bench_vocab(
         options.check_models(target, name, expand, dtype=dtype)
     from foretoken.bench.machine import machine
     from foretoken.bench.pair import load_pair
-    from foretoken.cli.bench import chosen_prompts
+    from foretoken.cli.workload import chosen_prompts, encoded
     from foretoken.compare.table import Report
     from foretoken.compare.vocab_bench import Settings, bench
     from foretoken.compare.vocab_ways import ways
@@ -92,7 +92,7 @@ def bench_vocab(
     options.spare_threads(pair.num_params)
     lm, tokenizer = pair.engine.target.lm, pair.engine.tokenizer
     assert tokenizer is not None, "a target named by folder has a tokenizer"
-    chosen = [prompt.ids for prompt in chosen_prompts(pair, prompts, max_new_tokens)]
+    chosen = encoded(pair.engine, chosen_prompts(None, prompts), max_new_tokens)
     settings = Settings(tuple(temperature or (0.0, 1.0)), chosen, max_new_tokens, rounds, samples, seed)
     small = pair.engine.target if expand is None else LMTarget(load_model(target, lm.device, lm.dtype))
     found = ways(pair.engine, pair.target, tokenizer, drafters, methods, trees)

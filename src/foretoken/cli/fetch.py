@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,10 +23,16 @@ def fetch(
             _print_table(models)
         return
     model = named(name)
+    bring(model)
+    print(json.dumps(model.json()) if json_ else model.folder)
+
+
+def bring(model: KnownModel) -> Path:
+    """The model's folder, fetched unless it is here; licence and source are told on stderr."""
     print(f"foretoken: {model.title} by {model.author}; licence: {model.licence}; from {model.source}", file=sys.stderr)
     if not model.fetched:
         _fetch(model)
-    print(json.dumps(model.json()) if json_ else model.folder)
+    return model.folder
 
 
 def _fetch(model: KnownModel) -> None:

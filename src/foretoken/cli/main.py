@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, chat, fetch, generate, reproduce, rules, train, tune, vocab
+from foretoken.cli import audit, bench, chat, demo, fetch, generate, reproduce, rules, train, tune, vocab
 from foretoken.cli.streams import streams
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
@@ -27,6 +27,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(tune.app, name="tune")
 app.command("vocab")(vocab.vocab)
 app.command("fetch")(fetch.fetch)
+app.command("demo")(demo.demo)
 app.command("train")(train.train)
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.generate import read_prompts
+from foretoken.cli.generate import Prompt
 from foretoken.cli.rules import show
-from foretoken.core.errors import ForetokenError
+from foretoken.cli.workload import WorkloadFile, chosen_prompts, encoded
 from foretoken.core.limits import check_counts, check_sampling, check_seed
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ app = typer.Typer(cls=options.DefaultCommand, help="Measure what pays here.")
 DEFAULT_OUT = "foretoken-profile.json"
 DEFAULT_PART = "foretoken-randomised.part"
 
-WorkloadFile = Annotated[
-    str | None,
-    typer.Option(help='JSONL of prompts like yours, {"prompt": "..."} a line. Default: the demo\'s held-out prompts.'),
-]
 Prompts = Annotated[int, typer.Option(help="Prompts of the workload that are continued.")]
 NewTokens = Annotated[int, typer.Option(help="Tokens of each run; end-of-text does not stop one.")]
 Rounds = Annotated[int, typer.Option(help="Times that every configuration continues every prompt.")]
@@ -169,8 +165,8 @@ def randomised(
         draw(points, f"{settings['target']}, drafter {settings['drafter']}, temperature {temperature:g}", plot)
 
 
-def digest(texts: list[str]) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+def digest(prompts: list[Prompt]) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -192,31 +188,6 @@ def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iter
     except KeyboardInterrupt:
         print("\nforetoken: interrupted; the same command goes on from here.", file=sys.stderr)
         raise
-
-
-def chosen_prompts(workload: str | None, count: int) -> list[str]:
-    found = [p["prompt"] for p in options.heldout_prompts()] if workload is None else read_prompts(workload)
-    if not 1 <= count <= len(found):
-        raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")
-    options.check_prompts(found[:count])
-    return found[:count]
-
-
-def encoded(engine: "Engine", texts: list[str], max_new_tokens: int) -> list[list[int]]:
-    from foretoken.models.text import encode
-
-    assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
-    found = [encode(engine.tokenizer, text) for text in texts]
-    if [] in found:
-        raise ForetokenError(f"Prompt {found.index([]) + 1} is empty: give at least one token.")
-    context = engine.target.lm.context
-    for number, ids in enumerate(found, start=1):
-        if context is not None and len(ids) + max_new_tokens > context:
-            raise ForetokenError(
-                f"Prompt {number} has {len(ids)} tokens and {max_new_tokens} new ones do not fit the context of "
-                f"{context}: lower --max-new-tokens, or shorten it."
-            )
-    return found
 
 
 def load_engine(

@@ -1,0 +1,41 @@
+"""`foretoken demo`: the answer of a real chat model, and how much faster it came."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from foretoken.catalogue.known import named
+from foretoken.cli import generate as command
+from foretoken.cli.fetch import bring
+from foretoken.core.errors import ForetokenError
+
+MODEL = "smollm2-135m-instruct"
+QUESTION = (
+    "Write a Python function that counts how often each word occurs in a text, then explain line by line how it works."
+)
+
+
+def demo(
+    small: Annotated[
+        bool, typer.Option("--small", help="Use the small models that come with foretoken: nothing is downloaded.")
+    ] = False,
+) -> None:
+    """Answer a question with SmolLM2-135M-Instruct, beside plain decoding in the same run.
+
+    The model is brought by `foretoken fetch` at the first run, 93 MB. Where that fails, a small model that comes with
+    foretoken continues a program instead.
+    """
+    if not small:
+        try:
+            folder = bring(named(MODEL))
+        except ForetokenError as error:
+            print(f"foretoken: {error}\nforetoken: the small models that come with it run instead.", file=sys.stderr)
+            small = True
+    if small:
+        command.generate(dtype="bfloat16", temperature=0.8, seed=4, max_new_tokens=512, compare=True)
+        return
+    print(f"User: {QUESTION}\n", file=sys.stderr)
+    command.generate(
+        QUESTION, target=str(folder), chat=True, dtype="bfloat16", temperature=0.0, max_new_tokens=400, compare=True
+    )
