@@ -1,6 +1,8 @@
 """An engine from what a caller names: models, a drafter, a tree, a rule."""
 
+import os
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -55,29 +57,30 @@ from foretoken.trees.dynamic import ProductTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify.tree_block import TreeBlock
 
+T = TypeVar("T")
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 
 
 def load(
-    target: str | HFModel,
+    target: str | os.PathLike[str] | HFModel,
     *,
-    drafter: str | HFModel | None = None,
+    drafter: str | os.PathLike[str] | HFModel | None = None,
     method: str = FIXED,
     tree: str | None = None,
     verifier: str | None = None,
     law: str | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
-    tokenizer: str | Tokenizer | None = None,
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
     max_batch: int = 8,
     trust_remote_code: bool = False,
     vocab: str | None = None,
-    drafter_tokenizer: str | Tokenizer | None = None,
+    drafter_tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
     compile: str = "auto",
     draft_probability: float | None = None,
-    profile: str | None = None,
+    profile: str | os.PathLike[str] | None = None,
 ) -> Engine:
-    """An engine from a target and a drafter, each a Hugging Face folder, a hub id, or a transformers model.
+    """An engine from a target and a drafter, each a Hugging Face folder (its path), a hub id, or a transformers model.
 
     drafter: a model with the target's vocabulary; the folder of a draft head (docs/heads.md); "ngram" (prompt lookup,
     needs no model); None or "none" for plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
@@ -103,6 +106,8 @@ def load(
     of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain was best.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
+    target, drafter, profile = _path(target), _path(drafter), _path(profile)
+    tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
     check_counts(max_batch=max_batch)
     check_method(method)
     tuned = None if profile is None else read_profile(profile)
@@ -211,6 +216,11 @@ def load(
         proposing = auto_drafter(proposing, policy.sizes(), model.device, known)
         tree = f"auto, at most {tree}"
     return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
+
+
+def _path(named: T | os.PathLike[str]) -> T | str:
+    """A path as text; anything else as it is."""
+    return os.fspath(named) if isinstance(named, os.PathLike) else named
 
 
 def check_profile(profile: Profile, path: str, target: CausalLM, drafter: Drafter) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WorkloadFile = Annotated[
     str | None,
     typer.Option(
-        help='JSONL of prompts like yours, one per line: {"prompt": "..."} or {"messages": [...]}. Default: the held-out '
+        help='JSONL of prompts like yours, one per line: {"prompt": "..."} or {"messages": [...]}. Default: held-out '
         "excerpts beside the demo models."
     ),
 ]

@@ -40,6 +40,8 @@ def layout(model: PreTrainedModel) -> Layout:
     config: Any = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise ForetokenError(f"{kind} is an encoder-decoder model: only decoder-only models can be used.")
+    if getattr(config, "num_hidden_layers", 1) < 1:
+        raise ForetokenError(f"{kind} has no layers: set num_hidden_layers in its config.json to at least 1.")
     if model.training:
         raise ForetokenError(f"{kind} is in training mode, where dropout changes its scores: call model.eval() first.")
     attention = config._attn_implementation

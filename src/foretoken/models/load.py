@@ -1,5 +1,6 @@
 """Hugging Face folders and ids -> models and tokenizers; what is wrong with them is said in one sentence."""
 
+import re
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        torch.zeros(1, device=chosen).item()  # "meta" has no values
     except (RuntimeError, AssertionError) as error:
         able = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ForetokenError(
@@ -50,16 +51,55 @@ def load_model(
     The short name of a model that `foretoken fetch` brought stands for its folder.
     """
     source = located(source)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=is_folder(source), trust_remote_code=trust_remote_code
-        )
-    except Exception as error:  # weights and configurations fail in as many ways as there are formats
-        raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
+    model = _pretrained(source, dtype, trust_remote_code)
     model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
     if compile != OFF:
         pack(model)
     return CausalLM(model, name=source, traced=compile == ON)
+
+
+def _pretrained(source: str, dtype: torch.dtype, trust_remote_code: bool) -> HFModel:
+    """The model as transformers loads it, all of whose weights come from the checkpoint.
+
+    Raises ForetokenError where transformers would go on with weights of its own making: where the checkpoint lacks some
+    or has them in another shape. Weights that the model has no use for are let pass, since good checkpoints carry some
+    (frequencies that are computed today, parts for other uses); but not those of further layers, which only a wrong
+    configuration leaves out.
+    """
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            local_files_only=is_folder(source),
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
+        )
+    except Exception as error:  # weights and configurations fail in as many ways as there are formats
+        raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
+    if info["mismatched_keys"]:
+        found = [f"{key} is {list(has)}, not {list(wants)}" for key, has, wants in sorted(info["mismatched_keys"])]
+        raise ForetokenError(f"The weights in {source} do not fit its config.json: {_few(found)}. Mend either.")
+    if info["missing_keys"]:
+        raise ForetokenError(
+            f"The weights in {source} lack {_few(sorted(info['missing_keys']))}, which its config.json asks for: "
+            "complete them or mend config.json."
+        )
+    own = {_LAYER.sub(".0.", key) for key in model.state_dict()}
+    further = sorted(key for key in info["unexpected_keys"] if _LAYER.search(key) and _LAYER.sub(".0.", key) in own)
+    if further:
+        raise ForetokenError(
+            f"The weights in {source} have {_few(further)}, further layers than its config.json tells of: mend it."
+        )
+    return model
+
+
+_LAYER = re.compile(r"\.\d+\.")
+
+
+def _few(names: list[str]) -> str:
+    """Up to three of them, and how many there are beside."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype) -> CausalLM:
