@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from foretoken.catalogue.known import Package
@@ -75,11 +76,11 @@ def _running(process: subprocess.Popen[bytes]) -> bool:
 def _unfinished(scratch: Path) -> int:
     """Bytes of the wheel that pip is writing: it may stand twice, as it is copied to where it was asked for."""
     sizes = [0]
-    for wheel in scratch.rglob("*.whl"):
-        try:
-            sizes.append(wheel.stat().st_size)
-        except OSError:
-            continue  # pip has moved it away
+    for folder, _, names in os.walk(scratch):  # which passes over folders that pip removes meanwhile
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(OSError):
+                    sizes.append(os.path.getsize(os.path.join(folder, name)))
     return max(sizes)
 
 

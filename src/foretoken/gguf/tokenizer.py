@@ -37,7 +37,7 @@ def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if (index := reader.metadata(f"tokenizer.ggml.{key}_token_id")) is not None
     }
-    marked = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+    marked: dict[int, bool] = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}  # whether it is special
     tokenizer.add_tokens(
         [
             AddedToken(token, special=marked[type_], normalized=False)
@@ -92,7 +92,9 @@ def _sentencepiece(reader: Reader) -> Tokenizer:
     """
     vocabulary = _vocabulary(reader)
     scores = reader.metadata("tokenizer.ggml.scores", [])
-    whole = {token for token, type_ in zip(_tokens(reader), _types(reader), strict=True) if type_ == USER}
+    whole = {
+        token for token, type_ in zip(_tokens(reader), _types(reader), strict=True) if type_ == TokenType.USER_DEFINED
+    }
     merges: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():
         rank = float("-inf") if token in whole else -scores[index]
@@ -108,9 +110,6 @@ def _sentencepiece(reader: Reader) -> Tokenizer:
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     return tokenizer
-
-
-USER = TokenType.USER_DEFINED
 
 
 def _tokens(reader: Reader) -> list[str]:
