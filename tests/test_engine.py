@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import StoppingCriteriaList
+from transformers import StoppingCriteriaList, StopStringCriteria
 
 import foretoken
 import tiny
@@ -407,6 +407,23 @@ def test_custom_generate_batches_left_padded_prompts_and_obeys_stops(folders):
         stopping_criteria=stop,
     )  # fmt: skip
     assert torch.equal(stopped, reference)
+
+
+def test_custom_generate_takes_stop_strings_as_a_criterion(folders):
+    """As `stop_strings=` they never reach it: transformers looks for a tokenizer that it has thrown away."""
+    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
+    tok = tiny.tokenizer()
+    inputs = tok("def f(x):", return_tensors="pt")
+    settings = {"max_new_tokens": 30, "do_sample": False}
+    full = tok.decode(target.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :])
+    stop = next(full[i : i + 2] for i in range(8, len(full)) if "\ufffd" not in full[i : i + 2])
+    expected = target.generate(**inputs, **settings, stop_strings=[stop], tokenizer=tok)
+    ours = {"custom_generate": foretoken.custom_generate, "draft_model": "ngram"}
+    criteria = [StopStringCriteria(tok, [stop])]
+    assert expected.shape[1] < inputs["input_ids"].shape[1] + 30
+    assert torch.equal(target.generate(**inputs, **settings, stopping_criteria=criteria, **ours), expected)
+    with pytest.raises(ValueError, match="could not locate a tokenizer"):  # the day it reaches us, the docs can say so
+        target.generate(**inputs, **settings, stop_strings=[stop], tokenizer=tok, **ours)
 
 
 def test_custom_generate_obeys_the_calls_own_settings(folders):

@@ -37,7 +37,9 @@ def custom_generate(
     draft_model: a transformers model with the same vocabulary, a folder, or "ngram". tree, method, verifier, law: as in
     `foretoken.load`. Prompts may be left-padded with an attention mask. Seeds come from torch's global generator, as
     everywhere in transformers. Refused: beams, several sequences a prompt, scores and other extra outputs, processors
-    that keep state. transformers does not hand a `streamer` to such a callable: use `foretoken.load(...).stream`.
+    that keep state. transformers does not hand a `streamer` to such a callable: use `foretoken.load(...).stream`. It
+    keeps the `tokenizer` from it too, and then raises "could not locate a tokenizer" for `stop_strings` before anything
+    of ours is called: pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
     engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)

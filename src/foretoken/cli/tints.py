@@ -1,7 +1,7 @@
 """`--show-drafts`: the text in colours that tell where each token comes from."""
 
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS, Console
@@ -54,7 +54,7 @@ class Tints:
         return shown
 
 
-def _colours(stream: TextIO) -> ColorSystem | None:
+def _colours(stream: Any) -> ColorSystem | None:
     """Those that the stream's terminal has; None for a file or pipe, or where the user wants none."""
     console = Console(file=stream)
     return None if console.no_color or console.color_system is None else COLOR_SYSTEMS[console.color_system]

@@ -1,4 +1,4 @@
-"""Texts and conversations checked without torch or a tokenizer, so that bad ones are refused at once."""
+"""Texts and conversations as they come in, checked without torch or a tokenizer: bad ones are told of at once."""
 
 from collections.abc import Mapping, Sequence
 

@@ -27,8 +27,8 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = 
     check_messages(messages, which)
     if not tokenizer.chat_template:
         raise ForetokenError(
-            f"{which} needs a chat template, and the tokenizer of this model has none: take an instruction model, "
-            "or give the text itself as a prompt."
+            f"{which} needs a chat template, and the tokenizer of this model has none: take an instruction-tuned "
+            "model, or give the text itself as a prompt."
         )
     try:
         ids = tokenizer.apply_chat_template(

@@ -29,8 +29,8 @@ def escaped(text: str) -> str:
 
 
 def record(trace: "Trace") -> dict[str, Any]:
-    """What the page shows. Keys are short where they are repeated: a step's `n` are its nodes, [label, id, parent, p,
-    q] each, `a` the accepted ones, `e` the token after them, [label, id, p, origin]."""
+    """What the page shows. Keys are short where they are repeated: of a step, `n` are its nodes, [label, id, parent, p,
+    q] each, `a` the accepted ones, and `e` is the token after them, [label, id, p, origin]."""
     engine = trace.engine
     labels = Labels(engine.tokenizer)
     return {
@@ -72,8 +72,7 @@ def _text(text: "TracedText", engine: "Engine", labels: Labels) -> dict[str, Any
         before = " ".join(map(str, prompt))
     else:
         before = str(engine.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
-    ends = [step.length - sequence.num_prompt for step in text.steps[1:]]
-    ends.append(len(new) if text.num_steps == len(text.steps) else min(len(new), ends[-1] if ends else 0))
+    ends = [*text.ends, len(new)][: len(text.steps)]
     return {
         "prompt": before[-MOST_OF_PROMPT:],
         "cut": len(before) > MOST_OF_PROMPT,

@@ -1,0 +1,385 @@
+"""Conversations by the tokenizer's chat template: in the API, in `generate`, and in `foretoken chat`."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import command
+import foretoken
+import tiny
+import tokenizers_zoo
+from foretoken.cli import tints
+from foretoken.core.messages import check_messages, check_text
+from foretoken.models.text import chat_prompt, turn_end
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('Only system, user and assistant speak here.') }}{% endif %}"
+    "{{ m.role[0] + ':' + m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+END = 257  # the id of <|end|>, which the model's own configuration does not know
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat_tokenizer():
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    target = tiny.llama(0, vocab=258, context=2048)
+    for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
+        model.save_pretrained(root / name)
+        chat_tokenizer().save_pretrained(root / name)
+    tiny.llama(0, vocab=258, context=16384).save_pretrained(root / "long")
+    chat_tokenizer().save_pretrained(root / "long")
+    target.save_pretrained(root / "bare")
+    bare = chat_tokenizer()
+    bare.chat_template = None
+    bare.save_pretrained(root / "bare")
+    return root
+
+
+@pytest.fixture(scope="module")
+def engine(models):
+    return foretoken.load(str(models / "target"), drafter=str(models / "drafter"), tree="chain:3", device="cpu")
+
+
+@pytest.fixture
+def run(models, monkeypatch, capsys):
+    """Run a command with the chat model; stdin: its input. (exit code, stdout, stderr)."""
+
+    def call(*arguments, stdin=None, target="target"):
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        options = ["--target", models / target, "--drafter", models / "drafter", "--tree", "chain:3"]
+        return command.run(monkeypatch, capsys, *arguments, *options)
+
+    return call
+
+
+def test_a_conversation_is_written_by_the_template_up_to_the_answer():
+    tokenizer = chat_tokenizer()
+    messages = [{"role": "system", "content": "S"}, *USER]
+    assert tokenizer.decode(chat_prompt(tokenizer, messages)) == "s:S<|end|>\nu:hi<|end|>\na:"
+    assert turn_end(tokenizer) == END
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    assert turn_end(tokenizer) is None
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    assert turn_end(tokenizer) is None
+
+
+def test_begin_of_text_is_there_once():
+    tokenizer = tokenizers_zoo.sentencepiece_bpe()
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    ids = chat_prompt(tokenizer, USER)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert turn_end(tokenizer) == tokenizer.eos_token_id
+
+
+def test_an_answer_is_the_continuation_of_the_written_conversation(engine):
+    settings = {"max_new_tokens": 12, "seed": 3, "logit_bias": {END: -1e9}}
+    ids = chat_prompt(engine.tokenizer, USER)
+    assert engine.encode(USER) == ids
+    want = engine.generate(ids, **settings)
+    assert engine.chat(USER, **settings).token_ids == want.token_ids
+    assert engine.generate(USER, **settings).token_ids == want.token_ids
+    assert "".join(chunk.text for chunk in engine.stream(USER, **settings)) == want.text
+    both = engine.chat([USER, [{"role": "user", "content": "you"}]], **settings)
+    assert [r.seed for r in both] == [3, 4]
+    assert both[0].token_ids == want.token_ids
+    mixed = engine.generate([ids, USER, "hi"], **settings)
+    assert mixed[0].token_ids == want.token_ids
+    assert len(mixed) == 3
+
+
+def test_an_answer_ends_with_its_turn_and_another_text_does_not(engine):
+    settings = {"max_new_tokens": 9, "seed": 0, "logit_bias": {END: 60.0}}
+    answer = engine.chat(USER, **settings)
+    assert (answer.token_ids, answer.text, answer.finish_reason) == ([END], "", "stop")
+    text = engine.generate(engine.encode(USER), **settings)
+    assert (text.token_ids, text.finish_reason) == ([END] * 9, "length")
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ("hi", "^The conversation is a str: give a list of messages"),
+        (5, "^The conversation is a int"),
+        ([], "^The conversation is empty"),
+        (USER[0], "^The conversation is a dict"),
+        ([USER, []], "^Conversation 2 is empty"),
+        ([USER, "x"], "^Conversation 2 is a str"),
+        ([USER[0], "x"], "^Message 2 of the conversation is a str"),
+        ([{"role": "user"}], "^Message 1 of the conversation has no content"),
+        ([{"content": "x"}], "^Message 1 of the conversation has no role"),
+        ([{"role": "user", "content": ["x"]}], "^The content of message 1 of the conversation is no text"),
+        ([{"role": "user", "content": "a\ud800"}], r"^The content of message 1 .* U\+D800"),
+        ([{"role": "clown", "content": "x"}], "refused by the model's chat template: Only system, user and"),
+    ],
+)
+def test_bad_conversations_are_refused_in_a_sentence(engine, unchecked, messages, says):
+    with pytest.raises(foretoken.ForetokenError, match=says) as caught:
+        engine.chat(messages)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_a_template_is_told(models, engine):
+    bare = replace(engine, tokenizer=tiny.tokenizer())
+    with pytest.raises(foretoken.ForetokenError, match="needs a chat template, and the tokenizer"):
+        bare.chat(USER)
+    with pytest.raises(foretoken.ForetokenError, match="needs a tokenizer"):
+        replace(engine, tokenizer=None).chat(USER)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        ("a\ud800b", {}, r"^The prompt is not valid Unicode: character 2 is the lone surrogate U\+D800"),
+        (["x", "\udcff"], {}, r"^Prompt 2 is not valid Unicode: character 1"),
+        (b"abc", {}, "^The prompt is bytes, which is no text"),
+        (["x", b"abc"], {}, "^Prompt 2 is bytes"),
+        ("x", {"seed": 1.5}, "^seed is 1.5: it must be a whole number"),
+        ("x", {"max_new_tokens": 1.5}, "^max_new_tokens is 1.5: it must be a whole number"),
+        ("x", {"top_k": 1.5}, "^top_k is 1.5: it must be a whole number"),
+        ("x", {"temperature": "hot"}, "^temperature is 'hot': it must be a number"),
+        ("x", {"logit_bias": {1.5: 1}}, "^A token of logit_bias is 1.5: it must be a whole number"),
+        ("x", {"logit_bias": {1: "a"}}, "^logit_bias of token 1 is 'a'"),
+        ("x", {"logit_bias": [1]}, "^logit_bias is a list"),
+        ("x", {"stop": 5}, "^stop is 5: give a text"),
+        ("x", {"stop": ["a", None]}, "^stop is "),
+    ],
+)
+def test_wrong_types_are_told_before_anything_runs(engine, unchecked, prompt, options, says):
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        engine.generate(prompt, **options)
+
+
+def test_no_stop_strings_may_be_none(engine):
+    settings = {"max_new_tokens": 6, "seed": 1}
+    assert engine.generate("x", stop=None, **settings).token_ids == engine.generate("x", **settings).token_ids
+
+
+def test_what_is_checked_first_needs_no_torch():
+    code = "import sys, foretoken.core.messages, foretoken.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    check_text("é", "It")
+    check_messages(USER)
+
+
+def test_generate_answers_a_user(run, engine):
+    settings = ["--max-new-tokens", 12, "--seed", 3]
+    want = engine.chat(USER, max_new_tokens=12, seed=3)
+    code, out, _ = run("generate", "hi", "--chat", *settings)
+    assert (code, out) == (0, want.text + "\n")  # without the prompt
+    want = engine.chat([{"role": "system", "content": "S"}, *USER], max_new_tokens=12, seed=3)
+    code, out, _ = run("generate", "-", "--system", "S", *settings, "--json", stdin="hi")
+    assert code == 0
+    assert json.loads(out)["token_ids"] == want.token_ids
+
+
+def test_a_batch_file_mixes_conversations_and_texts(run, engine, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"messages": USER}), '{"prompt": "hi"}', '"x"']
+    file.write_text("\n".join(lines), encoding="utf-8-sig")  # as editors on Windows write it
+    code, out, _ = run("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 3, "--json")
+    assert code == 0
+    records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
+    assert records[0]["messages"] == USER
+    assert [r.get("prompt") for r in records] == [None, "hi", "x"]
+    want = engine.generate([USER, "hi", "x"], max_new_tokens=8, seed=3)
+    assert [r["token_ids"] for r in records] == [r.token_ids for r in want]
+    _, out, _ = run("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 3, "--json", "--system", "S")
+    records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
+    system = {"role": "system", "content": "S"}
+    assert [r["messages"][:2] for r in records[:2]] == [[system, USER[0]], [system, USER[0]]]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"messages": []}', "The conversation of line 1 of"),
+        ('{"messages": [{"role": "user"}]}', "has no content"),
+        ('{"messages": [{"role": "clown", "content": "x"}]}', "refused by the model's chat template"),
+        ('{"prompt": "a\\ud800b"}', "U+D800"),
+        ('{"prompt": 5}', "Line 1 of"),
+        ('{"prompt": "x", "messages": []}', "Line 1 of"),
+        ("{", "Line 1 of"),
+    ],
+)
+def test_bad_lines_of_a_batch_file_are_named(run, tmp_path, line, says):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line)
+    code, out, err = run("generate", "--batch-file", file)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--batch-file", "f", "--compare"], "--compare measures one prompt"),
+        (["x", "--show-drafts", "--json"], "--show-drafts tints"),
+        (["--chat"], "No prompt was given"),
+        (["a\udcffb"], "U+DCFF"),
+        (["x", "--system", "a\udcffb"], "The system message is not valid Unicode"),
+        (["x", "--trace", "nowhere/t.html"], "nowhere/t.html"),
+    ],
+)
+def test_bad_requests_are_one_sentence(run, arguments, says):
+    code, out, err = run("generate", *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+    assert says in err
+
+
+def test_bytes_on_stdin_that_are_no_text_are_told(run, monkeypatch):
+    for errors in ("strict", "surrogateescape"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
+        code, _, err = run("generate", "-")
+        assert code == 2
+        assert "UTF-8" in err
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run("generate", "-")
+    assert (code, "stdin is closed" in err) == (2, True)
+
+
+def test_a_model_without_a_template_cannot_chat(run):
+    for arguments in (["chat"], ["generate", "hi", "--chat"]):
+        code, out, err = run(*arguments, stdin="hi\n", target="bare")
+        assert (code, out) == (2, "")
+        assert "needs a chat template" in err
+
+
+def talk(run, lines, *options):
+    return run("chat", "--max-new-tokens", 8, "--seed", 3, *options, stdin="\n".join(lines) + "\n")
+
+
+def test_answers_know_what_was_said_before(run, engine, tmp_path):
+    file = tmp_path / "said.json"
+    code, out, err = talk(run, ["hi", "", "and?", f"/save {file}"], "--temperature", "0.9")
+    assert code == 0
+    first = engine.chat(USER, max_new_tokens=8, seed=3, temperature=0.9)
+    messages = [*USER, {"role": "assistant", "content": first.text}, {"role": "user", "content": "and?"}]
+    second = engine.chat(messages, max_new_tokens=8, seed=4, temperature=0.9)
+    assert out == f"{first.text}\n{second.text}\n"
+    assert json.loads(file.read_text()) == [*messages, {"role": "assistant", "content": second.text}]
+    assert "written to" in err
+
+
+def test_the_commands_of_a_conversation(run, tmp_path):
+    file, bad = tmp_path / "said.json", tmp_path / "bad.json"
+    bad.write_text('[{"role": "user"}]')
+    lines = [
+        "/stats", "/system Be kind.", "hi", "/stats", "/reset", f"/save {file}", "/help", "/nope", "/save",
+        f"/load {bad}", f"/load {tmp_path / 'none'}", f"/save {tmp_path}/no/where", "/system", f"/load {file}",
+        " /said as it is", "/exit", "/unseen",
+    ]  # fmt: skip
+    code, out, err = talk(run, lines)
+    assert code == 0
+    assert "/unseen" not in err
+    assert json.loads(file.read_text()) == [{"role": "system", "content": "Be kind."}]
+    for says in (
+        "There is no answer yet", "last answer:", "tokens per step", "acceptance length", "first token", "/save FILE",
+        "There is no command /nope", "/save needs the name", "has no content", "Cannot read the conversation",
+        "no/where", "1 messages read",
+    ):  # fmt: skip
+        assert says in err, says
+    assert len(out) > 2  # two answers
+
+
+def test_a_full_context_is_told_and_the_conversation_can_begin_anew(run):
+    long = "x" * 2100
+    code, out, err = talk(run, [long, "/reset", "hi"])
+    assert code == 0
+    assert "tokens with this message, and the context of" in err
+    assert "is 2048: begin anew with /reset" in err
+    assert out.strip()
+    code, _, err = talk(run, ["x" * 2030], "--stop", "\x00\x01", "--max-new-tokens", "100")
+    assert "context is full" in err or "finished" not in err
+
+
+def test_an_interrupt_ends_the_answer_and_keeps_what_was_printed(run, monkeypatch, tmp_path):
+    stats = SimpleNamespace(num_tokens=2, num_target_forwards=1, wall_s=1.0, num_accepted=1, num_drafted=3, ttft_s=0.5)
+    seen = []
+
+    def stream(self, messages, **options):
+        seen.append([m["content"] for m in messages])
+        yield SimpleNamespace(text="so far", stats=stats, finish_reason=None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(foretoken.Engine, "stream", stream)
+    code, out, err = talk(run, ["hi", "go on"])
+    assert code == 0
+    assert seen == [["hi"], ["hi", "so far", "go on"]]
+    assert out == "so far\nso far\n"
+    assert err.count("the answer was ended") == 2
+
+
+def test_an_interrupted_program_goes_on(models, tmp_path):
+    file = tmp_path / "said.json"
+    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "none"]
+    process = subprocess.Popen(
+        [*map(str, argv), "--temperature", "0", "--max-new-tokens", "16000"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"hi\n")
+    process.stdin.flush()
+    first = process.stdout.read(8)  # it has begun to answer
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(f"/save {file}\n".encode(), timeout=60)
+    assert process.returncode == 0, err
+    assert b"the answer was ended" in err
+    assert b"Traceback" not in err
+    said = json.loads(file.read_text())
+    assert [m["role"] for m in said] == ["user", "assistant"]
+    assert said[1]["content"].encode().startswith(first[:4])
+
+
+def test_tints_tell_where_tokens_come_from(run, monkeypatch, engine):
+    settings = ["hi", "--chat", "--max-new-tokens", 24, "--seed", 3, "--show-drafts"]
+    _, plain, err = run("generate", *settings)
+    assert "\x1b" not in plain + err  # no terminal
+    assert "FORCE_COLOR" in err
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _, tinted, err = run("generate", *settings)
+    chunks = list(engine.stream(USER, max_new_tokens=24, seed=3))
+    assert {origin for chunk in chunks for origin in chunk.origins} >= {"accepted", "corrected"}
+    tokens = tints.Tints(engine, USER, ())
+    assert tinted == "".join(map(tokens.push, chunks)) + "\n"
+    assert "\x1b[32m" in tinted
+    assert "\x1b[1;31m" in tinted
+    untinted = tinted
+    for code in ("\x1b[32m", "\x1b[1;31m", "\x1b[1;34m", "\x1b[0m"):
+        untinted = untinted.replace(code, "")
+    assert untinted == plain
+    assert "corrected" in err
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run("generate", *settings)[1] == plain
+
+
+def test_origins_say_what_was_drafted(engine):
+    chunks = list(engine.stream(USER, max_new_tokens=40, seed=3, logit_bias={END: -1e9}))
+    assert sum(chunk.origins.count("accepted") for chunk in chunks) == chunks[-1].stats.num_accepted
+    for chunk in chunks[:-1]:
+        assert len(chunk.origins) == len(chunk.token_ids)
+        assert chunk.origins[:-1] == ("accepted",) * (len(chunk.token_ids) - 1)
+        assert chunk.origins[-1] == ("bonus" if len(chunk.token_ids) == 4 else "corrected")  # chains of 3
+    alone = replace(engine, drafter=foretoken.decode.NoDrafter())
+    assert {o for chunk in alone.stream("x", max_new_tokens=5, seed=1) for o in chunk.origins} == {"plain"}
