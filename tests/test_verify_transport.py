@@ -21,7 +21,7 @@ from foretoken.verify.transport import grouped
 from foretoken.verify.transport.exact import Transport, draw_counts
 from foretoken.verify.transport.exact_fast import fast_row, selected_loop
 from foretoken.verify.transport.exact_plain import plain_row
-from foretoken.verify.transport.groups import by_ratio
+from foretoken.verify.transport.groups import by_ratio, order_loop
 
 RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
 COUNTS = [(0.2, 0.5, 0.3), (0.0, 0.3, 0.0, 0.7), (0.4, 0.6), (1.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2)]
@@ -209,3 +209,17 @@ def test_more_draws_than_the_law_makes_and_tokens_that_q_cannot_give_are_refused
         for draws, word in (((0, 1, 0), "at most 2"), ((2,), "Draw 2"), ((3,), "Draw 3")):
             with pytest.raises(ForetokenError, match=word):
                 rule(p, Siblings(draws, q, IID(2)))
+
+
+@pytest.mark.parametrize("numbers", ["spread", "nearly equal", "mostly 0", "few"])
+def test_ratios_are_ordered_as_by_a_stable_sort(numbers: str) -> None:
+    rng = np.random.default_rng(0)
+    ratio = {
+        "spread": -np.exp(rng.normal(size=5000) * 3),
+        "nearly equal": -(1 + 1e-12 * rng.normal(size=5000).round(1)),
+        "mostly 0": -np.where(rng.random(5000) < 0.01, rng.random(5000), 0.0),
+        "few": -np.array([0.0, np.inf, 3.0, 1e-310, 3.0, 0.0]),
+    }[numbers]
+    order = np.empty(len(ratio), np.int64)
+    compiled(order_loop)(ratio, order)
+    assert np.array_equal(order, np.argsort(ratio, kind="stable"))

@@ -7,7 +7,7 @@ from torch import Tensor
 from foretoken.core.compiled import compiled
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import SMALLEST, TINY, softmax, tempered
+from foretoken.core.softmax import TINY, inverse, softmax, tempered
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -48,12 +48,11 @@ def plain_truncated(scores: Float[Tensor, "m v"], top_k: int, top_p: float, min_
 def fast_truncated_softmax(
     scores: Float[Tensor, "m v"], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> Float[Tensor, "m v"]:
-    """The same of float32 rows in CPU memory without sorting them: up to rounding, which may also decide whether the
-    token at which the mass reaches top_p is kept."""
+    """The same of float32 rows in CPU memory without sorting them: up to rounding, which may also decide about the
+    token at the cut."""
     from foretoken.core.truncated_loop import truncated_softmax_loop
 
     rows, p = np.ascontiguousarray(scores.detach().numpy()), np.empty(scores.shape, np.float32)
-    divisor = np.float32(max(temperature, SMALLEST))
-    if not compiled(truncated_softmax_loop)(rows, divisor, top_k, float(top_p), float(min_p), p):
+    if not compiled(truncated_softmax_loop)(rows, inverse(temperature), top_k, float(top_p), float(min_p), p):
         raise NotFiniteError("NaN or infinite logits")
     return torch.from_numpy(p)

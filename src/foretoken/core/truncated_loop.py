@@ -32,96 +32,91 @@ def _kth(row, k):  # type: ignore[no-untyped-def]
 kth = compiled(_kth)
 
 
-def _nucleus(row, p, top_p):  # type: ignore[no-untyped-def]
-    """The least score of row [v] that is kept, and the first index at which that very score is kept.
+def _nucleus(scores, p, mass):  # type: ignore[no-untyped-def]
+    """Which of these tokens [c] are kept: those above which the mass is below `mass`, of equal scores the later above.
 
-    p [v]: softmax of the row. A token is kept if the mass above it is below top_p, where of equal scores the later
-    index stands above. Tokens of probability (1 - top_p) / v and less have no more than 1 - top_p together, so that
-    none of them is kept; the others are counted in bins of scores, and only the bin in which the mass reaches top_p
-    is sorted.
+    They are counted in bins of scores, and only the bin in which the mass is reached is sorted.
     """
-    v, count, cut = len(row), 0, np.float32(0.99 * (1 - top_p) / len(row))  # less than rounding moves a probability
-    places = np.empty(v, np.int32)
-    for j in range(v):
-        if p[j] > cut:
-            places[count] = j
-            count += 1
-    places = places[:count]
-    scores = row[places]
     largest, smallest = np.max(scores), np.min(scores)
-    bins = np.empty(count, np.int32)
-    mass = np.zeros(int((largest - smallest) * np.float32(BINS)) + 1)
-    for i in range(count):
+    bins = np.empty(len(p), np.int32)
+    masses = np.zeros(int((largest - smallest) * np.float32(BINS)) + 1)
+    for i in range(len(p)):
         bins[i] = int((largest - scores[i]) * np.float32(BINS))
-        mass[bins[i]] += float(p[places[i]])
+        masses[bins[i]] += np.float64(p[i])
     above, b = 0.0, 0
-    while b < len(mass) and above + mass[b] < top_p:
-        above += mass[b]
+    while b < len(masses) and above + masses[b] < mass:
+        above += masses[b]
         b += 1
-    if b == len(mass):  # by rounding
-        return smallest, 0
-    inside = places[bins == b]
-    order = np.argsort(row[inside], kind="mergesort")  # stable: of equal scores the later index comes last
-    least = inside[order[-1]]
+    kept = bins < b
+    inside = np.nonzero(bins == b)[0]
+    order = np.argsort(scores[inside], kind="mergesort")  # stable: of equal scores the later index comes last
     for i in range(len(order) - 1, -1, -1):
-        if above >= top_p:
+        if above >= mass:
             break
-        least = inside[order[i]]
-        above += float(p[least])
-    return row[least], least
+        kept[inside[order[i]]] = True
+        above += np.float64(p[inside[order[i]]])
+    return kept
 
 
 nucleus = compiled(_nucleus)
 
 
-def _drop(row, kept, least):  # type: ignore[no-untyped-def]
-    """The scores of row [v] become -inf where kept [v] is below `least`."""
-    for j in range(len(row)):
-        row[j] = -np.inf if kept[j] < least else row[j]
+def _truncate(scores, p, largest, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    """p [v], softmax of some multiple of scores [v], becomes 0 where a token is not kept, and is divided by what is
+    left. largest: of p. top_k: 0 for all; top_p, min_p: 1 and 0.
 
-
-drop = compiled(_drop)
-
-
-def _truncate(row, v, p, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
-    """The scores row [:v] that are not kept become -inf; False where no p is finite.
-
-    row, p: of a multiple of LANES; row is -inf from v on, p is scratch. top_k: 0 for all; top_p, min_p: 1 and 0.
+    With top_p, tokens of probability (1 - top_p) / v and less have no more than 1 - top_p together, so that none of
+    them is kept; nor are those below min_p * largest. Only the others are looked at.
     """
-    chunks, scores = len(row) // LANES, row[:v]
+    v, count, least, cut = len(p), 0, np.float32(-np.inf), np.float32(0)
     if 0 < top_k < v:
-        drop(scores, scores, kth(scores, top_k))
+        least = kth(scores, top_k)
+    else:  # with room for rounding
+        cut = np.float32(0.99 * max((1 - top_p) / v, min_p * np.float64(largest)))
+    places = np.empty(v, np.int32)
+    for j in range(v):
+        if p[j] > cut and scores[j] >= least:
+            places[count] = j
+            count += 1
+    places = places[:count]
+    weights = p[places]
     if top_p < 1:
-        if not np.isfinite(softmax_row(row, 0, np.float32(1), p, 0, chunks)):
-            return False
-        least, first = nucleus(scores, p[:v], top_p)
-        drop(scores, scores, least)
-        for j in range(first):
-            if row[j] == least:
-                row[j] = -np.inf
+        mass = 1.0
+        if 0 < top_k < v:
+            mass = 0.0
+            for weight in weights:
+                mass += np.float64(weight)
+        kept = nucleus(scores[places], weights, top_p * mass)
+        places, weights = places[kept], weights[kept]
     if min_p > 0:
-        total = softmax_row(row, 0, np.float32(1), p, 0, chunks)  # the largest of the numbers summed is 1
-        if not np.isfinite(total):
-            return False
-        drop(scores, p[:v], np.float32(min_p) * np.float32(1 / total))
-    return True
+        kept = weights >= np.float32(min_p) * largest
+        places, weights = places[kept], weights[kept]
+    left = 0.0
+    for weight in weights:
+        left += np.float64(weight)
+    p[:] = 0
+    for i in range(len(places)):
+        p[places[i]] = weights[i] / left
 
 
 truncate = compiled(_truncate)
 
 
-def truncated_softmax_loop(scores, temperature, top_k, top_p, min_p, out):  # type: ignore[no-untyped-def]
-    """out [m, v] = softmax of the truncated scores / temperature [m, v]; False where a row has NaN, +inf or nothing
-    finite."""
+def truncated_softmax_loop(scores, scale, top_k, top_p, min_p, p):  # type: ignore[no-untyped-def]
+    """p [m, v] = softmax of scale scores [m, v] over the tokens that are kept; False where a row has NaN, +inf or
+    nothing finite."""
     m, v = scores.shape
     chunks = (v + LANES - 1) // LANES
-    row, p = np.full(chunks * LANES, -np.inf, np.float32), np.empty(chunks * LANES, np.float32)
+    padded = np.full(chunks * LANES if v % LANES else 0, -np.inf, np.float32)
     for i in range(m):
-        for j in range(v):
-            row[j] = scores[i, j] / temperature
-        if not truncate(row, v, p, top_k, top_p, min_p):
+        if v % LANES:
+            padded[:v] = scores[i]
+            padded[v:] = -np.inf
+            total = softmax_row(padded, 0, scale, padded, 0, chunks)
+            p[i] = padded[:v]
+        else:
+            total = softmax_row(scores, i * v, scale, p, i * v, chunks)
+        if not np.isfinite(total):
             return False
-        if not np.isfinite(softmax_row(row, 0, np.float32(1), p, 0, chunks)):
-            return False
-        out[i] = p[:v]
+        truncate(scores[i], p[i], np.float32(1 / total), top_k, top_p, min_p)
     return True
