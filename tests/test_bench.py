@@ -8,6 +8,7 @@ import pytest
 from command import Command
 from foretoken.bench.rounds import Measurement
 from foretoken.cli import options
+from foretoken.models import named
 
 LINE = {
     "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
@@ -150,7 +151,7 @@ def test_a_plot_is_drawn(bench: Command, tmp_path: Path) -> None:
         (["--max-new-tokens", 300], "do not fit the context of 256"),
         (["--prompts", 4], "there are 3"),
         (["--prompts", 0], "there are 3"),
-        (["--batch", 0], "Batch 0"),
+        (["--batch", 0], "batch is 0"),
         (["--out", "nowhere/x.jsonl"], "Cannot write nowhere/x.jsonl"),
         (["--target", "nowhere"], "nowhere does not exist"),
         (["--dtype", "int3"], "Unknown dtype int3"),

@@ -226,7 +226,7 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
         (("trees", "--seed", -1), "seed is -1"),
         (("acceptance", "--children", 0), "children is 0"),
         (("trees", "--nodes", "4,x"), "whole numbers"),
-        (("acceptance", "--max-new-tokens", 0), "max-new-tokens"),
+        (("acceptance", "--max-new-tokens", 0), "max_new_tokens is 0"),
         (("acceptance", *SMALL, "--temperature", -1), "temperature"),
     ],
 )

@@ -14,7 +14,7 @@ import command
 import foretoken
 import tiny
 import tokenizers_zoo
-from foretoken.cli import tints
+from foretoken.cli import generate, tints
 from foretoken.core.messages import check_messages, check_text
 from foretoken.models.text import chat_prompt, turn_end
 
@@ -203,6 +203,15 @@ def test_a_batch_file_mixes_conversations_and_texts(run, engine, tmp_path):
     records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
     system = {"role": "system", "content": "S"}
     assert [r["messages"][:2] for r in records[:2]] == [[system, USER[0]], [system, USER[0]]]
+
+
+def test_what_needs_texts_refuses_conversations(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    assert generate.read_prompts(str(file)) == ["a"]
+    file.write_text('{"prompt": "a"}\n' + json.dumps({"messages": USER}))
+    with pytest.raises(foretoken.ForetokenError, match="has conversations, and texts are needed"):
+        generate.read_prompts(str(file))
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,25 @@ def test_probabilities_are_float32_or_better(dtype: torch.dtype) -> None:
         ("repetition_penalty", 0.0),
         ("frequency_penalty", math.nan),
         ("presence_penalty", math.inf),
+        ("presence_penalty", 1e308),  # float32 ends at 3e38, and what is counted multiplies it
+        ("frequency_penalty", -1e39),
+        ("repetition_penalty", 1e308),
+        ("repetition_penalty", 1e-320),
     ],
 )
 def test_bad_settings_are_named(name: str, value: float) -> None:
     with pytest.raises(ForetokenError, match=f"{name} is"):
         Sampling(**{name: value})
+
+
+@pytest.mark.parametrize("bias", [1e308, -1e39, math.inf, math.nan])
+def test_a_bias_that_float32_cannot_hold_is_named_with_its_token(bias: float) -> None:
+    with pytest.raises(ForetokenError, match="logit_bias of token 5 is "):
+        Sampling(logit_bias={3: -math.inf, 5: bias})
+
+
+def test_the_largest_settings_leave_a_distribution() -> None:
+    largest = Sampling(frequency_penalty=1e30, presence_penalty=-1e30, repetition_penalty=1e30, logit_bias={0: -1e30})
+    p = largest(torch.tensor([[5.0, 1000.0, -1000.0]]), [[0, 1, 1, 2]], 1)
+    assert bool(p.isfinite().all())
+    assert float(p.sum()) == pytest.approx(1)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.bench.report import Lines
 from foretoken.compare import child_acceptance
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_file, check_folder, write
+from foretoken.core.files import append, check_file, check_folder, write
 from foretoken.profile import write_json
 
 
@@ -72,3 +73,22 @@ def test_what_cannot_be_written_is_refused_before_it_is_made(tmp_path):
     ):
         with pytest.raises(ForetokenError, match=rf"Cannot (write|use) .*{path.name}: {why}\.$"):
             check(path)
+
+
+def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path):
+    class Line:
+        def record(self):
+            return {"long": "x" * 100_000}
+
+    path = tmp_path / "b.jsonl"
+    (tmp_path / "b.jsonl.tmp").symlink_to("/dev/full")  # where its lines go until all is done
+    full = pytest.raises(ForetokenError, match=r"Cannot write .*b\.jsonl: No space left on device\.$")
+    with full, Lines(str(path), {}) as lines:
+        lines.add(Line())
+    (tmp_path / "b.jsonl.tmp").symlink_to("/dev/full")
+    with full, Lines(str(path), {}) as lines:
+        lines._file.write("short")  # it fails when the file is closed
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    with pytest.raises(ForetokenError, match=r"Cannot write .*log\.jsonl: No space left on device\.$"):
+        append(tmp_path / "log.jsonl", "line\n")

@@ -284,14 +284,14 @@ class Engine:
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """(prompts, whether it was a single one): a text, a list of ids or a list of messages is one prompt."""
-    prompt = _plain(prompt)
-    if isinstance(prompt, (str, bytes, bytearray)) or is_conversation(prompt):
-        return [prompt], True
-    if not isinstance(prompt, Sequence):
+    given: Any = _plain(prompt)
+    if isinstance(given, (str, bytes, bytearray)) or is_conversation(given):
+        return [given], True
+    if not isinstance(given, Sequence):
         raise ForetokenError(
-            f"A {type(prompt).__name__} is no prompt: give a text, a list of token ids, or a list of such prompts."
+            f"A {type(given).__name__} is no prompt: give a text, a list of token ids, or a list of such prompts."
         )
-    prompts = [_plain(x) for x in prompt]
+    prompts = [_plain(x) for x in given]
     if prompts and isinstance(prompts[0], int):
         return [prompts], True
     return prompts, False

@@ -169,7 +169,7 @@ def _prompts(prompt: str | None, batch_file: str | None, target: str | None, cha
     if batch_file is not None:
         if prompt is not None:
             raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
-        prompts = read_prompts(batch_file)
+        prompts = read_batch(batch_file)
     elif prompt is not None:
         prompts = [_stdin() if prompt == "-" else prompt]
         check_text(prompts[0], "The prompt")
@@ -184,7 +184,7 @@ def _prompts(prompt: str | None, batch_file: str | None, target: str | None, cha
 
 def _asked(prompt: Prompt, system: str | None) -> list[Message]:
     """The prompt as a conversation, with the system's message unless it has one."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is None or messages[0]["role"] == "system":
         return messages
     check_text(system, "The system message")
@@ -200,8 +200,17 @@ def _stdin() -> str:
         raise ForetokenError(f"The prompt on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
 
 
-def read_prompts(path: str) -> list[Prompt]:
-    """Those of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
+def read_prompts(path: str) -> list[str]:
+    """The texts of such a file, for what takes no conversations."""
+    prompts = read_batch(path)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise ForetokenError(f'{path} has conversations, and texts are needed: write {{"prompt": "..."}} on each line.')
+    return texts
+
+
+def read_batch(path: str) -> list[Prompt]:
+    """The prompts of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # with the mark that some editors put first
     except (OSError, UnicodeDecodeError) as error:

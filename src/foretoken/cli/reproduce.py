@@ -48,9 +48,9 @@ def reproduce(
         for known, what in TITLES.items():
             print(f"{known:32}{what}")
         return
-    if name not in ARTEFACTS:
+    if name is None or name not in TITLES:
         what = "No name was given" if name is None else f"Nothing is known as {name}"
-        raise ForetokenError(f"{what}: choose one of {', '.join(ARTEFACTS)}.")
+        raise ForetokenError(f"{what}: choose one of {', '.join(TITLES)}.")
     if cell_seconds is not None and not 0 < cell_seconds < float("inf"):
         raise ForetokenError(f"cell-seconds is {cell_seconds}: it must be a finite number > 0.")
     num_positions = positions if positions is not None else (24 if quick else 240)

@@ -43,5 +43,4 @@ def check_messages(messages: object, which: str = "The conversation") -> None:
 
 def is_conversation(prompt: object) -> bool:
     """Whether it is meant as a list of messages: what begins with one, be it well made or not."""
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
-    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

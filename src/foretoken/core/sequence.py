@@ -34,7 +34,8 @@ class Step:
         """Of each token: "accepted" as it was drafted; "corrected", the target's own token where the drafts after the
         accepted ones were rejected; "bonus", the target's own after a path that was accepted to its end; "plain" where
         nothing was drafted."""
-        return (*("accepted",) * self.num_accepted, self.last)[: len(self.tokens)]
+        accepted: tuple[Origin, ...] = ("accepted",) * self.num_accepted
+        return (*accepted, self.last)[: len(self.tokens)]
 
 
 @dataclass(eq=False)

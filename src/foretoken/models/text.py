@@ -1,6 +1,7 @@
 """Text at both ends: prompts to ids, and ids to text as it grows."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -31,7 +32,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = 
             "model, or give the text itself as a prompt."
         )
     try:
-        ids = tokenizer.apply_chat_template(
+        ids: Any = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
     except Exception as error:  # templates are programs that come with a model: they fail as they like
