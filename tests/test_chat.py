@@ -14,7 +14,8 @@ import command
 import foretoken
 import tiny
 import tokenizers_zoo
-from foretoken.cli import generate, tints
+from foretoken.cli import tints
+from foretoken.cli.workload import chosen_prompts, encoded
 from foretoken.core.messages import check_messages, check_text
 from foretoken.models.text import chat_prompt, turn_end
 
@@ -205,13 +206,14 @@ def test_a_batch_file_mixes_conversations_and_texts(run, engine, tmp_path):
     assert [r["messages"][:2] for r in records[:2]] == [[system, USER[0]], [system, USER[0]]]
 
 
-def test_what_needs_texts_refuses_conversations(tmp_path):
+def test_a_workload_may_hold_conversations(engine, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a"}\n')
-    assert generate.read_prompts(str(file)) == ["a"]
     file.write_text('{"prompt": "a"}\n' + json.dumps({"messages": USER}))
-    with pytest.raises(foretoken.ForetokenError, match="has conversations, and texts are needed"):
-        generate.read_prompts(str(file))
+    prompts = chosen_prompts(str(file), 2)
+    assert prompts == ["a", USER]
+    assert encoded(engine, prompts, 8) == [engine.encode("a"), engine.encode(USER)]
+    with pytest.raises(foretoken.ForetokenError, match="Cannot take 3 prompts of the workload: it has 2"):
+        chosen_prompts(str(file), 3)
 
 
 @pytest.mark.parametrize(

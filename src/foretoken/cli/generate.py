@@ -200,15 +200,6 @@ def _stdin() -> str:
         raise ForetokenError(f"The prompt on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
 
 
-def read_prompts(path: str) -> list[str]:
-    """The texts of such a file, for what takes no conversations."""
-    prompts = read_batch(path)
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) < len(prompts):
-        raise ForetokenError(f'{path} has conversations, and texts are needed: write {{"prompt": "..."}} on each line.')
-    return texts
-
-
 def read_batch(path: str) -> list[Prompt]:
     """The prompts of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
     try:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.generate import Prompt, read_prompts
+from foretoken.cli.generate import Prompt, read_batch
 from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def chosen_prompts(workload: str | None, count: int) -> list[Prompt]:
     """
     if workload is None:
         return [each["prompt"] for each in options.heldout_prompts(count)]
-    found = read_prompts(workload)
+    found = read_batch(workload)
     if not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")
     options.check_prompts([each for each in found[:count] if isinstance(each, str)])
