@@ -90,7 +90,7 @@ class Recorder:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, help="folder of a chat model")
+    parser.add_argument("--target", required=True, help="folder or short name of a chat model")
     parser.add_argument("--out", required=True, type=Path, help="JSON lines; a run goes on behind what is there")
     parser.add_argument("--cache", required=True, type=Path, help="folder for the states, see foretoken train --cache")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="of answers, in all")
