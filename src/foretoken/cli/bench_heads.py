@@ -69,8 +69,8 @@ def heads(
     temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))
     source = target or str(options.demo_folder() / "target")
     chosen, narrow = choose_device(device), None
-    kind = choose_dtype(dtype, chosen)
-    small = load_model(source, chosen, kind)
+    small = load_model(source, chosen, choose_dtype(dtype))
+    kind = small.dtype
     plain = load_frozen(source, chosen, kind).model  # packing takes the weights off the list of parameters
     scored, params = small, plain.num_parameters()
     if expand is not None:

@@ -76,7 +76,7 @@ def train(
     options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)
-    lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))
+    lm = load_frozen(source, chosen, choose_dtype(dtype))
     first = None
     if begin is not None and Path(begin).resolve() == out.resolve():
         raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
