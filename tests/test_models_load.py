@@ -1,6 +1,8 @@
 """Folders whose weights do not fit their configuration are refused by name, and how models come into memory."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.core.errors import ForetokenError
-from foretoken.models.load import choose_device, load_model
-from models_zoo import one_thread, tiny
+from foretoken.models.load import choose_device, load_frozen, load_model
+from models_zoo import one_thread, plain, tiny
 
 __all__ = ["one_thread"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,3 +123,73 @@ def test_a_drafter_with_a_missing_weight(folder: Path) -> None:
             drafter_tokenizer=str(MODELS / "target"),
             tokenizer=str(MODELS / "target"),
         )
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "runs"),
+    [
+        (torch.bfloat16, None, torch.bfloat16),
+        (torch.float32, None, torch.float32),
+        (torch.float16, None, torch.float32),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float16, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float16, torch.float16),
+    ],
+)
+@pytest.mark.parametrize("compile", ["auto", "off"])
+def test_dtypes(
+    tmp_path: Path, stored: torch.dtype, asked: torch.dtype | None, runs: torch.dtype, compile: str
+) -> None:
+    model = tiny("qwen2", random_weights=True, head_dim=16)
+    torch.nn.Module.to(model, stored).save_pretrained(tmp_path)
+    lm = load_model(str(tmp_path), CPU, asked, compile=compile)
+    assert lm.dtype == runs
+    if compile == "auto" and runs != torch.float16:
+        assert lm.execution == "kernel"
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for parameter in reference.parameters():
+        parameter.data = parameter.to(runs).float()
+    want = plain(reference, [1, 2, 3])
+    rows = lm.open(1, 8)
+    rows.join()
+    (logits,) = rows.score([[1, 2, 3]], [[-1, 0, 1]])
+    torch.testing.assert_close(logits[-1].float(), want, rtol=0, atol=2e-5 if runs == torch.float32 else 0.05)
+
+
+def test_frozen_models_are_plain_and_in_float32(tmp_path: Path) -> None:
+    torch.nn.Module.to(tiny("llama", random_weights=True), torch.bfloat16).save_pretrained(tmp_path)
+    lm = load_frozen(str(tmp_path), CPU)
+    assert lm.dtype == torch.float32
+    assert lm.execution == "direct"
+    assert not any(parameter.requires_grad for parameter in lm.model.parameters())
+
+
+@pytest.mark.parametrize("asked", ["bfloat16", "float32"])
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path, asked: str) -> None:
+    """In a process of its own: the peak beyond what Python and its libraries take before. 30 million weights in
+    layers, 4 million in a tied embedding."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 4, "num_attention_heads": 16}
+    model = tiny(
+        "llama", random_weights=True, tie_word_embeddings=True, num_key_value_heads=4, vocab_size=4096, **sizes
+    )
+    torch.nn.Module.to(model, torch.bfloat16).save_pretrained(tmp_path)
+    code = """
+import sys, torch
+from foretoken.models.load import load_model
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+load_model(sys.argv[1], torch.device("cpu"), torch.bfloat16)  # compiles, and loads what is imported late
+del sys.argv[1:2]
+before = peak()
+lm = load_model(sys.argv[1], torch.device("cpu"), getattr(torch, sys.argv[2]))
+assert lm.execution == "kernel"
+print(peak() - before)
+"""
+    small = tmp_path / "small"
+    torch.nn.Module.to(tiny("llama", random_weights=True, head_dim=16), torch.bfloat16).save_pretrained(small)
+    run = [sys.executable, "-c", code, str(small), str(tmp_path), asked]
+    grown = int(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+    packed = 2 * sum(p.numel() for p in model.parameters())
+    embedding = 4 * 4096 * 1024 * (2 if asked == "bfloat16" else 1)  # the kernel's table; beside it the parameter
+    assert grown < 1.25 * (packed + embedding)

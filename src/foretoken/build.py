@@ -90,7 +90,9 @@ def load(
     verifier: see `foretoken.verifier`; by default block for a chain, rrsw for a tree that branches, block-transport for
     budget:N, exact-match where the drafter has no density. law: how children are drawn; by default the one the verifier
     is made for.
-    device, dtype: for models named by folder; by default the first accelerator in bfloat16, else the CPU in float32.
+    device: for models named by folder; by default the first accelerator, else the CPU.
+    dtype: what models named by folder compute in; by default the dtype of the checkpoint, as in transformers. One in
+    float16 runs in float32 on a CPU, which holds all of its values and for which there is a kernel.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
     vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
     both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
@@ -166,7 +168,7 @@ def load(
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device = choose_device(device)
-    chosen_dtype = choose_dtype(dtype, chosen_device)
+    chosen_dtype = choose_dtype(dtype)
 
     def causal_lm(source: str | HFModel) -> CausalLM:
         if isinstance(source, str):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from foretoken.audit import decoding, models
+from foretoken.audit import bits, decoding, models
 from foretoken.audit import enumerate as exact
 from foretoken.audit.report import APPROXIMATE, OK, AuditReport, Check, Section, verdict
 from foretoken.audit.wrong import EachAlone
@@ -33,6 +33,8 @@ def run(
     try:
         progress("tree scores")
         sections.append(models.tree_scores(engine, seed))
+        progress("bit for bit")
+        sections.append(bits.bit_exact(engine.target.lm, models.prompts(engine, seed), seed))
         progress("greedy text")
         sections.append(models.greedy(engine, seed))
         sections.append(models.sampled(engine, temperature, samples, seed, progress))

@@ -158,7 +158,7 @@ def load_forwards(
     """transformers' model, ours over the same weights, and ours compiled; traced: by torch.compile too."""
     size = None if expansion is None else size_named(expansion)
     chosen = choose_device(device)
-    compiled = load_model(target, chosen, choose_dtype(dtype, chosen))
+    compiled = load_model(target, chosen, choose_dtype(dtype))
     loaded: Any = AutoModelForCausalLM.from_pretrained(target, dtype=compiled.dtype)
     theirs: PreTrainedModel = loaded.to(chosen).eval()
     label = "as loaded"

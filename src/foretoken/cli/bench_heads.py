@@ -79,8 +79,8 @@ def heads(
     options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen, narrow = choose_device(device), None
-    kind = choose_dtype(dtype, chosen)
-    small = load_model(source, chosen, kind)
+    small = load_model(source, chosen, choose_dtype(dtype))
+    kind = small.dtype
     plain = load_frozen(source, chosen, kind).model  # packing takes the weights off the list of parameters
     scored, params = small, plain.num_parameters()
     if expand is not None:

@@ -88,8 +88,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: th
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="float32, bfloat16, float16. Default: float32 on CPU, else bfloat16. CPUs with bfloat16 units are faster "
-        "in it."
+        help="float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU."
     ),
 ]
 Compile = Annotated[

@@ -97,7 +97,7 @@ def train(
     options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)
-    lm = load_frozen(source, chosen, choose_dtype(dtype, chosen))
+    lm = load_frozen(source, chosen, choose_dtype(dtype))
     first = None
     if begin is not None:
         other = load_to_train(begin, parts(lm)) if head_kind(begin) else load_frozen(begin, chosen, lm.dtype)

@@ -12,6 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, located
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
@@ -33,32 +34,58 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The dtype asked for; else bfloat16 on an accelerator and float32 on a CPU, where not every one has its units."""
-    if dtype is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, torch.dtype):
+def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype that was named; None stands for the checkpoint's own."""
+    if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     check_dtype(dtype)
     return getattr(torch, dtype)
 
 
 def load_model(
-    source: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False, compile: str = AUTO
+    source: str,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    compile: str = AUTO,
 ) -> CausalLM:
-    """The causal LM in folder (or hub id) `source`, ready for inference; compile: see `foretoken.load`.
+    """The causal LM in a folder, ready for inference.
 
-    The short name of a model that `foretoken fetch` brought stands for its folder.
+    Args:
+        source: the folder, a hub id, or the short name of a model that `foretoken fetch` brought.
+        dtype: what it computes in; None stands for the checkpoint's own dtype. A checkpoint in float16 runs in float32
+            on a CPU then, which holds all of its values: processors have no units for float16, and no kernel of ours.
+        compile: see `foretoken.load`.
+
+    Raises:
+        ForetokenError: naming what is wrong with the folder, its configuration or its weights.
     """
     source = located(source)
-    model = _pretrained(source, dtype, trust_remote_code)
+    on_cpu = device.type == "cpu"
+    # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.
+    stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
+    model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
+    if dtype is None:
+        dtype = torch.float32 if on_cpu and model.dtype == torch.float16 else model.dtype
     model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
     if compile != OFF:
-        pack(model)
+        pack(model, dtype, weight_files())
+    elif model.dtype != dtype:
+        torch.nn.Module.to(model, dtype)
     return CausalLM(model, name=source, traced=compile == ON)
 
 
-def _pretrained(source: str, dtype: torch.dtype, trust_remote_code: bool) -> HFModel:
+def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:
+    """The same with plain weights, through which gradients flow to what stands before them; on a CPU in float32 unless
+    a dtype is named, since plain torch is slow in 16 bits there."""
+    if dtype is None and device.type == "cpu":
+        dtype = torch.float32
+    lm = load_model(source, device, dtype, compile=OFF)
+    lm.model.requires_grad_(False)
+    return lm
+
+
+def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) -> HFModel:
     """The model as transformers loads it, all of whose weights come from the checkpoint.
 
     Raises ForetokenError where transformers would go on with weights of its own making: where the checkpoint lacks some
@@ -100,13 +127,6 @@ _LAYER = re.compile(r"\.\d+\.")
 def _few(names: list[str]) -> str:
     """Up to three of them, and how many there are beside."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def load_frozen(source: str, device: torch.device, dtype: torch.dtype) -> CausalLM:
-    """The same with plain weights, through which gradients flow to what stands before them."""
-    lm = load_model(source, device, dtype, compile=OFF)
-    lm.model.requires_grad_(False)
-    return lm
 
 
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:

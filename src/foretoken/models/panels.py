@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.core.shapes import Float
+from foretoken.models.mapped import NO_FILES, MappedFiles
 from foretoken.models.shelf import Shelf
 
 COLUMNS = 64  # of a panel
+PART = 64 * COLUMNS  # rows that are laid out at a time
 PACKED = (torch.float32, torch.bfloat16)
 WHOLE, HALVED, DOTTED = 0, 1, 2  # what a word of a panel is and what it is multiplied with: see tile.py
 
@@ -31,17 +33,21 @@ class PanelLinear(nn.Module):
     panels: float32, or uint16 [out / 64, words, 64, 2].
     """
 
-    def __init__(self, linear: nn.Linear | Conv1D, shelf: Shelf) -> None:
+    def __init__(
+        self, linear: nn.Linear | Conv1D, shelf: Shelf, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES
+    ) -> None:
+        """dtype: what the layer computes in, by default its weight's own. files: what is read of them is given back."""
         super().__init__()
         weight = linear.weight.detach()
         if isinstance(linear, Conv1D):  # GPT-2's linear layer, stored the other way round
             weight = weight.T
         self.out_features, self.in_features = weight.shape
-        self.form = DOTTED if weight.dtype == torch.bfloat16 else HALVED if _halves(weight) else WHOLE
+        dotted = (dtype or weight.dtype) == torch.bfloat16
+        self.form = DOTTED if dotted else HALVED if _halves(weight) else WHOLE
         # Neither parameter nor buffer: the layout can be neither saved nor moved.
-        self.panels = _panels(weight, self.form, shelf)
+        self.panels = _panels(weight, self.form, shelf, files)
         self._panels = torch.from_numpy(self.panels)  # the same memory
-        self.bias = linear.bias
+        self.bias = linear.bias if dtype is None or linear.bias is None else nn.Parameter(linear.bias.to(dtype), False)
 
     @property
     def address(self) -> int:
@@ -86,48 +92,67 @@ def _product_shape(x: Float[Tensor, "*n i"], panels: Tensor, form: int, out_feat
 
 
 def _halves(weight: Tensor) -> bool:
-    """Whether all values of a float32 weight are bfloat16 values, and two fill a word."""
-    rows = (np.ascontiguousarray(row.numpy()).view(np.uint16) for row in weight.split(COLUMNS))  # little-endian
-    return weight.shape[1] % 2 == 0 and not any(bits[:, ::2].any() for bits in rows)
+    """Whether all values of a weight are bfloat16 values, and two fill a word."""
+    if weight.shape[1] % 2:
+        return False
+    return weight.dtype == torch.bfloat16 or all(
+        torch.equal(part.bfloat16().to(part.dtype), part) for part in weight.split(PART)
+    )
 
 
-def _panels(weight: Tensor, form: int, shelf: Shelf) -> np.ndarray:
+def _panels(weight: Tensor, form: int, shelf: Shelf, files: MappedFiles) -> np.ndarray:
+    """Row by row of a panel its words become columns: a transposition of words of 32 bits, which torch does in all
+    threads; a part of the rows at a time, so that there is no second copy of a large matrix."""
     out, k = weight.shape
-    count = -(-out // COLUMNS)
-    shape = (count, k, COLUMNS) if form == WHOLE else (count, (k + 1) // 2, COLUMNS, 2)
+    count, words = -(-out // COLUMNS), k if form == WHOLE else (k + 1) // 2
+    shape = (count, words, COLUMNS) if form == WHOLE else (count, words, COLUMNS, 2)
     panels = shelf.zeros(shape, np.float32 if form == WHOLE else np.uint16)
-    for i in range(count):  # panel by panel: no second copy of a large matrix
-        part = np.ascontiguousarray(weight[i * COLUMNS : (i + 1) * COLUMNS].float().numpy())
-        if form == WHOLE:
-            panels[i, :, : len(part)] = part.T
-        else:
-            upper = part.view(np.uint16)[:, 1::2]
-            for odd in range(2):
-                panels[i, : len(upper[0, odd::2]), : len(part), odd] = upper[:, odd::2].T
+    columns = torch.from_numpy(panels).view(torch.int32).view(count, words, COLUMNS)
+    for first in range(0, out, PART):
+        part = weight[first : first + PART].to(torch.float32 if form == WHOLE else torch.bfloat16)
+        if form != WHOLE and k % 2:
+            part = nn.functional.pad(part, (0, 1))
+        rows = part.contiguous().view(torch.int32)
+        whole, at = len(rows) // COLUMNS, first // COLUMNS
+        columns[at : at + whole] = rows[: whole * COLUMNS].view(whole, COLUMNS, words).transpose(1, 2)
+        if rest := len(rows) % COLUMNS:
+            columns[at + whole, :, :rest] = rows[-rest:].T
+        files.forget(weight[first : first + PART])
     return panels
 
 
-def pack(model: PreTrainedModel) -> None:
+def pack(model: PreTrainedModel, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
     """Lay out the linear weights of a model anew, in place, where it runs in float32 or bfloat16 on a CPU; else leave
     it as it is.
 
     Only for a model of our own that is used for nothing but inference: panels cannot be trained, saved or moved. The
     originals are freed, but for one tied to the embedding.
+
+    Args:
+        dtype: what the model is to compute in, by default its own dtype; weights that are no panels are converted.
+        files: those whose weights were loaded and not changed since; what was read of them is given back.
     """
-    if model.device.type == "cpu" and model.dtype in PACKED:
-        pack_linears(model)
+    dtype = dtype or model.dtype
+    if model.device.type != "cpu":
+        return
+    if dtype in PACKED:
+        pack_linears(model, dtype, files)
+    if model.dtype != dtype:
+        nn.Module.to(model, dtype)
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
     """The same for any module on a CPU."""
     if not _works():
         return
     shelf = Shelf()
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, Conv1D) and child.weight.dtype in PACKED:
+            if type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED:
                 assert isinstance(child, nn.Linear | Conv1D)
-                setattr(parent, name, PanelLinear(child, shelf))
+                setattr(parent, name, PanelLinear(child, shelf, dtype, files))
+    for parameter in module.parameters():  # what is left of a file would keep its pages in memory
+        parameter.data = files.copied(parameter.data)
 
 
 def use_threads() -> int | None:

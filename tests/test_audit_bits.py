@@ -1,0 +1,80 @@
+"""The guarantee of our kernel: the same bits alone, in a chain and in a batch; the same greedy text in every way."""
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import foretoken
+from foretoken.audit.bits import bit_exact
+from foretoken.audit.report import FAILED, OK
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.llama_kernel import KernelRows
+from foretoken.models.panels import pack
+from models_zoo import one_thread, tiny
+from outliers import outlier_llama
+
+__all__ = ["one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread", "unchecked")
+
+REAL = {  # the shape of SmolLM2 with fewer of everything but heads
+    "vocab_size": 3001,
+    "hidden_size": 576,
+    "intermediate_size": 256,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+TEXTS = [[17, 4, 900], [2500, 3, 77, 1200, 8, 41], [5] * 30, [1, 2]]
+
+
+def real_shape(dtype: torch.dtype) -> PreTrainedModel:
+    model = outlier_llama(dtype, **REAL)
+    pack(model)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_and_greedy_texts(dtype: torch.dtype) -> None:
+    lm = CausalLM(real_shape(dtype))
+    section = bit_exact(lm, TEXTS, 0)
+    assert [check.outcome for check in section.checks] == [OK, OK]
+    assert all("kernel" in check.detail for check in section.checks)
+    drafting = real_shape(dtype)
+    texts: dict[str, list[list[int]]] = {}
+    for drafter, tree in [
+        (None, "chain:5"),
+        ("ngram", "chain:4"),
+        (drafting, "chain:3"),
+        (drafting, "kary:2x3"),
+        (drafting, "budget:8"),
+        (drafting, "dynamic:8"),
+    ]:
+        engine = foretoken.load(lm.model, drafter=drafter, tree=tree, max_batch=len(TEXTS))
+        for batch in (1, len(TEXTS)):
+            prompts = TEXTS if batch > 1 else TEXTS[:2]
+            found = [engine.generate(p, max_new_tokens=24, temperature=0.0) for p in prompts] if batch == 1 else None
+            results = found or engine.generate(prompts, max_new_tokens=24, temperature=0.0)
+            texts[f"{drafter is drafting} {drafter == 'ngram'} {tree} {batch}"] = [r.token_ids for r in results]
+    want = next(ids for key, ids in texts.items() if key.endswith(f" {len(TEXTS)}"))
+    assert all(ids == want[: len(ids)] for ids in texts.values()), texts
+
+
+def test_one_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, right = CausalLM(real_shape(torch.float32)), KernelRows.__call__
+
+    def wrong(self: KernelRows, ids: list[list[int]], *rest: object) -> torch.Tensor:
+        out = right(self, ids, *rest)
+        if len(ids) > 1:
+            out[1, 2, 5] = torch.nextafter(out[1, 2, 5], torch.tensor(torch.inf))
+        return out
+
+    monkeypatch.setattr(KernelRows, "__call__", wrong)
+    assert [check.outcome for check in bit_exact(lm, TEXTS, 0).checks] == [FAILED, FAILED]
+
+
+def test_other_executions_promise_nothing() -> None:
+    (check,) = bit_exact(CausalLM(tiny("llama")), [[1, 2]], 0).checks
+    assert check.outcome == OK
+    assert "does not apply" in check.detail
