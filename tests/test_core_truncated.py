@@ -6,7 +6,15 @@ import torch
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.truncated import fast_truncated_softmax, plain_truncated, truncated_softmax
 
-SETTINGS = [(0, 0.9, 0.0), (0, 0.37, 0.0), (0, 0.999, 0.0), (5, 1.0, 0.0), (900, 1.0, 0.0), (0, 1.0, 0.1), (7, 0.8, 0.1)]
+SETTINGS = [
+    (0, 0.9, 0.0),
+    (0, 0.37, 0.0),
+    (0, 0.999, 0.0),
+    (5, 1.0, 0.0),
+    (900, 1.0, 0.0),
+    (0, 1.0, 0.1),
+    (7, 0.8, 0.1),
+]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

@@ -44,7 +44,9 @@ class TimedHeadRows:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._clocks["prefill"].time(self._rows.extend, row, tokens)
 
-    def score_own(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ c"]]:
+    def score_own(
+        self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> list[Float[Tensor, "_ c"]]:
         self._level += 1
         return self._clocks[PARTS[min(self._level, 3)]].time(self._rows.score_own, tokens, parents)
 

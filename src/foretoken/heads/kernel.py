@@ -129,9 +129,7 @@ def _layers(head: Eagle | Eagle3) -> list[Any]:
     layer = head.midlayer
     after = layer.post_attention_layernorm
     return [
-        SimpleNamespace(
-            self_attn=layer.self_attn, mlp=layer.mlp, input_layernorm=None, post_attention_layernorm=after
-        )
+        SimpleNamespace(self_attn=layer.self_attn, mlp=layer.mlp, input_layernorm=None, post_attention_layernorm=after)
     ]
 
 

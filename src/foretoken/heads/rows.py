@@ -101,7 +101,9 @@ class HeadRows(ABC, Generic[R]):
         """Numbers of the head's vocabulary as numbers of the target's, `rest` for tokens that it does not know."""
         return own if self.columns is None else scattered(own, self.columns, self.target.vocab_size, rest)
 
-    def score_own(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ c"]]:
+    def score_own(
+        self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> list[Float[Tensor, "_ c"]]:
         """`score` over the vocabulary that the head scores."""
         firsts = [len(row.tree) for row in self.rows]
         for row, new, above in zip(self.rows, tokens, parents, strict=True):
