@@ -9,7 +9,8 @@ from typing import Any
 
 # Files whose loops, or constants, are compiled into the loops of other files.
 CALLED = (
-    "core/vectors.py", "core/softmax_loop.py", "core/truncated_loop.py", "core/draws_fast.py", "core/draw_loops.py", "models/panels.py",
+    "core/vectors.py", "core/softmax_loop.py", "core/truncated_loop.py", "core/draws_fast.py", "core/draw_loops.py",
+    "models/panels.py",
     "models/tile.py", "models/row_loops.py", "models/product.py", "models/attention.py", "models/kernel_steps.py",
     "models/kernel.py", "models/kernel_chain.py", "core/budgeted.py", "trees/budget_fast.py",
     "verify/rejection_fast.py",
