@@ -72,9 +72,9 @@ def calls(name, monkeypatch) -> list[int]:
     """The levels of each compiled call."""
     levels, draft = [], ROWS[name].draft_chain
 
-    def counted(self, row, tokens, u, temperature, floor=0.0):
+    def counted(self, row, tokens, u, *args):
         levels.append(len(u))
-        return draft(self, row, tokens, u, temperature, floor)
+        return draft(self, row, tokens, u, *args)
 
     monkeypatch.setattr(ROWS[name], "draft_chain", counted)
     return levels
@@ -115,8 +115,15 @@ def test_the_trees_are_the_same_in_bfloat16(name, temperature, calls, monkeypatc
     check_trees(name, temperature, "chain:6", calls, monkeypatch, dtype="bfloat16")
 
 
-def check_trees(name, temperature, tree, calls, monkeypatch, **options):
-    engine, sampling = load(name, tree=tree, **options), Sampling(temperature)
+@pytest.mark.parametrize(
+    "truncation", [{"top_p": 0.8}, {"top_k": 5}, {"top_k": 9, "top_p": 0.9, "min_p": 0.05}], ids=str
+)
+def test_the_trees_of_truncated_rows_are_the_same(name, truncation, calls, monkeypatch):
+    check_trees(name, 0.7, "chain:6", calls, monkeypatch, Sampling(0.7, **truncation))
+
+
+def check_trees(name, temperature, tree, calls, monkeypatch, sampling=None, **options):
+    engine, sampling = load(name, tree=tree, **options), sampling or Sampling(temperature)
     compiled = trees(engine, sampling)
     assert calls == [6, 6, 6, 6]
     level_by_level(name, monkeypatch)
@@ -142,7 +149,7 @@ def test_the_text_is_the_same(name, sampling, engine, calls, monkeypatch):
     assert engine.generate(PROMPT, **options).token_ids == compiled.token_ids
 
 
-@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.9}, {"repetition_penalty": 1.1}])
+@pytest.mark.parametrize("options", [{"logit_bias": {7: 1.0}}, {"repetition_penalty": 1.1}])
 def test_other_samplings_go_level_by_level(engine, calls, options):
     engine.generate(PROMPT, max_new_tokens=8, seed=0, **options)
     assert not calls

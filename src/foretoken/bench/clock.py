@@ -91,10 +91,8 @@ class TimedRows(Rows):
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         return self._scoring.time(super().score, tokens, parents)
 
-    def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
-        return self._scoring.time(self._forwards.time, super().draft_chain, row, tokens, u, temperature, floor)
+    def draft_chain(self, *args: Any, **kwargs: Any) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        return self._scoring.time(self._forwards.time, super().draft_chain, *args, **kwargs)
 
     def score_tree(
         self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float

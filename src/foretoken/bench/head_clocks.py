@@ -53,11 +53,9 @@ class TimedHeadRows:
     def drafts_chains(self, row: int, nodes: int) -> bool:
         return isinstance(self._rows, SerialRows) and self._rows.drafts_chains(row, nodes)
 
-    def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+    def draft_chain(self, *args: Any, **kwargs: Any) -> tuple[list[int], Float[Tensor, "_ v"]]:
         assert isinstance(self._rows, SerialRows)
-        return self._clocks["whole chain"].time(self._rows.draft_chain, row, tokens, u, temperature, floor)
+        return self._clocks["whole chain"].time(self._rows.draft_chain, *args, **kwargs)
 
     def parallel_scores(self, pairs: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
         return self._clocks["later levels"].time(self._rows.parallel_scores, pairs)  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,7 +9,7 @@ from torch import Tensor
 from foretoken.core.limits import check_sampling
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import best, softmax
-from foretoken.core.truncated import truncated_softmax
+from foretoken.core.truncated import Truncation, truncated_softmax
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 CHECKED = (
@@ -56,6 +56,10 @@ class Sampling:
     def moves_scores(self) -> bool:
         """Whether bias, penalties or processors change the logits."""
         return bool(self.logit_bias) or self.reads_prefix
+
+    @property
+    def truncation(self) -> Truncation:
+        return self.top_k, float(self.top_p), float(self.min_p)
 
     @property
     def tempers_only(self) -> bool:

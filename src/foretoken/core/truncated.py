@@ -10,6 +10,8 @@ from foretoken.core.shapes import Float
 from foretoken.core.softmax import TINY, inverse, softmax, tempered
 
 NEGATIVE_INFINITY = float("-inf")
+Truncation = tuple[int, float, float]  # top_k, top_p, min_p
+ALL: Truncation = (0, 1.0, 0.0)
 
 
 def truncated_softmax(

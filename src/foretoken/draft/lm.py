@@ -14,6 +14,7 @@ from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.policy import LonePolicy, ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
+from foretoken.core.softmax import TINY
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.growth import Growth
@@ -175,7 +176,7 @@ class LMDraftSession:
         levels, sampling, law = self._chain_levels(seq), seq.sampling, self._law(seq)
         if self._chains is None or levels < 1 or sampling.moves_scores or seq.shapes_logits:
             return None
-        if law is not Opaque and not (law in (IID, WithoutReplacement) and sampling.tempers_only):
+        if law is not Opaque and not (law in (IID, WithoutReplacement) and sampling.temperature >= TINY):
             return None
         if law is Opaque and self._floor > 0 and sampling.temperature > 0:
             return None  # the likeliest tokens, and their tempered probabilities too
@@ -186,7 +187,7 @@ class LMDraftSession:
             return None
         u = self._chain_uniforms(seq, law, levels)
         temperature, one = 0.0 if law is Opaque else sampling.temperature, law(1)
-        tokens, q = self._chains.draft_chain(0, pending, u, temperature, self._floor)
+        tokens, q = self._chains.draft_chain(0, pending, u, temperature, self._floor, sampling.truncation)
         rows = [None] * len(tokens) if law is Opaque else q.unbind()
         records = [Siblings((token,), row, one) for token, row in zip(tokens, rows, strict=True)]
         return Chain(len(pending), chain([seq.ids[-1], *tokens], [*records, None]))

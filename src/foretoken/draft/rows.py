@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
+from foretoken.core.truncated import ALL, Truncation
 
 
 @runtime_checkable
@@ -34,8 +35,9 @@ class ChainRows(DraftRows, Protocol):
     def drafts_chains(self, row: int, nodes: int) -> bool: ...
 
     def draft_chain(
-        self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...
+        self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
+        truncation: Truncation = ALL,
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...  # fmt: skip
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
+from foretoken.core.truncated import ALL, Truncation
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs
 from foretoken.models.panels import PanelLinear, use_threads
@@ -96,7 +97,7 @@ class EagleSlots(KernelSlots):
 
     def draft_chain(
         self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
-        temperature: float, floor: float,
+        temperature: float, floor: float, truncation: Truncation = ALL,
     ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
@@ -111,7 +112,7 @@ class EagleSlots(KernelSlots):
         made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
         done = draft_head_chain(
             np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.entry, k.exit,
-            k.serial, k.mlps, u.numpy(), factor, floor, use_threads(), q, tokens, made,
+            k.serial, k.mlps, u.numpy(), factor, truncation, floor, use_threads(), q, tokens, made,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
 

@@ -119,7 +119,7 @@ parallel = machine_code(_parallel)
 
 def _draft_head_chain(
     read, states, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-    embedding, entry, exit, serial, mlps, u, factor, floor, threads, q, tokens, made
+    embedding, entry, exit, serial, mlps, u, factor, truncation, floor, threads, q, tokens, made
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """As `draft_chain`. states [len(read), d]: what the first forward takes beside its tokens; the next ones take the
     state made at the token before. Levels from `serial` on are those of `mlps`, on the states behind the first two.
@@ -163,7 +163,7 @@ def _draft_head_chain(
             scores(ahead[0], exit, all_logits, threads)
         else:
             logits = all_logits[level - serial : level - serial + 1]
-        sure = choose(logits, factor, u[level, 0], level, sure, floor, untempered, own_q, tokens)
+        sure = choose(logits, factor, truncation, u[level, 0], level, sure, floor, untempered, own_q, tokens)
         if sure < 0:
             return 0
         if len(columns) > 0:

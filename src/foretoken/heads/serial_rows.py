@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
+from foretoken.core.truncated import ALL, Truncation
 from foretoken.heads.kernel import EagleKernel, EagleSlots
 from foretoken.heads.layer import cached
 from foretoken.heads.rows import HeadRow, HeadRows
@@ -95,15 +96,17 @@ class SerialRows(HeadRows[SerialRow]):
 
     @torch.inference_mode()
     def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
+        truncation: Truncation = ALL,
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
         """As models.rows.Rows.draft_chain: one compiled call, whose tokens and q are those of `score` and draw."""
         assert isinstance(self.cache, EagleSlots)
         of_row, start = self.rows[row], self.rows[row].length - 1
         self.slots.check_room(start + len(tokens) + len(u) - 1)
         of_row.tree.grow(range(-1, len(tokens) - 1))
         states = self._inputs(of_row, 0, len(tokens))
-        drafted, q, made = self.cache.draft_chain(row, tokens, states, start, u[: self.head.depth], temperature, floor)
+        u = u[: self.head.depth]
+        drafted, q, made = self.cache.draft_chain(row, tokens, states, start, u, temperature, floor, truncation)
         if not drafted:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
         read = [*tokens, *drafted[:-1]]

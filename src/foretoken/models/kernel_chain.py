@@ -6,20 +6,29 @@ import numpy as np
 
 from foretoken.core.draw_loops import pick
 from foretoken.core.softmax_loop import softmax_loop
+from foretoken.core.truncated_loop import truncated_softmax_loop
 from foretoken.models.kernel import forward, head
 from foretoken.models.tile import machine_code
 
 softmax = machine_code(softmax_loop)
+truncated_softmax = machine_code(truncated_softmax_loop)
 
 
-def _choose(logits, factor, u, level, sure, floor, untempered, q, tokens):  # type: ignore[no-untyped-def]
-    """`sure` times the probability of the token chosen, tokens[level]; -1 where logits are not finite.
+def _choose(logits, factor, truncation, u, level, sure, floor, untempered, q, tokens):  # type: ignore[no-untyped-def]
+    """`sure` times the probability of the token chosen, tokens[level]; -1 where logits [1, v] are not finite.
 
-    It is drawn by u from q[level], which becomes softmax(factor logits); with factor 0 it is the likeliest, of
-    softmax(logits), which is only computed if there is a floor.
+    It is drawn by u from q[level], which becomes softmax(factor logits) over the tokens that are kept; with factor 0 it
+    is the likeliest, of softmax(logits), which is only computed if there is a floor. truncation: top_k, top_p and
+    min_p, which keep all where they are 0, 1 and 0. q [levels, v], tokens [levels].
     """
+    top_k, top_p, min_p = truncation
     if factor > 0:
-        if not softmax(logits, factor, q[level : level + 1]):
+        row = q[level : level + 1]
+        if top_k > 0 or top_p < 1 or min_p > 0:
+            finite = truncated_softmax(logits, factor, top_k, top_p, min_p, row)
+        else:
+            finite = softmax(logits, factor, row)
+        if not finite:
             return -1.0
         tokens[level] = pick(q[level], u)
         return sure * q[level, tokens[level]]
@@ -60,9 +69,10 @@ read = machine_code(_read)
 
 def _draft_chain(
     pending, row, start, keys, values, masks, none, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-    embedding, last, u, factor, floor, threads, q, tokens
+    embedding, last, u, factor, truncation, floor, threads, q, tokens
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Draw tokens[l] from q[l] = softmax(factor logits) of the path so far, with its uniform u[l]; the levels done.
+    """Draw tokens[l] from q[l] = softmax(factor logits) of the path so far, truncated as `choose` has it, with its
+    uniform u[l]; the levels done.
     With factor 0 take the likeliest; q then has no rows. It ends where the product of q down to a token (of
     softmax(logits) with factor 0) is below `floor`, if there is one. 0 levels where logits are not finite.
 
@@ -82,7 +92,7 @@ def _draft_chain(
         )  # fmt: skip
         used += len(pending)
         head(x[len(x) - 1 :], norm, eps, head_address, head_form, head_bias, logits, threads)
-        sure = choose(logits, factor, u[level, 0], level, sure, floor, untempered, q, tokens)
+        sure = choose(logits, factor, truncation, u[level, 0], level, sure, floor, untempered, q, tokens)
         if sure < 0:
             return 0
         if sure < floor:

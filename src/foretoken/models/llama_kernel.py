@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
+from foretoken.core.truncated import ALL, Truncation
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.kernel_layers import (
     LANES,
@@ -97,7 +98,14 @@ class KernelRows(KernelSlots):
         return len(self.kernel.embedding) >= self.kernel.head.out_features
 
     def draft_chain(
-        self, row: int, read: Sequence[int], start: int, u: Float[Tensor, "n 1"], temperature: float, floor: float
+        self,
+        row: int,
+        read: Sequence[int],
+        start: int,
+        u: Float[Tensor, "n 1"],
+        temperature: float,
+        floor: float,
+        truncation: Truncation = ALL,
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:
         """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too),
         and the q of each; at temperature 0 the likeliest ones, without q.
@@ -110,8 +118,8 @@ class KernelRows(KernelSlots):
         k = self.kernel
         factor, q, tokens = chain_outputs(len(u), k.head.out_features, temperature)
         done = draft_chain(
-            np.array(read), row, *self._chain(read, start, k.embedding), k.last, u.numpy(), factor, floor,
-            use_threads(), q, tokens,
+            np.array(read), row, *self._chain(read, start, k.embedding), k.last, u.numpy(), factor, truncation,
+            floor, use_threads(), q, tokens,
         )  # fmt: skip
         return tokens[:done].tolist(), torch.from_numpy(q[:done])
 

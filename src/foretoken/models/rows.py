@@ -10,6 +10,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
+from foretoken.core.truncated import ALL, Truncation
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
@@ -238,19 +239,20 @@ class Rows:
         return all(window is None or used <= window for window in self._windows.values())
 
     def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
-        """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature) by u[0]; read
-        that, and so on: (tokens drawn, q of each). What was read are scored nodes of the row, whose tree was empty. At
-        temperature 0 the likeliest are taken, and q has no rows. It ends where the product of q down to a draft, of the
-        untempered q at temperature 0, is below `floor`.
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
+        truncation: Truncation = ALL,
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
+        """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature), truncated if
+        that is asked for, by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of
+        the row, whose tree was empty. At temperature 0 the likeliest are taken, and q has no rows. It ends where the
+        product of q down to a draft, of the untempered q at temperature 0, is below `floor`.
 
         One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. NotFiniteError where logits
         have NaN or +inf, or nothing finite.
         """
         assert isinstance(self._kernel, KernelRows)
         start = self._chain_start(row, len(tokens) + len(u) - 1)
-        drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor)
+        drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor, truncation)
         if not drafted:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
