@@ -1,9 +1,9 @@
 """The guarantee of our kernel: scores do not depend, bit for bit, on what is computed beside them.
 
 Scope: models that run in our compiled kernel (`CausalLM.execution` is "kernel": the Llama family on a CPU), in float32
-or bfloat16. There the scores after a token are the same bits whether the token is read alone, as one of a chain of draft
-tokens, or beside other sequences of a batch; greedy text with drafted chains is then plain greedy text without any
-exception for rounding. The nodes of a tree that branches stand elsewhere in the sums of attention, so that their
+or bfloat16. There the scores after a token are the same bits whether the token is read alone, as one of a chain of
+draft tokens, or beside other sequences of a batch; greedy text with drafted chains is then plain greedy text without
+any exception for rounding. The nodes of a tree that branches stand elsewhere in the sums of attention, so that their
 scores may differ in the last bit; the sections on tree scores and greedy text hold for them. Other executions (torch,
 GPUs) promise nothing of the kind: their order of sums depends on the shape of a forward.
 """
