@@ -127,7 +127,7 @@ def main() -> None:
             for temperature, share in TEMPERATURES:
                 part = prompts[first : first + round(share * len(prompts))]
                 first += len(part)
-                given = [tokenizer(prompt_of(prompt))["input_ids"] for prompt in part]
+                given: list[list[int]] = [tokenizer(prompt_of(prompt))["input_ids"] for prompt in part]
                 answers = recording.generate(
                     given, max_new_tokens=ANSWER_TOKENS, temperature=temperature, seed=seed + 1
                 )

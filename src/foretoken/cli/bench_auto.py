@@ -79,17 +79,17 @@ def auto(
 
     try:
         for t in temperatures:
-            workload = Workload(ids, max_new_tokens, t, now, seed)
-            run(f"With the drafter, temperature {t:g}", methods(engine, trees), workload)
-        workload = Workload(ids, max_new_tokens, 0.8, now, seed)
-        run("With random weights in the drafter, temperature 0.8", methods(useless(engine, seed), trees[-1:]), workload)
+            chosen = Workload(ids, max_new_tokens, t, now, seed)
+            run(f"With the drafter, temperature {t:g}", methods(engine, trees), chosen)
+        chosen = Workload(ids, max_new_tokens, 0.8, now, seed)
+        run("With random weights in the drafter, temperature 0.8", methods(useless(engine, seed), trees[-1:]), chosen)
         assert engine.tokenizer is not None
         length = max_new_tokens // 2
         fresh = [encode(engine.tokenizer, p["reference"]) for p in options.heldout_prompts()[::-1]]
         written = changing(ids, fresh, length)
-        workload = Workload([x.text[: -2 * length] for x in written], 2 * length, 1.0, now, seed, tuple(written))
+        chosen = Workload([x.text[: -2 * length] for x in written], 2 * length, 1.0, now, seed, tuple(written))
         title = f"By prompt lookup: {length} new tokens, then the same again"
-        table, runs = run(title, methods(by_lookup(engine), LOOKUP_TREES), workload)
+        table, runs = run(title, methods(by_lookup(engine), LOOKUP_TREES), chosen)
         for name, of in runs.items():
             before, after = halves(of, length)
             table.notes.append(f"{name}: {before:.2f} tokens a step in the new half, {after:.2f} in the repeated one.")

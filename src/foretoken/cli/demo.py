@@ -26,13 +26,13 @@ def demo(
     The model is brought by `foretoken fetch` at the first run, 93 MB. Where that fails, a small model that comes with
     foretoken continues a program instead.
     """
+    folder = None
     if not small:
         try:
             folder = bring(named(MODEL))
         except ForetokenError as error:
             print(f"foretoken: {error}\nforetoken: the small models that come with it run instead.", file=sys.stderr)
-            small = True
-    if small:
+    if folder is None:
         command.generate(dtype="bfloat16", temperature=0.8, seed=4, max_new_tokens=512, compare=True)
         return
     print(f"User: {QUESTION}\n", file=sys.stderr)

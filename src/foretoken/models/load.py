@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
     configuration leaves out.
     """
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
             local_files_only=is_folder(source),
@@ -104,6 +104,7 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
         )
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
+    model, info = loaded
     if info["mismatched_keys"]:
         found = [f"{key} is {list(has)}, not {list(wants)}" for key, has, wants in sorted(info["mismatched_keys"])]
         raise ForetokenError(f"The weights in {source} do not fit its config.json: {_few(found)}. Mend either.")
