@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from foretoken.core.shapes import Float
 from foretoken.core.truncated import ALL, Truncation
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
-from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs
+from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs, table_of
 from foretoken.models.panels import PanelLinear, use_threads
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EagleKernel(KernelLayers):
         table = target.embedding
         known = type(table) is nn.Embedding and target.embedding_scale == 1
         known = known and len(table.get_parameter("weight")) >= target.vocab_size
-        self.embedding = array(table.get_parameter("weight")) if known else None
+        self.embedding = table_of(table.get_parameter("weight")) if known else None
 
 
 class EagleSlots(KernelSlots):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.models.kernel import forward, gate, norm, shift
-from foretoken.models.kernel_chain import choose
+from foretoken.models.kernel_chain import choose, embed
 from foretoken.models.product import times
 from foretoken.models.tile import machine_code
 
@@ -142,8 +142,7 @@ def _draft_head_chain(
         if level < serial:
             m = len(read)
             embedded, x = np.empty((m, d), np.float32), made[done : done + m]
-            for i in range(m):
-                embedded[i] = embedding[read[i]]
+            embed(embedding, read, embedded)
             fed = enter(embedded, states, entry, x, threads)
             positions = np.arange(used, used + m)
             used, done = used + m, done + m

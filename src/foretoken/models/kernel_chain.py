@@ -44,16 +44,29 @@ def _choose(logits, factor, truncation, u, level, sure, floor, untempered, q, to
 choose = machine_code(_choose)
 
 
+def _embed(table, tokens, x):  # type: ignore[no-untyped-def]
+    """x [n, d] float32 becomes the rows `tokens` [n] of a table [vocabulary, d], in float32 or bfloat16's bits."""
+    bits = x.view(np.uint32)
+    for i in range(len(tokens)):
+        if table.itemsize == 2:
+            for j in range(x.shape[1]):
+                bits[i, j] = np.uint32(table[tokens[i], j]) << np.uint32(16)
+        else:
+            x[i] = table[tokens[i]]
+
+
+embed = machine_code(_embed)
+
+
 def _read(
     tokens, positions, start, row, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
     embedding, threads
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """The states [n, d] of `tokens` [n] after the last layer; they go to the slots from `start` on of batch row `row`.
-    embedding [vocabulary, d]; the rest is as `forward` takes it."""
+    embedding [vocabulary, d], as `embed` takes it; the rest is as `forward` takes it."""
     bare, norms, head_norms, addresses, forms, biases = weights
     x = np.empty((len(tokens), embedding.shape[1]), np.float32)
-    for i in range(len(tokens)):
-        x[i] = embedding[tokens[i]]
+    embed(embedding, tokens, x)
     end = start + len(tokens)
     slots = np.arange(start, end).reshape(1, -1)
     none, nothing = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32)

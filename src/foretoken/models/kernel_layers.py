@@ -179,6 +179,20 @@ def array(parameter: Tensor) -> np.ndarray:
     return parameter.detach().float().numpy()
 
 
+def table_of(embedding: Tensor) -> np.ndarray:
+    """An embedding [vocabulary, d] as the kernel reads it: in float32, but bfloat16 as it is stored, by its bits, since a
+    float32 copy of a large vocabulary takes a gigabyte."""
+    if embedding.dtype != torch.bfloat16:
+        return array(embedding)
+    return embedding.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def embedded(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Rows `ids` [n] of a `table_of`, in float32 [n, d]; compiled loops do the same by `kernel_chain.embed`."""
+    rows = table[ids]
+    return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
+
+
 def factor_at(temperature: float) -> np.float32:
     """What scores are multiplied by; 0 at 0."""
     return inverse(temperature) if temperature > 0 else np.float32(0)

@@ -21,7 +21,9 @@ from foretoken.models.kernel_layers import (
     bias_of,
     chain_outputs,
     check_known,
+    embedded,
     factor_at,
+    table_of,
 )
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
@@ -42,7 +44,7 @@ class LlamaKernel:
 
         eps = inner.norm.variance_epsilon
         self.layers = KernelLayers(layers, attention.head_dim, attention.scaling, eps, angles, kinds)
-        self.embedding = array(inner.embed_tokens.weight)
+        self.embedding = table_of(inner.embed_tokens.weight)
         self.norm = array(inner.norm.weight)
         head: Any = model.get_output_embeddings()
         self.head: PanelLinear = head
@@ -74,7 +76,7 @@ class KernelRows(KernelSlots):
 
         k, eps = self.kernel, self.layers.eps
         b, n = len(ids), len(ids[0])
-        x = k.embedding[np.array(ids).reshape(-1)]
+        x = embedded(k.embedding, np.array(ids).reshape(-1))
         self.run(x, np.array(positions).reshape(-1), masks, features)
         self._remember_last(features, x)
         if not head:
@@ -138,7 +140,7 @@ class KernelRows(KernelSlots):
 
         k = self.kernel
         check_known(tokens, k.embedding)
-        out, x = np.empty((len(tokens), k.head.out_features), np.float32), k.embedding[np.array(tokens)]
+        out, x = np.empty((len(tokens), k.head.out_features), np.float32), embedded(k.embedding, np.array(tokens))
         wanted = NO_LAYERS if features is None else features.inputs
         states = np.empty((len(wanted), *x.shape), np.float32)
         state = self._lone(int(self._slots[0, 0]), (self._seen(masks),))
