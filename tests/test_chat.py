@@ -42,8 +42,12 @@ def models(tmp_path_factory):
     for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
         model.save_pretrained(root / name)
         chat_tokenizer().save_pretrained(root / name)
-    tiny.llama(0, vocab=258, context=16384).save_pretrained(root / "long")
-    chat_tokenizer().save_pretrained(root / "long")
+    endless = tiny.llama(0, vocab=258, context=16384)  # an answer of it only ends where the context does
+    endless.generation_config.eos_token_id = 10_000
+    endless.save_pretrained(root / "long")
+    unmarked = chat_tokenizer()
+    unmarked.chat_template = TEMPLATE.replace("<|end|>", "")
+    unmarked.save_pretrained(root / "long")
     target.save_pretrained(root / "bare")
     bare = chat_tokenizer()
     bare.chat_template = None

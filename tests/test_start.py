@@ -154,7 +154,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
     ("line", "code", "err"),
     [
         ("FORETOKEN --version >&-", 2, "foretoken: Standard output is closed: leave it open"),
-        ("FORETOKEN generate - <&-", 2, "foretoken: The prompt is empty: give at least one token."),
+        ("FORETOKEN generate - <&-", 2, "foretoken: The prompt is - and stdin is closed"),
         ("FORETOKEN generate x --tree nope 2>&-", 2, ""),
         ("FORETOKEN --help | head -c 1; exit ${PIPESTATUS[0]}", 0, ""),
     ],

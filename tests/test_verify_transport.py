@@ -108,6 +108,13 @@ def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, grou
     assert prob * np.abs(fast - plain).max() < 1e-10, (p, q, draws)
 
 
+def test_a_residual_whose_inverse_is_not_finite() -> None:
+    p, q = np.array([1.0, 1e-310]), np.array([1.0, 1e-30])
+    ns, cs, mean = draw_counts(IID(1))
+    row = fast_row(p, q, np.array([], dtype=np.int64), by_ratio(p, q, mean), ns, cs)
+    assert row.sum() == pytest.approx(1, abs=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 @pytest.mark.parametrize(("temperature", "n"), list(itertools.product([0.02, 0.3, 1.0, 4.0], [1, 4, 64, 4096])))

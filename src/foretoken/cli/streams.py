@@ -34,11 +34,9 @@ def streams() -> Iterator[None]:
 
 
 def _open_missing() -> None:
-    """Python has None for a stream that was closed before it started, which nothing could be written to or read of."""
+    """Python has None for a stream that was closed before it started; what reads stdin says so by itself."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  an empty prompt, which is refused
     if sys.stdout is None:
         raise ForetokenError("Standard output is closed: leave it open, or send it to a file or to /dev/null.")
     for stream, instead in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):

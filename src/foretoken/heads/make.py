@@ -7,6 +7,7 @@ from foretoken.heads import HEADS, check_head
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import LayerShape
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
 Head = Eagle | Gumiho | Eagle3 | Medusa | Hydra
@@ -38,7 +39,8 @@ def hydra(parts: TargetParts, layers: int | None, levels: int | None, tokens: Te
 def eagle3(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Eagle3:
     if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
         raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
-    head = Eagle3(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens))
+    layers = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and the last, with which training begins
+    head = Eagle3(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens), layers)
     if tokens is not None:
         head.name_tokens(tokens)
     return head

@@ -146,9 +146,8 @@ class Eagle3Layer(nn.Module):
 class Eagle3(Serial):
     """EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
 
-    layers: whose states it reads, see models/features.py. By default the three that are published, which enter layers
-    2, n / 2 and n - 3, and those that the target's LM head reads: a new head starts from the latter (train/begin.py),
-    and `fc` reads them once per committed token, not per drafted one.
+    layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2
+    and n - 3. `fc` reads them once per committed token, not per drafted one.
     draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
     """
 
@@ -162,7 +161,7 @@ class Eagle3(Serial):
         norm_before_residual: bool = False, norm_output: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(parts, shape, 1)
-        self._layers = layers or (2, parts.layers // 2, parts.layers - 3, FINAL)
+        self._layers = layers or (2, parts.layers // 2, parts.layers - 3)
         self.fc = nn.Linear(len(self._layers) * parts.hidden, shape.hidden, bias=False)
         self.midlayer = Eagle3Layer(shape, norm_before_residual)
         self.norm = RMSNorm(shape.hidden, shape.eps)

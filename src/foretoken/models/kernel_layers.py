@@ -180,8 +180,8 @@ def array(parameter: Tensor) -> np.ndarray:
 
 
 def table_of(embedding: Tensor) -> np.ndarray:
-    """An embedding [vocabulary, d] as the kernel reads it: in float32, but bfloat16 as it is stored, by its bits, since a
-    float32 copy of a large vocabulary takes a gigabyte."""
+    """An embedding [vocabulary, d] as the kernel reads it: bfloat16 as it is stored, by its bits, since a float32 copy
+    of a large vocabulary takes a gigabyte; all else in float32."""
     if embedding.dtype != torch.bfloat16:
         return array(embedding)
     return embedding.detach().contiguous().view(torch.int16).numpy().view(np.uint16)

@@ -25,8 +25,8 @@ from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
 ADAMW, MUON = "adamw", "muon"
-# AdamW's rates beside Muon's for all other matrices: of norms and biases, and of LM heads, which start as the target's
-BESIDE_MUON, LM_HEADS = 0.3, 0.01
+BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, over Muon's for all other matrices
+EAGLE3_HEAD = 0.01  # the same for EAGLE-3's LM head, which starts as the target's and stays near it
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,13 @@ def _optimizers(head: Head, name: str) -> list[tuple[torch.optim.Optimizer, floa
 
     if name != MUON:
         return [(adam(list(head.parameters())), 1.0)]
-    heads = [linear.weight for linear in head.own_lm_heads()]
-    own = {id(p) for p in heads}
-    matrices = [p for p in head.parameters() if p.ndim == 2 and id(p) not in own]
-    others = [p for p in head.parameters() if p.ndim != 2 and id(p) not in own]
-    groups = [(Muon, matrices, 1.0), (adam, others, BESIDE_MUON), (adam, heads, LM_HEADS)]
+    heads = {id(linear.weight) for linear in head.own_lm_heads()}
+    matrices = [p for p in head.parameters() if p.ndim == 2 and id(p) not in heads]
+    slow = heads if isinstance(head, Eagle3) else set()
+    near = [p for p in head.parameters() if id(p) in slow]
+    done = {id(p) for p in (*matrices, *near)}
+    others = [p for p in head.parameters() if id(p) not in done]
+    groups = [(Muon, matrices, 1.0), (adam, others, BESIDE_MUON), (adam, near, EAGLE3_HEAD)]
     return [(make(params), share) for make, params, share in groups if params]
 
 

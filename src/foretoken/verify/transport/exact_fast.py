@@ -9,6 +9,8 @@ import numpy as np
 from foretoken.core.compiled import compiled
 from foretoken.verify.transport.groups import Groups
 
+SMALLEST = 1e-290  # of a residual mass, whose inverse would not be finite much below
+
 
 def fast_row(
     p: np.ndarray,
@@ -270,7 +272,7 @@ def row_loop(
                 p_x -= min(p_x, rho[group[x]] * (np.float64(q[x]) / q_total))
             row[x] = p_x
             residual += p_x
-        if residual <= 0.0:  # p = m: reached with probability 0 up to rounding, and p serves
+        if residual <= SMALLEST:  # p = m: reached with probability 0 up to rounding, and p serves
             residual = p_total
             for x in range(p.shape[0]):
                 row[x] = p[x]
