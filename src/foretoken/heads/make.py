@@ -39,8 +39,8 @@ def hydra(parts: TargetParts, layers: int | None, levels: int | None, tokens: Te
 def eagle3(parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> Eagle3:
     if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
         raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
-    layers = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and the last, with which training begins
-    head = Eagle3(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens), layers)
+    read = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and the last, with which training begins
+    head = Eagle3(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens), read)
     if tokens is not None:
         head.name_tokens(tokens)
     return head
