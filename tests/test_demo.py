@@ -1,0 +1,27 @@
+"""`foretoken demo`: a real model where it can be fetched, the small ones where it cannot."""
+
+import pytest
+
+from command import Command
+from foretoken.catalogue.known import KnownModel
+from foretoken.cli import demo
+from foretoken.core.errors import ForetokenError
+
+
+def test_the_small_models_run_where_nothing_can_be_fetched(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bring(model: KnownModel) -> None:
+        raise ForetokenError(f"No package registry answers, which {model.name} comes from: look at your connection.")
+
+    monkeypatch.setattr(demo, "bring", bring)
+    code, out, err = run("demo")
+    assert code == 0
+    assert "No package registry answers, which smollm2-135m-instruct comes from" in err
+    assert "the small models that come with it run instead" in err
+    assert "speed-up" in out + err
+
+
+def test_the_small_models_run_where_they_are_asked_for(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "bring", None)  # calling it would fail
+    code, out, err = run("demo", "--small")
+    assert code == 0
+    assert "speed-up" in out + err
