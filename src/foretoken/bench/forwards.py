@@ -15,7 +15,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand
 from foretoken.models.load import choose_device, choose_dtype, load_model
-from foretoken.models.named import size_named
+from foretoken.models.named import located, size_named
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
 
@@ -159,7 +159,7 @@ def load_forwards(
     size = None if expansion is None else size_named(expansion)
     chosen = choose_device(device)
     compiled = load_model(target, chosen, choose_dtype(dtype))
-    loaded: Any = AutoModelForCausalLM.from_pretrained(target, dtype=compiled.dtype)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(located(target), dtype=compiled.dtype)
     theirs: PreTrainedModel = loaded.to(chosen).eval()
     label = "as loaded"
     if size is not None:

@@ -18,7 +18,7 @@ from foretoken.drafters import SAME, plain, way_of, with_tree
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.expand import expand
-from foretoken.models.named import AUTO, OFF, ON, size_named
+from foretoken.models.named import AUTO, OFF, ON, located, size_named
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 from foretoken.names import tree_policy
@@ -104,7 +104,7 @@ def _in_place_of_target(engine: Engine, model: PreTrainedModel, label: str, comp
 def _as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
     """The model as transformers loads it, where `like` may have packed weights. `like` was loaded from the same
     place, so that what can go wrong has been told."""
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=like.dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(located(source), dtype=like.dtype)
     return model.to(like.device).eval()
 
 

@@ -21,6 +21,7 @@ from foretoken.drafters import SAME, lm_drafter, vocab_drafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
+from foretoken.models.named import located
 from foretoken.models.text import Tokenizer
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
@@ -202,7 +203,7 @@ def ways(
                 meter, size = Meter(), engine.target.vocab_size
                 drafter, rule = vocab_drafter(method, meter.timed(lm), translation, tree, None, size)
                 found.append(Ours(method, name, tree, engine, rule, drafter, meter))
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
         model.generation_config = GenerationConfig(
             pad_token_id=0,
             num_assistant_tokens=THEIR_DRAFTS,
