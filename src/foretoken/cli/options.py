@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.messages import check_text
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -172,10 +173,7 @@ def check_prompts(prompts: list[str]) -> None:
         which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
         if not prompt:
             raise ForetokenError(f"{which} is empty: give at least one token.")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:  # Python reads bytes that are no UTF-8 as halves of characters
-            raise ForetokenError(f"{which} is not UTF-8 text: character {error.start + 1} is no whole one.") from error
+        check_text(prompt, which)
 
 
 def method_for(seed: int | None, profile: str | None, *named: object) -> str:
