@@ -1,17 +1,43 @@
 """Compiled loops on disk are not used any longer than the code that is in them."""
 
-import ast
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
 from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile
 
-import foretoken
 from foretoken.core import compiled
-from foretoken.core.compiled import CALLED, CompiledCodeWarning, cached
+from foretoken.core.compiled import CompiledCodeWarning, cached
 
-PACKAGE = Path(foretoken.__file__).parent
+# A package with the loop x -> 5 x + 12, compiled from four other files; `unused` is not among them.
+FILES = {
+    "loop": """
+from foretoken.core.compiled import compiled
+from foretoken_made.callee import callee
+from foretoken_made import far
+from foretoken_made.constant import CONSTANT
+from foretoken_made.intrinsic import one
+def _loop(x):
+    return callee(x) + far.other(x) + CONSTANT + one(x)
+loop = compiled(_loop)
+""",
+    "callee": "from foretoken.core.compiled import compiled\n@compiled\ndef callee(x):\n    return 2 * x\n",
+    "far": "from foretoken.core.compiled import compiled\n@compiled\ndef other(x):\n    return 3 * x\n",
+    "constant": "CONSTANT = 5\n",
+    "intrinsic": """
+from numba.extending import intrinsic
+from foretoken_made.helper import value
+@intrinsic
+def one(typing, x):
+    def code(context, builder, signature, arguments):
+        return value(arguments[0])
+    return x(x), code
+""",
+    "helper": "from llvmlite import ir\ndef value(x):\n    return ir.Constant(x.type, 7)\n",
+    "unused": "UNUSED = 1\n",
+}
 
 
 def _twice(x):  # type: ignore[no-untyped-def]
@@ -25,29 +51,56 @@ def run() -> int:
     return sum(function.stats.cache_hits.values())
 
 
-def hits(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
-    """Of the cache, where the files of CALLED read `text`."""
-    (tmp_path / "called.py").write_text(text)
-    monkeypatch.setattr(compiled, "CALLED", (tmp_path / "called.py",))
-    compiled._content.cache_clear()
-    return run()
-
-
-def test_what_a_loop_calls_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hits("before", monkeypatch, tmp_path)
-    assert hits("before", monkeypatch, tmp_path) == 1
-    assert hits("after", monkeypatch, tmp_path) == 0
-    assert hits("after", monkeypatch, tmp_path) == 1
-    monkeypatch.undo()
-    compiled._content.cache_clear()
-
-
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where numba keeps what it compiles."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiled, "_told", [])
+    monkeypatch.setattr(compiled, "_warned", [])
     return tmp_path
+
+
+@pytest.fixture
+def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package of FILES, the modules of which are read anew by `load`."""
+    package = folder / "foretoken_made"
+    package.mkdir()
+    for name, text in FILES.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python takes a file of the same second and size for old
+    monkeypatch.setattr(compiled, "_is_ours", lambda module: module.startswith("foretoken_made"))
+    return package
+
+
+def load(x: int) -> tuple[int, int]:
+    """The value of the loop of FILES at x, its modules imported anew, and how often its code came from disk."""
+    compiled._content.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("foretoken_made")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    loop = importlib.import_module("foretoken_made.loop").loop
+    return loop(x), sum(loop._code.stats.cache_hits.values())
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "result"),
+    [
+        ("callee", "2 * x", "4 * x", 68),
+        ("far", "3 * x", "4 * x", 60),
+        ("constant", "5", "6", 53),
+        ("helper", "7", "9", 54),
+        ("unused", "1", "2", None),
+    ],
+)
+def test_a_loop_is_compiled_anew_when_what_it_is_compiled_from_changes(
+    made: Path, file: str, old: str, new: str, result: int | None
+) -> None:
+    assert load(8) == (52, 0)
+    assert load(8) == (52, 1)
+    path = made / f"{file}.py"
+    path.write_text(path.read_text().replace(old, new))
+    assert load(8) == ((52, 1) if result is None else (result, 0))
+    assert load(8)[1] == 1
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
@@ -61,7 +114,7 @@ def test_a_file_that_is_cut_short_is_written_again(folder: Path, kind: str, left
     assert run() == 1
 
 
-def test_a_full_disk_is_told_once_and_leaves_no_index_of_old_code(
+def test_a_full_disk_gives_one_warning_and_leaves_no_index_of_old_code(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -69,37 +122,17 @@ def test_a_full_disk_is_told_once_and_leaves_no_index_of_old_code(
 
     with monkeypatch.context() as patch:
         patch.setattr(IndexDataCacheFile, "_save_data", full)
-        with pytest.warns(CompiledCodeWarning, match=r"\(No space left on device\).*NUMBA_CACHE_DIR") as told:
+        with pytest.warns(CompiledCodeWarning, match=r"\(No space left on device\).*NUMBA_CACHE_DIR") as warned:
             assert run() == run() == 0
-    assert len(told) == 1
+    assert len(warned) == 1
     assert not [*folder.rglob("*.nb?")]
     run()
     assert run() == 1
 
 
-def test_without_any_folder_loops_run_and_one_warning_tells(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_without_any_folder_loops_run_with_one_warning(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for locator in CompileResultCacheImpl._locator_classes:
         monkeypatch.setattr(locator, "from_function", lambda *_: None)
-    with pytest.warns(CompiledCodeWarning, match="no folder can be written") as told:
+    with pytest.warns(CompiledCodeWarning, match="no folder can be written") as warned:
         assert run() == run() == 0
-    assert len(told) == 1
-
-
-def has_loops(file: Path) -> bool:
-    text = file.read_text()
-    return any(word in text for word in ("machine_code(", "@intrinsic")) or file.stem.endswith(("_loop", "_loops"))
-
-
-def test_every_file_whose_loops_or_constants_others_compile_is_listed() -> None:
-    called = set()
-    for file in PACKAGE.rglob("*.py"):
-        if not has_loops(file):
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("foretoken."):
-                other = PACKAGE.parent / (str(node.module).replace(".", "/") + ".py")
-                constants = any(name.name.isupper() for name in node.names)
-                if other.exists() and (has_loops(other) or constants):
-                    called.add(other.relative_to(PACKAGE).as_posix())
-    assert called <= set(CALLED)
-    assert len(called) > 5
+    assert len(warned) == 1

@@ -15,8 +15,7 @@ from foretoken.core.tree import Siblings, TokenTree, chain, root_only
 from foretoken.core.walk import PathVerifier, walk, walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
-from foretoken.verify.block import plain_decision
-from foretoken.verify.block_fast import fast_decision
+from foretoken.verify.block import decide, plain_decision
 from tables import each, table_decoding, tiny_engine
 
 BLOCK, STANDARD = VERIFIERS["block"], VERIFIERS["standard"]
@@ -155,9 +154,8 @@ def test_the_compiled_decision_is_the_plain_one(dtype: torch.dtype, sharpness: f
             p, q = 1.25 * logits.softmax(-1).to(dtype), 1.25 * other[:-1].softmax(-1).to(dtype)
             drafts = tuple(torch.multinomial(q, 1, generator=rng)[:, 0].tolist())
             u = torch.rand(2, generator=rng, dtype=torch.float64)
-            decision = fast_decision(p, q, drafts, u)
+            decision = decide(p, q, drafts, u)
             assert decision == plain_decision(p, q, drafts, u)
-            assert decision is not None
             lengths.add(decision[0])
     assert lengths == (set(range(length + 1)) if sharpness else {length})
 

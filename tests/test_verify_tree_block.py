@@ -14,8 +14,8 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, root_only
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import PathVerifier, walk_of
 from foretoken.trees import static
-from foretoken.verify import VERIFIERS, tree_block
-from foretoken.verify.tree_block import TreeBlock
+from foretoken.verify import VERIFIERS
+from foretoken.verify.block import TreeBlock, is_chain
 from tables import each, table_decoding, tiny_engine
 
 TRANSPORT = VERIFIERS["block-transport"]
@@ -48,7 +48,7 @@ def test_on_a_chain_it_is_block_verification(
 ) -> None:
     """Also when it goes from node to node, as it does where a tree branches."""
     if as_tree:
-        monkeypatch.setattr(tree_block, "is_chain", lambda _: False)
+        monkeypatch.setattr("foretoken.verify.block.is_chain", lambda _: False)
     worst, accepted = enumerated(VERIFIERS[name], family, static.chain(3), v=3, num_tokens=4)
     assert worst <= decoding.TOLERANCE
     assert accepted == pytest.approx(
@@ -67,14 +67,14 @@ def test_a_chain_of_certain_draws_is_told_from_others() -> None:
 
     one, twice, none = Siblings((1,), q, IID(1)), Siblings((1, 1), q, IID(2)), Siblings((), q, IID(1, (0.5, 0.5)))
     perhaps = Siblings((1,), q, IID(1, (0.5, 0.5)))
-    assert tree_block.is_chain(grown((0, one), (1, one)))
+    assert is_chain(grown((0, one), (1, one)))
     for law in (WithoutReplacement(1), Hub(1)):
-        assert tree_block.is_chain(grown((0, Siblings((1,), q, law)), (1, one)))
-    assert not tree_block.is_chain(grown((0, one), (1, Siblings((1,), None, Opaque(1)))))
+        assert is_chain(grown((0, Siblings((1,), q, law)), (1, one)))
+    assert not is_chain(grown((0, one), (1, Siblings((1,), None, Opaque(1)))))
     others = [(0, twice), (0, perhaps), (0, none), (0, Siblings((1, 2), q, IID(2)))]
-    assert not any(tree_block.is_chain(grown(other)) for other in others)
-    assert not any(tree_block.is_chain(grown((0, one), (1, siblings))) for _, siblings in others)
-    assert not tree_block.is_chain(grown((0, Siblings((1, 2), q, IID(2))), (1, one)))
+    assert not any(is_chain(grown(other)) for other in others)
+    assert not any(is_chain(grown((0, one), (1, siblings))) for _, siblings in others)
+    assert not is_chain(grown((0, Siblings((1, 2), q, IID(2))), (1, one)))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from foretoken.names import check_pair, law_family, policy_for, tree_policy, ver
 from foretoken.profile import PLAIN, Profile, read_profile
 from foretoken.trees.dynamic import ProductTree, RankedTree
 from foretoken.trees.static import StaticTree
-from foretoken.verify.tree_block import TreeBlock
+from foretoken.verify.block import TreeBlock
 
 T = TypeVar("T")
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer

@@ -1,4 +1,4 @@
-"""Loops over rows in CPU memory, compiled when first called and cached on disk."""
+"""Python loops over arrays as machine code: compiled by numba when they are first called, and kept on disk."""
 
 import functools
 import hashlib
@@ -8,47 +8,63 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-# Files whose loops, or constants, are compiled into the loops of other files.
-CALLED = (
-    "core/vectors.py", "core/softmax_loop.py", "core/truncated_loop.py", "core/draws_fast.py", "core/draw_loops.py",
-    "models/panels.py", "models/tile.py", "models/row_loops.py", "models/product.py", "models/attention.py",
-    "models/kernel_steps.py", "models/kernel.py", "models/kernel_chain.py", "core/budgeted.py",
-    "trees/budget_fast.py", "verify/rejection_fast.py",
-)  # fmt: skip
+CONSTANTS = (bool, int, float, str, bytes, tuple)  # types of the globals that numba compiles into a function
 
 
 class CompiledCodeWarning(UserWarning):
     """Compiled loops cannot be kept on disk, so that every run compiles them anew."""
 
 
-@functools.cache
-def compiled(loop: Callable[..., Any], reorder_sums: bool = False) -> Callable[..., Any]:
-    """`loop` as machine code. reorder_sums: float sums may be reordered, which lets them use vector registers."""
-    from numba import njit  # here, not above: it takes half a second to import
+class Loop:
+    """A function that numba compiles when it is first called, from Python or from another compiled function.
 
-    fastmath = {"reassoc", "nsz"} if reorder_sums else False
-    # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
-    # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of vectors.
-    return cached(njit(nogil=True, fastmath=fastmath, error_model="numpy")(inspect.unwrap(loop)))
+    numba takes half a second to import, so it is imported then, and not where the function is defined.
+    """
+
+    def __init__(self, function: Callable[..., Any], reorder_sums: bool) -> None:
+        functools.update_wrapper(self, function)
+        self._reorder_sums = reorder_sums
+
+    @functools.cached_property
+    def _code(self) -> Any:
+        from numba import njit
+
+        fastmath = {"reassoc", "nsz"} if self._reorder_sums else False
+        # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
+        # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of
+        # vector registers.
+        return cached(njit(nogil=True, fastmath=fastmath, error_model="numpy")(inspect.unwrap(self)))
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._code(*arguments)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba takes this object for in a function that it compiles."""
+        return self._code._numba_type_
+
+
+@functools.cache
+def compiled(loop: Callable[..., Any], reorder_sums: bool = False) -> Loop:
+    """`loop` as machine code. reorder_sums: float sums may be reordered, which lets them use vector registers."""
+    return Loop(loop, reorder_sums)
 
 
 def cached(function: Any) -> Any:
     """`function`, which numba will compile, with its machine code kept on disk.
 
-    It is compiled anew when a file of CALLED changed too: numba's cache looks at the function's own file only, and
-    would go on with the old code of what it calls. The cache is a matter of speed only: where it cannot be read, its
-    entry is removed and the function compiled; where it cannot be written, one warning tells.
+    It is compiled anew when something that it is compiled from changes (`_stamp`): numba's own cache looks at the
+    function's file only, and would go on with the old code of what it calls. The cache is a matter of speed only:
+    where it cannot be read, its entry is removed and the function compiled; where it cannot be written, there is one
+    warning.
     """
-    source = inspect.unwrap(function)
     try:
-        cache = _cache_class()(source)
+        function._cache = _cache_class()(inspect.unwrap(function))
     except RuntimeError as error:  # numba found no folder that can be written
         _warn(error)
-        return function
-    cache._cache_file._source_stamp = _content(Path(inspect.getfile(source))), _content()
-    function._cache = cache
     return function
 
 
@@ -59,6 +75,8 @@ def _cache_class() -> Any:
 
     class Cache(FunctionCache):
         def load_overload(self, sig: Any, target_context: Any) -> Any:
+            # Now, and not where the function was defined: what it calls may have been defined after it.
+            self._cache_file._source_stamp = _stamp(self._py_func)
             try:
                 return super().load_overload(sig, target_context)
             except Exception:  # a file that is cut short fails in as many ways as there are places to cut it
@@ -69,7 +87,7 @@ def _cache_class() -> Any:
             try:
                 super().save_overload(sig, data)
             except Exception as error:
-                self._forget()  # the index is written first, and what it tells of may be old code
+                self._forget()  # the index is written first, and may promise what is old code
                 _warn(error)
 
         def _forget(self) -> None:
@@ -80,9 +98,9 @@ def _cache_class() -> Any:
 
 
 def _warn(error: Exception) -> None:
-    """Once for all loops."""
-    if not _told:
-        _told.append(True)
+    """Warn once for all loops."""
+    if not _warned:
+        _warned.append(True)
         why = getattr(error, "strerror", None) or "no folder can be written"
         warnings.warn(
             f"Compiled loops cannot be kept on disk ({why}), so that every run compiles them anew: set NUMBA_CACHE_DIR "
@@ -92,14 +110,46 @@ def _warn(error: Exception) -> None:
         )
 
 
-_told: list[bool] = []
+_warned: list[bool] = []
+
+
+def _stamp(function: FunctionType) -> str:
+    """A hash of all that `function` is compiled from: its file, the files of the functions of this package that it
+    calls, directly or through others, and the constants that any of them names."""
+    parts: dict[str, str] = {}
+    _collect(function, parts)
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+
+
+def _collect(function: FunctionType, parts: dict[str, str]) -> None:
+    """Add to `parts`, by name, the texts of files and the constants that `function` is compiled from."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name in parts:
+        return
+    parts[name] = _content(Path(inspect.getfile(function)))
+    names, codes = set[str](), [function.__code__]
+    for code in codes:  # and of the functions defined within it
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = {key: cell.cell_contents for key, cell in cells}
+    values |= {key: function.__globals__[key] for key in names & function.__globals__.keys()}
+    for key, value in [*values.items()]:
+        if isinstance(value, ModuleType) and _is_ours(value.__name__):
+            values |= {f"{key}.{inner}": vars(value)[inner] for inner in names & vars(value).keys()}
+    for key, value in values.items():
+        if isinstance(value, CONSTANTS):
+            parts[f"{name} {key}"] = repr(value)
+        elif callable(value):
+            inner = inspect.unwrap(value)  # loops, and what numba makes of functions, wrap them
+            if isinstance(inner, FunctionType) and _is_ours(inner.__module__):
+                _collect(inner, parts)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 @functools.cache
-def _content(*files: Path) -> str:
-    """A hash of these files, or of CALLED."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for file in files or [package / name for name in CALLED]:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def _content(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

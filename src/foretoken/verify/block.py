@@ -1,6 +1,6 @@
-"""Block verification: one joint decision over the drafts of a path, instead of one decision a node.
+"""Block verification: one joint decision over all the draft tokens of a chain or tree, instead of one per node.
 
-Drafts x_1 .. x_L, each drawn from q_i(. | prefix), target p_i(. | prefix), prefix = x_1 .. x_{i-1}:
+A chain. Draft tokens x_1 .. x_L, each drawn from q_i(. | prefix); target p_i(. | prefix); prefix = x_1 .. x_{i-1}:
 
     w_0 = 1,                             w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i))
     S_i = sum_x (w_i p_{i+1}(x) - q_{i+1}(x))+
@@ -11,40 +11,76 @@ Drafts x_1 .. x_L, each drawn from q_i(. | prefix), target p_i(. | prefix), pref
 
 Why it is exact. (1) P(tau >= i | x_1 .. x_i) = w_i. True for i = L. If it is for i + 1, then the chance to keep more,
 a = P(tau > i | x_1 .. x_i) = sum_x q min(1, w_i p / q) = sum_x min(q, w_i p) = w_i - S_i, and P(tau >= i | x_1 .. x_i)
-= a + (1 - a) h_i = w_i, because 1 - a = S_i + 1 - w_i. (2) On the event {the first i drafts are y, tau >= i}, which has
-probability Q(y) w_i, the text after y has the target's law. True for i = L. For i < L the next token is z either from
-the residual, with measure Q(y) (w_i p(z) - q(z))+, or as a kept draft, with measure Q(y) q(z) w_{i+1} = Q(y) min(q(z),
-w_i p(z)); both go on with the target's law, the second by induction, and they add up to Q(y) w_i p(z). At i = 0 this
-says that the text has the target's law.
+= a + (1 - a) h_i = w_i, because 1 - a = S_i + 1 - w_i. (2) On the event {the first i draft tokens are y, tau >= i},
+which has probability Q(y) w_i, the text after y has the target's law. True for i = L. For i < L the next token is z
+either from the residual, with measure Q(y) (w_i p(z) - q(z))+, or as a kept draft token, with measure
+Q(y) q(z) w_{i+1} = Q(y) min(q(z), w_i p(z)); both go on with the target's law, the second by induction, and they add up
+to Q(y) w_i p(z). At i = 0 this says that the text has the target's law.
 
-The expected number of tokens a step is 1 + sum_i E[w_i]. One node at a time it is 1 + sum_i E[prod_{j <= i} min(1,
+The expected number of tokens per step is 1 + sum_i E[w_i]. One node at a time it is 1 + sum_i E[prod_{j <= i} min(1,
 p_j / q_j)], and w_i is never less than that product.
+
+A tree, with any rule for one node. `visit(node, w)` accepts the node with probability w and then emits the text that
+follows it, or rejects it. With p the target's distribution after the node and row = rule(p', siblings) the rule's
+answer to
+
+    p' = (w p, 1 - w),      q' = (q, 0):        one more token, "rejected", which is never drafted,
+
+visit the children x_1, x_2, .. in draw order, each with
+
+    w_j = row(x_j) / (1 - row(x_1) - .. - row(x_{j-1})),
+
+and stop at the first that accepts. If none does, draw from the row without the children: "rejected" rejects the node,
+any other token ends the path there. A leaf has row = p'. The root is visited with w = 1, so it is never rejected.
+
+Why it is exact. Let F_l be all that was drawn down to level l, anywhere in the tree. Laws of level l + 1 are chosen
+from F_l, and given F_l the draws below different nodes are independent. Claim: given F_l, visits to the nodes of level
+l, with weights that F_l determines, are independent of each other; each accepts with probability its w, and given that
+it does, the text that it emits has the target's law after the node. At the deepest level there are leaves only: by
+definition. For others, given F_{l+1}, child j is visited when those before it rejected, so it is the one to accept with
+probability row(x_j), by the claim one level down; what else comes out has its probability from the row. So the next
+token, "rejected" among them, has law row, which depends on the node's own draws alone: given F_l, nodes are
+independent. Averaged over the draws the row is p', since the rule is lossless: "rejected" has probability 1 - w, and y
+comes out with probability w p(y), with the target's law after it. At the root w = 1: the text has the target's law.
+
+With the standard rule this is, on a chain, the decision above. With the optimum for i.i.d. draws at each node
+(transport) it is, to our knowledge, new.
+
+Source of the chain's rule: Sun et al. 2024, Block Verification Accelerates Speculative Decoding, arXiv:2403.10444,
+Algorithm 2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core import laws  # `laws.on_cpu` by its module: the audit replaces it there
+from foretoken.core.compiled import compiled
+from foretoken.core.draw_loops import pick
 from foretoken.core.laws import IID, Law, draw_iid
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.core.verifier import LawFamily
-from foretoken.core.walk import Probabilities, walk
-from foretoken.verify.block_fast import fast_decision
-from foretoken.verify.rejection import is_single, recursive_row
+from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.walk import Probabilities, draw, walk
+from foretoken.verify.rejection import RRSw, is_single, recursive_row
 from foretoken.verify.rejection_acceptance import rrs_acceptance
 from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.transport.exact import Transport
+
+After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
+Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
 
 
 @dataclass(frozen=True)
 class Block:
     """Keep the longest prefix of a chain that its weight w allows: on average no fewer tokens than node by node.
 
-    w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)); tau = the largest i with u_i <= h_i. Sun et al. 2024, Algorithm 2; proof
-    and formulas at the head of this file. Law: one draw from q at every node, that is a chain. Optimal among the rules
-    for a chain. O(v) a node, and every node's p, where the node-by-node walk stops at the first rejection. For a single
-    draft, and called as a rule of one node, it is the standard rule.
+    Law: one draw from q at every node, that is a chain. Optimal among the rules for a chain. O(v) per node, and every
+    node's p, where the node-by-node walk stops at the first rejection. For a single draft token, and called as a rule
+    of one node, it is the standard rule.
     """
 
     name: str = "block"
@@ -58,11 +94,11 @@ class Block:
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Of one node by itself, that is of a chain of one draft: sum min(p, q)."""
+        """Return sum min(p, q), the acceptance at one node by itself, that is of a chain of one draft token."""
         return rrs_acceptance(p, q, law)
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
-        """The accepted path and the token after it, as core.walk. Children without q are matched exactly there."""
+        """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
         rows = []
         for siblings in tree.siblings:  # every node has one child at most, so nodes stand in the order of the chain
             if siblings is None or siblings.q is None or not siblings.draws:
@@ -72,14 +108,33 @@ class Block:
             return walk(tree, probabilities, self, rng)
         p, q, drafts = probabilities(range(len(rows) + 1)), torch.stack(rows), tree.tokens[1 : len(rows) + 1]
         u = torch.rand(2, generator=rng, dtype=torch.float64)
-        kept, token = fast_decision(p, q, drafts, u) or plain_decision(p, q, drafts, u)
+        kept, token = decide(p, q, drafts, u)
         return tuple(range(kept + 1)), token
+
+
+BLOCK = Block()
+
+
+def decide(
+    p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Float[Tensor, " 2"]
+) -> tuple[int, int]:
+    """Draw (tau, the token after the first tau draft tokens), by the compiled loop where p and q are in CPU memory.
+
+    p: target probabilities at the root and after each draft token [l + 1, v]
+    q: probabilities that each draft token was drawn from [l, v]
+    drafts: the draft tokens, l of them
+    u: uniforms, for tau and for the token
+    """
+    if not (laws.on_cpu(p) and laws.on_cpu(q) and p.dtype == q.dtype):
+        return plain_decision(p, q, drafts, u)
+    arrays = p.detach().numpy(), q.detach().numpy(), np.array(drafts), u.numpy()
+    return compiled(block_loop, reorder_sums=True)(*arrays)
 
 
 def plain_decision(
     p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Float[Tensor, " 2"]
 ) -> tuple[int, int]:
-    """(tau, the token after the first tau drafts): tau drawn by u[0], the token by u[1]. l1 = l + 1 rows of p."""
+    """`decide` by torch, on any device."""
     p, q = _normalised(p), _normalised(q)
     x = torch.tensor(drafts, device=p.device)[:, None]
     w = [1.0]
@@ -104,6 +159,225 @@ def _normalised(rows: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
 
 
 def _keep(w: float, excess: float) -> float:
-    """h_i of a draft that is not the last."""
-    # p == q and w = 1: the next draft has weight 1 too, and is kept for certain.
+    """Return h_i of a draft token that is not the last, from w_i and S_i."""
+    # p == q and w = 1: the next draft token has weight 1 too, and is kept for certain.
     return excess / (excess + 1 - w) if excess + 1 - w > TINY else 1.0
+
+
+def block_loop(p: np.ndarray, q: np.ndarray, drafts: np.ndarray, u: np.ndarray) -> tuple[int, int]:
+    """Return `decide`'s (tau, token).
+
+    p: target probabilities [l + 1, v], float32 or float64, of any sum
+    q: draft probabilities [l, v], of p's dtype and any sum
+    drafts: draft tokens [l], int64
+    u: uniforms [2], float64
+    """
+    length, v = q.shape
+    w, keep = np.ones(length + 1), np.ones(length + 1)
+    sums_p, sums_q = np.empty(length), np.empty(length)
+    for i in range(length):
+        a, b = 0.0, 0.0
+        for x in range(v):
+            a += np.float64(p[i, x])
+            b += np.float64(q[i, x])
+        sums_p[i], sums_q[i] = a, b
+        ratio = (p[i, drafts[i]] / a) / (q[i, drafts[i]] / b)
+        w[i + 1] = min(1.0, w[i] * ratio)
+        if i > 0:
+            scale, share, excess = w[i] / a, 1.0 / b, 0.0
+            for x in range(v):
+                excess += max(np.float64(p[i, x]) * scale - np.float64(q[i, x]) * share, 0.0)
+            # As in `_keep`.
+            keep[i] = excess / (excess + 1 - w[i]) if excess + 1 - w[i] > TINY else 1.0
+    keep[length] = w[length]
+    # P(tau = i) = keep[i] prod_{j > i} (1 - keep[j]); from the last, since that is the likeliest.
+    chances = np.empty(length + 1)
+    left = 1.0
+    for i in range(length, -1, -1):
+        chances[i] = keep[i] * left
+        left *= 1 - keep[i]
+    tau = pick(chances, u[0])
+    row = np.empty(v)
+    total = 0.0
+    if tau < length:
+        scale, share = w[tau] / sums_p[tau], 1.0 / sums_q[tau]
+        for x in range(v):
+            row[x] = max(np.float64(p[tau, x]) * scale - np.float64(q[tau, x]) * share, 0.0)
+            total += row[x]
+    if total <= TINY:
+        for x in range(v):
+            row[x] = np.float64(p[tau, x])
+    return tau, pick(row, u[1])
+
+
+@dataclass(frozen=True)
+class TreeBlock:
+    """Accept the longest path of a tree that its weights allow, the weights of siblings given by `rule`.
+
+    Law: as `rule`. Cost: the rule's at every node visited, up to the whole tree, where the node-by-node walk stops at
+    the first rejection. Called as a rule of one node it is `rule`.
+    """
+
+    name: str
+    rule: Verifier
+
+    @property
+    def laws(self) -> tuple[LawFamily, ...]:
+        return self.rule.laws
+
+    def accepts(self, law: Law) -> bool:
+        return self.rule.accepts(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        return self.rule(p, siblings)
+
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
+        """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
+        root = tree.siblings[0]
+        if root is None or root.q is None:
+            return walk(tree, probabilities, self.rule, rng)
+        if is_chain(tree):  # of the same law, in one compiled pass
+            return BLOCK.walk(tree, probabilities, rng)
+        outcome = self._visit(tree, 0, 1.0, lambda node: probabilities(range(node, node + 1))[0], rng)
+        assert outcome is not None
+        return outcome
+
+    def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: torch.Generator) -> Outcome:
+        """Accept `node` with probability `weight` and go on from it, or reject it."""
+        siblings, p = tree.siblings[node], after(node)
+        if siblings is not None and siblings.law.k == 0:
+            siblings = None
+        assert siblings is None or siblings.q is not None
+        single = siblings is None or is_one_draw(siblings)
+        q = None if siblings is None else siblings.q
+        if single and laws.on_cpu(p) and (q is None or (laws.on_cpu(q) and p.dtype == q.dtype)):
+            return self._visit_single(tree, node, weight, p, q, after, rng)
+        row = self.law(p, siblings, weight)
+        if siblings is not None:
+            left = 1.0
+            for token in dict.fromkeys(siblings.draws):
+                share = float(row[token])
+                if share > 0:
+                    child = tree.child(node, token)
+                    assert child is not None
+                    outcome = self._visit(tree, child, min(1.0, share / left), after, rng)
+                    if outcome is not None:
+                        return (node, *outcome[0]), outcome[1]
+                    left = max(left - share, TINY)
+            row = row.index_fill(0, torch.tensor(siblings.draws, dtype=torch.long, device=row.device), 0.0)
+            if float(row.sum()) <= TINY:  # the children took all; this is reached with probability 0 up to rounding
+                row = torch.cat([p.double(), row.new_zeros(1)])
+        if weight == 1.0:  # what rounding left there must not reject the root
+            row[-1] = 0.0
+        token = draw(row, rng)
+        return None if token == len(p) else ((node,), token)
+
+    def _visit_single(
+        self,
+        tree: TokenTree,
+        node: int,
+        weight: float,
+        p: Float[Tensor, " v"],
+        q: Float[Tensor, " v"] | None,
+        after: After,
+        rng: torch.Generator,
+    ) -> Outcome:
+        """`_visit` of a node of at most one draw, by compiled passes over rows in CPU memory.
+
+        They compute `law` without writing the row of a child that is accepted after all.
+        """
+        if q is not None:
+            siblings = tree.siblings[node]
+            assert siblings is not None
+            (token,) = siblings.draws
+            child = tree.child(node, token)
+            assert child is not None
+            share = compiled(share_loop, reorder_sums=True)(p.numpy(), q.numpy(), token, weight)
+            outcome = self._visit(tree, child, share, after, rng) if share > 0 else None
+            if outcome is not None:
+                return (node, *outcome[0]), outcome[1]
+        u = float(torch.rand(1, 1, generator=rng, dtype=torch.float64))  # as `draw` takes it
+        drafted = np.empty(0, p.numpy().dtype) if q is None else q.numpy()
+        token = compiled(end_loop, reorder_sums=True)(p.numpy(), drafted, weight, u)
+        return None if token == len(p) else ((node,), token)
+
+    def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:
+        """Return the law of the token after a node that is visited with `weight`, given its children [v + 1].
+
+        Its last entry is the probability that the node is rejected.
+        """
+        p = p.double()
+        row = torch.cat([p * (weight / p.sum()), p.new_tensor([1 - weight])])
+        if siblings is None:
+            return row
+        assert siblings.q is not None
+        q = torch.cat([siblings.q.double(), row.new_zeros(1)])
+        if is_one_draw(siblings):
+            return recursive_row(row, q, siblings.draws, without_replacement=False)
+        return self.rule(row, Siblings(siblings.draws, q, siblings.law))
+
+
+def block_transport() -> TreeBlock:
+    return TreeBlock("block-transport", Transport())
+
+
+def block_rrsw() -> TreeBlock:
+    return TreeBlock("block-rrsw", RRSw())
+
+
+def is_one_draw(siblings: Siblings) -> bool:
+    """Whether one token was drawn, and no other number could have been: then every rule may be the standard one."""
+    certain = not isinstance(siblings.law, IID) or siblings.law.counts is None
+    return is_single(siblings.law) and certain and len(siblings.draws) == 1
+
+
+def is_chain(tree: TokenTree) -> bool:
+    """Whether every node but the last has one child, and could have had no other number of draws."""
+    *inner, last = tree.siblings
+    return last is None and all(siblings is not None and is_one_draw(siblings) for siblings in inner)
+
+
+def share_loop(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float:
+    """Return the weight of the one child of a node, min(1, weight p(token) / q(token)).
+
+    p: target probabilities after the node [v], float32 or float64, of any sum
+    q: draft probabilities [v], of p's dtype and any sum
+    token: the child's
+    weight: the node's, in [0, 1]
+    """
+    sum_p, sum_q = 0.0, 0.0
+    for x in range(p.shape[0]):
+        sum_p += np.float64(p[x])
+        sum_q += np.float64(q[x])
+    return min(1.0, weight * (np.float64(p[token]) / sum_p) / (np.float64(q[token]) / sum_q))
+
+
+def end_loop(p: np.ndarray, q: np.ndarray, weight: float, u: float) -> int:
+    """Draw from ((weight p - q)+, 1 - weight), or from (weight p, 1 - weight) without a q; v means rejected.
+
+    p: target probabilities after the node [v], float32 or float64, of any sum
+    q: draft probabilities [v], of p's dtype and any sum; [0] for a leaf
+    weight: the node's, in [0, 1]
+    u: a uniform
+    """
+    v = p.shape[0]
+    sum_p, sum_q = 0.0, 0.0
+    for x in range(v):
+        sum_p += np.float64(p[x])
+    for x in range(q.shape[0]):
+        sum_q += np.float64(q[x])
+    row = np.empty(v + 1)
+    row[v] = 1 - weight
+    total, scale = 1 - weight, weight / sum_p
+    if q.shape[0] == 0:
+        for x in range(v):
+            row[x] = np.float64(p[x]) * scale
+        return pick(row, u)
+    share = 1 / sum_q
+    for x in range(v):
+        row[x] = max(np.float64(p[x]) * scale - np.float64(q[x]) * share, 0.0)
+        total += row[x]
+    if total <= TINY:  # the child took all; this is reached with probability 0 up to rounding
+        for x in range(v):
+            row[x] = np.float64(p[x])
+    return pick(row, u)
