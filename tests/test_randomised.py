@@ -25,8 +25,7 @@ from foretoken.draft.randomised import PendingSiblings, RandomisedDrafter, Rando
 from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
-from foretoken.verify.acceptance import acceptance
-from foretoken.verify.optimum import alpha_star
+from foretoken.verify.acceptance import acceptance, alpha_star
 
 PAIRS = exact.all_pairs(seed=0)
 PROBABILITIES = [0.0, 0.3, 0.75, 1.0]

@@ -11,7 +11,7 @@ from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
-from foretoken.verify import VERIFIERS, rejection_fast
+from foretoken.verify import VERIFIERS
 from foretoken.verify.rejection import plain_row, recursive_row
 from foretoken.verify.transport.plan import Solver
 
@@ -40,7 +40,7 @@ def test_every_rule_is_lossless_for_every_law_it_accepts(rule: Verifier, law: La
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("rule", "law"), [pair for pair in ACCEPTED if pair[0].name in ("rrs", "rrsw")], ids=str)
 def test_the_plain_row_is_lossless_too(rule: Verifier, law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.verify.rejection.fast_row", lambda *_: None)
+    monkeypatch.setattr("foretoken.verify.rejection.loops_take", lambda *_: False)
     pairs = exact.all_pairs(seed=2, most=4, num_random=2)
     assert exact.measure(rule, law, pairs).exact
 
@@ -167,8 +167,7 @@ def test_the_compiled_row_equals_the_plain_one(
     support = torch.nonzero(q > 0)[:, 0].tolist()
     draws = tuple(data.draw(st.lists(st.sampled_from(support), max_size=3)))
     before = p.clone(), q.clone()
-    fast = rejection_fast.fast_row(p, q, draws, without_replacement)
-    assert fast is not None
+    fast = recursive_row(p, q, draws, without_replacement)
     assert torch.equal(before[0], p)
     assert torch.equal(before[1], q)
     slow = plain_row(p, q, draws, without_replacement)
@@ -201,7 +200,6 @@ def test_views_and_mixed_dtypes() -> None:
     assert torch.allclose(recursive_row(column, q, (3, 1), True), want)
     assert torch.allclose(recursive_row(column[None][0], q, (3, 1), True), want)
     assert torch.allclose(recursive_row(column, q.double(), (3, 1), True), want)
-    assert rejection_fast.fast_row(column, q.double(), (3, 1), True) is None
 
 
 def test_the_input_is_left_alone() -> None:

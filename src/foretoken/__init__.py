@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from foretoken.names import tree_policy as tree
     from foretoken.stats import Stats
     from foretoken.trace import Trace
-    from foretoken.verify.acceptance import acceptance
-    from foretoken.verify.optimum import alpha_star
+    from foretoken.verify.acceptance import acceptance, alpha_star
 
 # Names are imported when first used: torch takes seconds, and `foretoken --help` must not wait for it.
 _HOMES = {
@@ -33,7 +32,7 @@ _HOMES = {
     "TokenTree": ("core.tree", "TokenTree"),
     "Trace": ("trace", "Trace"),
     "acceptance": ("verify.acceptance", "acceptance"),
-    "alpha_star": ("verify.optimum", "alpha_star"),
+    "alpha_star": ("verify.acceptance", "alpha_star"),
     "custom_generate": ("hf", "custom_generate"),
     "fetch": ("catalogue.fetch", "fetch"),
     "known_model": ("catalogue.known", "known_model"),

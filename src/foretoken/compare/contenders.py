@@ -14,8 +14,7 @@ from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import HasAcceptance, LawFamily, Verifier
 from foretoken.verify import VERIFIERS
-from foretoken.verify.acceptance import acceptance
-from foretoken.verify.optimum import alpha_star
+from foretoken.verify.acceptance import acceptance, alpha_star
 from foretoken.verify.strings import StringRejection
 
 HUB_SHARE = 0.9  # of q on its k - 1 likeliest tokens, above which hub drafting wins on average: docs/results

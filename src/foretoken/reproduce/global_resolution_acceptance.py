@@ -4,8 +4,7 @@ from foretoken.compare.rows import truncate
 from foretoken.core.laws import IID, Hub
 from foretoken.reproduce.global_resolution_times import TARGET_TEMPERATURES
 from foretoken.reproduce.run import Run
-from foretoken.verify.acceptance import acceptance
-from foretoken.verify.optimum import alpha_star
+from foretoken.verify.acceptance import acceptance, alpha_star
 
 DRAWS = (1, 2, 3, 4, 5, 6, 8, 10, 16)
 TOPS = (10, 100, 1000)

@@ -13,7 +13,7 @@ from foretoken.compare.speed import TOO_LARGE, Timed, Timing, call, num_sets, re
 from foretoken.core.laws import IID
 from foretoken.reproduce.run import Run
 from foretoken.verify import VERIFIERS
-from foretoken.verify.optimum import alpha_star
+from foretoken.verify.acceptance import alpha_star
 from foretoken.verify.transport.global_resolution import GlobalResolution
 
 GRID = ((10, 2), (10, 3), (10, 4), (10, 5), (100, 2), (100, 3), (1000, 2))

@@ -9,8 +9,7 @@ from foretoken.compare.rows import toy_rows
 from foretoken.core.laws import IID, Hub, WithoutReplacement
 from foretoken.reproduce.run import Run
 from foretoken.verify import VERIFIERS
-from foretoken.verify.acceptance import acceptance
-from foretoken.verify.optimum import alpha_star
+from foretoken.verify.acceptance import acceptance, alpha_star
 
 V, PAIRS, QUICK_PAIRS, DRAWS = 50, 100, 10, 100
 # Citations: (temperature, similarity) -> RRS, RRSw, OTM, OTMw, SpecHub.

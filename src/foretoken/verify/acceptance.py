@@ -1,22 +1,33 @@
-"""Acceptance without sampling: the probability that the emitted token is among the draws."""
+"""Acceptance without sampling: the probability that the emitted token is among the draws, and its upper bound."""
 
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import numpy as np
+import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import Law
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import HasAcceptance, Verifier
 from foretoken.verify import VERIFIERS
-from foretoken.verify.rows import rows
+from foretoken.verify.successive import inside_suffixes
+
+SUM_TOLERANCE = 1e-3  # a float16 softmax over a large vocabulary is off by about that
 
 
 def acceptance(
     rule: str | Verifier, law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """P(the emitted token is among the draws), exactly, for every pair of rows p, q; float64, without sampling.
+    """Return P(the emitted token is among the draws), exactly, for every pair of rows of p and q; float64.
 
-    rule: a name or a verifier, law: how the children are drawn, e.g. foretoken.law("iid", 4). p, q: distributions
-    [..., v], whose leading dimensions broadcast; for the opaque law q is any score, its best k tokens the children.
+    rule: a name or a verifier
+    law: how the children are drawn, e.g. foretoken.law("iid", 4)
+    p: target distributions [..., v]
+    q: draft distributions [..., v], whose leading dimensions broadcast with p's; for the opaque law any scores, whose
+        best k tokens are the children
+
     Raises ForetokenError if the rule is not lossless for the law, a row is no distribution, or there is no closed form.
     """
     rule = _named(rule) if isinstance(rule, str) else rule
@@ -25,7 +36,7 @@ def acceptance(
     if not isinstance(rule, HasAcceptance):
         able = [name for name, other in VERIFIERS.items() if isinstance(other, HasAcceptance)]
         raise ForetokenError(f"Verifier {rule.name} has no closed form of its acceptance; {', '.join(able)} have one.")
-    p_rows, q_rows, shape = rows(p, q, scores=law.name == "opaque")
+    p_rows, q_rows, shape = _pairs(p, q, scores=law.name == "opaque")
     return rule.acceptance(p_rows, q_rows, law).reshape(shape)
 
 
@@ -33,3 +44,105 @@ def _named(name: str) -> Verifier:
     if name not in VERIFIERS:
         raise ForetokenError(f"Unknown verifier {name}: choose one of {', '.join(VERIFIERS)}.")
     return VERIFIERS[name]
+
+
+def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return the largest acceptance of any lossless rule for `law`, for every pair of rows of p and q; float64.
+
+        alpha* = 1 + min over token sets H of  p(H) - P(all draws are in H)
+
+    For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
+    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 700 nodes of an integral. For hub and
+    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). Any other law: a linear program over its draws, to 1e-7.
+
+    p, q: as for `acceptance`
+
+    Raises ForetokenError where a row is no distribution or a law is too large to enumerate.
+    Source: Hu et al. 2025, Towards Optimal Multi-draft Speculative Decoding, arXiv:2502.18779.
+    """
+    p_rows, q_rows, shape = _pairs(p, q, scores=isinstance(law, Opaque))
+    return _optimum(law)(p_rows, q_rows).reshape(shape)
+
+
+def _optimum(law: Law) -> Callable[[Float[Tensor, "m v"], Float[Tensor, "m v"]], Float[Tensor, " m"]]:
+    if isinstance(law, IID):
+        return lambda p, q: iid_optimum(p, q, law)
+    if isinstance(law, WithoutReplacement):
+        return lambda p, q: _distinct_optimum(p, q, law.k)
+    if isinstance(law, Hub | Opaque):
+        return lambda p, q: torch.minimum(p, law.marginals(q)).sum(-1)
+    return lambda p, q: torch.tensor([_by_linear_program(law, *pair) for pair in zip(p, q, strict=True)]).double()
+
+
+def iid_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: IID) -> Float[Tensor, " m"]:
+    """Return 1 + min over suffixes H: with A the tokens before H, p(H) - P(all in H) = g(q(A)) - p(A)."""
+    p, q = _by_falling_ratio(p, q)
+    p_before, q_before = p.cumsum(-1), q.cumsum(-1).clamp(max=1)
+    return 1 + (law.hit(q_before) - p_before).min(-1).values.clamp(max=0)
+
+
+def _distinct_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -> Float[Tensor, " m"]:
+    if k == 0:
+        return torch.zeros_like(p[:, 0])
+    p, q = _by_falling_ratio(p, q)
+    p_before = torch.cat([torch.zeros_like(p[:, :1]), p.cumsum(-1)[:, :-1]], -1)
+    least = (1 - p_before - inside_suffixes(q, k)).min(-1).values
+    return 1 + least.clamp(max=0)  # H empty: p(H) = P(all in H) = 0
+
+
+def _by_falling_ratio(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"]) -> tuple[Tensor, Tensor]:
+    order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, descending=True)
+    return p.gather(-1, order), q.gather(-1, order)
+
+
+def _by_linear_program(law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
+    """max sum S(i, draws), sum_i S <= P(draws), sum over draws of S <= p(i), i among the draws."""
+    if find_spec("scipy") is None:
+        raise ForetokenError(f"alpha_star for law {law.name} needs scipy: pip install 'foretoken[transport]'.")
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
+    weighed = list(outcomes(law, q))
+    cells = [(row, token) for row, (draws, _) in enumerate(weighed) for token in set(draws)]
+    if not cells:
+        return 0.0
+    by_draws, tokens = np.array(cells).T
+    where = np.concatenate([by_draws, len(weighed) + tokens]), np.tile(np.arange(len(cells)), 2)
+    limits = csr_array((np.ones(2 * len(cells)), where), shape=(len(weighed) + len(p), len(cells)))
+    bounds = np.array([*(prob for _, prob in weighed), *p.tolist()])
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    return -float(linprog(-np.ones(len(cells)), limits, bounds, method="highs", options=tight).fun)
+
+
+def _pairs(
+    p: Float[Tensor, "..."], q: Float[Tensor, "..."], scores: bool
+) -> tuple[Float[Tensor, "m v"], Float[Tensor, "m v"], torch.Size]:
+    """Return p and q broadcast, in float64 and normalised, and their leading dimensions. scores: q is left as it is."""
+    if p.ndim == 0 or q.ndim == 0 or p.shape[-1] != q.shape[-1] or p.shape[-1] == 0:
+        raise ForetokenError(
+            f"p and q must be over one vocabulary, but their shapes are {tuple(p.shape)} and {tuple(q.shape)}."
+        )
+    try:
+        p, q = torch.broadcast_tensors(p, q)
+    except RuntimeError:
+        raise ForetokenError(
+            f"The leading dimensions of p {tuple(p.shape)} and q {tuple(q.shape)} do not broadcast."
+        ) from None
+    v = p.shape[-1]
+    p_rows = distributions(p.reshape(-1, v), "p")
+    q_rows = q.reshape(-1, v).double() if scores else distributions(q.reshape(-1, v), "q")
+    return p_rows, q_rows, p.shape[:-1]
+
+
+def distributions(rows: Float[Tensor, "m v"], name: str) -> Float[Tensor, "m v"]:
+    """Return the rows in float64, normalised; raise ForetokenError where one is no distribution."""
+    rows = rows.double()
+    totals = rows.sum(-1, keepdim=True)
+    bad = ~((rows >= 0).all(-1) & ((totals[:, 0] - 1).abs() <= SUM_TOLERANCE))
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        raise ForetokenError(
+            f"{f'Row {i} of {name}' if len(rows) > 1 else name} is no distribution (least {float(rows[i].min()):g}, "
+            f"sum {float(totals[i]):g}): give probabilities >= 0 that sum to 1."
+        )
+    return rows / totals

@@ -65,9 +65,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
-from foretoken.verify.rejection import RRSw, is_single, recursive_row
-from foretoken.verify.rejection_acceptance import rrs_acceptance
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY, RRSw, is_single, recursive_row, rrs_acceptance
 from foretoken.verify.transport.exact import Transport
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited

@@ -1,4 +1,4 @@
-"""Rules for direct calls: they look at what they are given first. The engine's own rows and draws need no such look."""
+"""Rules for direct calls, which check their arguments. The engine's own rows and draws need no such check."""
 
 from dataclasses import fields
 from typing import Any
@@ -11,13 +11,14 @@ from foretoken.core.laws import IID, Law, Opaque
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
-from foretoken.verify.rows import distribution
+from foretoken.verify.acceptance import distributions
 
 
 def checked(rule: Verifier) -> Verifier:
-    """The same rule; called, it raises ForetokenError for what it is not lossless for, or what cannot have been drawn.
+    """Return the same rule, of the same class, whose calls are checked.
 
-    It remains of the rule's own class, and so all else that the rule is.
+    They raise ForetokenError for laws that the rule is not lossless for, rows that are no distributions, and draws that
+    the law cannot make.
     """
     kind = type(rule)
     settings = {setting.name: getattr(rule, setting.name) for setting in fields(kind)}  # pyright: ignore[reportArgumentType]
@@ -31,13 +32,13 @@ class _Checking:
 
 
 def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
-    """Refuse a law that the rule does not take, rows that are no distributions, draws that the law cannot make."""
+    """Raise ForetokenError for a law that the rule does not take, and for rows and draws that cannot be."""
     q, law, draws = siblings.q, siblings.law, siblings.draws
     if not rule.accepts(law):
         raise ForetokenError(f"Verifier {rule.name} is not lossless for law {law.name} with {law.k} draws.")
-    distribution(p, "p")
+    check_distribution(p, "p")
     if q is not None:
-        distribution(q, "q")
+        check_distribution(q, "q")
         if q.shape != p.shape:
             raise ForetokenError(f"p has {len(p)} tokens and q {len(q)}: both must be over the target's vocabulary.")
     for x in draws:
@@ -50,8 +51,15 @@ def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
         check_draws(law, q, draws)
 
 
+def check_distribution(row: Float[Tensor, "..."], name: str) -> None:
+    """Raise ForetokenError where the row is not one distribution [v]."""
+    if row.ndim != 1 or len(row) == 0:
+        raise ForetokenError(f"{name} must be one row over the vocabulary, but its shape is {tuple(row.shape)}.")
+    distributions(row[None], name)
+
+
 def check_draws(law: Law, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> None:
-    """Refuse draws of positive q that the law cannot make all the same: too few or many, repeated, without the hubs."""
+    """Raise ForetokenError for draws of positive q that the law never makes: too few or many, repeated, no hubs."""
     if isinstance(law, IID):  # not by its `prob`, in which the product of many small numbers would vanish
         possible = len(draws) == law.k if law.counts is None else law.prob(torch.ones(1), (0,) * len(draws)) > 0
     else:

@@ -12,26 +12,27 @@ hub t, and the hubs are children too, so the token is among the draws with proba
 
 and no rule can do better: a token y is emitted as a draw with at most probability min(p(y), P(y among the draws)).
 
-`spechub`, k = 2, is paper 000's own rule with the same acceptance; it tries the draws in their order.
+`spechub`, k = 2, is the published rule with the same acceptance; it tries the draws in their order.
+
+Source of `spechub`: Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithms 2 and 3, Theorem 2.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.compiled import compiled
 from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.hub_fast import fast_spechub_row
-from foretoken.verify.rejection import is_single, recursive_row
-from foretoken.verify.rejection_acceptance import rrs_acceptance
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY, is_single, loops_take, recursive_row, rrs_acceptance
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
-    """The draws from the likeliest down, of equals the lower id first: the hubs, then the one draw from the rest."""
+    """Return the draws from the likeliest down, of equals the lower id first: the hubs, then the draw from the rest."""
     weights = q[list(draws)].tolist()
     return [x for _, x in sorted((-weight, x) for weight, x in zip(weights, draws, strict=True))]
 
@@ -40,7 +41,7 @@ def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
 class HubRule:
     """Standard rejection of the one draw from the rest; the hubs are in the residual.
 
-    accept z with min(1, p(z) / r(z)), r = q on the rest, normalised; else norm((p - r)+). Proof: the head of this file.
+    accept z with min(1, p(z) / r(z)), r = q on the rest, normalised; else norm((p - r)+).
     Law: hub, any k. Optimal for it: accepts with p(T) + sum over the rest of min(p, r); at k = 2 that is SpecHub's.
     O(v).
     """
@@ -61,7 +62,7 @@ class HubRule:
         return recursive_row(p, rest, (own,), without_replacement=False)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """p(T) + sum over the rest of min(p, q / q(rest))."""
+        """Return p(T) + sum over the rest of min(p, q / q(rest))."""
         return hub_acceptance(p, q, law)
 
 
@@ -75,7 +76,7 @@ class SpecHub:
         draws (a, x):  x with min(1, p'(x) / Q(a, x));  else a with min(1, p(a) / S);          else norm(p'')
         draws (x, a):  x with min(1, p(x) / q(x));      else a with min(1, (p(a) - S)+ / R);   else norm(p'')
 
-    Paper 000, Algorithms 2 and 3, Theorem 2. Law: hub with k <= 2. Accepts with p(a) + sum over x != a of
+    Law: hub with k <= 2. Accepts with p(a) + sum over x != a of
     min(p(x), q(x) / (1 - q(a))). O(v). Where q(a) = 1 the paper's formulas divide by zero; there is one draw then, and
     the standard rule serves.
     """
@@ -94,22 +95,25 @@ class SpecHub:
         return spechub_row(p, q, draws, by_rank(q, draws)[0])
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """p(T) + sum over the rest of min(p, q / q(rest))."""
+        """Return p(T) + sum over the rest of min(p, q / q(rest))."""
         return hub_acceptance(p, q, law)
 
 
 def spechub_row(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], hub: int
 ) -> Float[Tensor, " v"]:
-    """`plain_spechub_row`, by the compiled loop where there is one for these tensors."""
-    row = fast_spechub_row(p, q, draws, hub)
-    return plain_spechub_row(p, q, draws, hub) if row is None else row
+    """Return the row for two draws, one of them the hub, by the compiled loop where it takes these tensors."""
+    if not loops_take(p, q):
+        return plain_spechub_row(p, q, draws, hub)
+    row, weights = p.detach().numpy().copy(), q.detach().numpy().copy()
+    compiled(spechub_loop, reorder_sums=True)(row, weights, np.array(draws, dtype=np.int64), hub)
+    return torch.from_numpy(row)
 
 
 def plain_spechub_row(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], hub: int
 ) -> Float[Tensor, " v"]:
-    """The row for two draws, one of them the hub; in float64 inside, on any device and without a host synchronisation.
+    """`spechub_row` by torch, in float64 inside, on any device and without a host synchronisation.
 
     q(a) / (1 - q(a)) is taken as q(a) / (sum of the rest), and p(a) as what the rest leaves: no difference cancels.
     """
@@ -140,6 +144,49 @@ def plain_spechub_row(
     return row.to(p.dtype)
 
 
+def spechub_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, hub: int) -> None:
+    """Turn p into the row, in place. Names as in plain_spechub_row.
+
+    p: target probabilities [v], float32 or float64, of any sum
+    q: draft probabilities [v], of p's dtype and any sum; loses the hub
+    draws: two tokens in draw order [2], int64
+    hub: the one of them that is the hub
+    """
+    p_hub, q_hub = np.float64(p[hub]), np.float64(q[hub])
+    p[hub] = q[hub] = 0.0
+    p_rest, q_rest = 0.0, 0.0
+    for x in range(p.shape[0]):
+        p_rest += np.float64(p[x])
+        q_rest += np.float64(q[x])
+    p_scale, q_scale = 1.0 / (p_rest + p_hub), 1.0 / (q_rest + q_hub)
+    p_hub *= p_scale
+    ratio = q_hub / q_rest  # Q(a, x) / Q(x, a)
+    spare_first, spare_second, total = 0.0, 0.0, 0.0
+    for x in range(p.shape[0]):
+        target, first = np.float64(p[x]) * p_scale, np.float64(q[x]) * q_scale
+        second = first * ratio
+        after_first = max(target - first, 0.0)
+        spare_first += max(first - target, 0.0)
+        spare_second += max(second - after_first, 0.0)
+        total += max(after_first - second, 0.0)
+
+    hub_first = draws[0] == hub
+    own = draws[1] if hub_first else draws[0]
+    wanted, weight = np.float64(p[own]) * p_scale, np.float64(q[own]) * q_scale
+    hub_share, spare = max(p_hub - spare_second, 0.0), spare_first
+    if hub_first:
+        wanted, weight = max(wanted - weight, 0.0), weight * ratio
+        hub_share, spare = p_hub, spare_second
+    accept = min(wanted / weight, 1.0) if weight > TINY else 0.0
+    accept_hub = min(hub_share / spare, 1.0) if spare > TINY and total > TINY else 1.0
+    scale = (1.0 - accept) * (1.0 - accept_hub) / max(total, TINY)
+    for x in range(p.shape[0]):
+        target, both = np.float64(p[x]) * p_scale, np.float64(q[x]) * (q_scale * (1.0 + ratio))
+        p[x] = max(target - both, 0.0) * scale
+    p[own] += accept
+    p[hub] += (1.0 - accept) * accept_hub
+
+
 def hub_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-    """sum over x of min(p(x), P(x among the draws)), which is p for the hubs."""
+    """Return sum over x of min(p(x), P(x among the draws)), which is p for the hubs."""
     return torch.minimum(p, law.marginals(q)).sum(-1) if isinstance(law, Hub) else rrs_acceptance(p, q, law)

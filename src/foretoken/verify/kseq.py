@@ -9,48 +9,69 @@ Why it is exact for any rho with c(rho) <= rho: a draw passes and is y with prob
 so the first draw that passes is y with probability b(y) (1 + (1 - beta) + .. + (1 - beta)^(k-1)) = c b(y). That is at
 most c p(y) / rho <= p(y), the residual fills up p - c b, and its mass is 1 - c beta = (1 - beta)^k, the probability
 that none passes. c grows with rho and c(k) <= k, so the root exists; the smaller rho, the more is accepted.
+
+Source: Sun et al. 2023, SpecTr, arXiv:2310.15141, Algorithm 2 and Theorem 2.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.compiled import compiled
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.kseq_fast import fast_row
-from foretoken.verify.rejection import is_single
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY, count_chances, is_single, loops_take
 
 HALVINGS = 52
 
 
-def first_pass(beta: Float[Tensor, "*rows"], k: int) -> Float[Tensor, "*rows"]:
-    """c(beta) = (1 - (1 - beta)^k) / beta, without cancellation; k at beta = 0."""
-    c = -torch.expm1(k * torch.log1p(-beta)) / beta
-    return torch.where(beta > TINY, c, float(k))
+@dataclass(frozen=True)
+class KSeq:
+    """Test every draw alike with a(x) = min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
+
+    Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
+    Accepts with 1 - (1 - beta)^k, at least 1 - 1/e of the optimum. O(v) per Newton step, about ten of them, and
+    O(v + k) for the row. One draw: the standard rule.
+    """
+
+    name: str = "kseq"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID) or is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        assert siblings.q is not None
+        return kseq_row(p, siblings.q, siblings.draws)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return 1 - E[(1 - beta)^N], beta at the rho of each N."""
+        accepted = torch.zeros_like(p[:, 0])
+        for n, count in enumerate(count_chances(law)):
+            if n > 0 and count > 0:
+                beta = _beta(p, q, solve_rho(p, q, n))
+                accepted -= count * torch.expm1(n * torch.log1p(-beta))
+        return accepted
 
 
-def solve_rho(p: Float[Tensor, "*rows v"], q: Float[Tensor, "*rows v"], k: int) -> Float[Tensor, "*rows"]:
-    """rho* by bisection, from above; p and q in float64 and normalised. O(v) a halving."""
-    low = torch.ones_like(p[..., 0])
-    high = torch.full_like(low, k)
-    high = torch.where(first_pass(_beta(p, q, low), k) <= 1, low, high)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        enough = first_pass(_beta(p, q, middle), k) <= middle
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return high
-
-
-def _beta(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:
-    return torch.minimum(q, p / rho[..., None]).sum(-1).clamp(max=1)
+def kseq_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Float[Tensor, " v"]:
+    """Return the law of the token given the draws, of p's dtype, by the compiled loop where it takes these tensors."""
+    if not loops_take(p, q):
+        return plain_row(p, q, draws)
+    row = p.detach().numpy().copy()
+    if draws:
+        weights = np.ascontiguousarray(q.detach().numpy())
+        compiled(kseq_loop, reorder_sums=True)(row, weights, np.array(draws, dtype=np.int64))
+    return torch.from_numpy(row)
 
 
 def plain_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Float[Tensor, " v"]:
-    """The law of the token given the draws, in float64 inside, on any device and without a host synchronisation."""
+    """`kseq_row` by torch, in float64 inside, on any device and without a host synchronisation."""
     target, draft = p.double() / p.double().sum(), q.double() / q.double().sum()
     if not draws:
         return target.to(p.dtype)
@@ -70,33 +91,86 @@ def plain_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, 
     return (row + reach * left).to(p.dtype)
 
 
-@dataclass(frozen=True)
-class KSeq:
-    """Test every draw alike with a(x) = min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
+def first_pass(beta: Float[Tensor, "*rows"], k: int) -> Float[Tensor, "*rows"]:
+    """Return c(beta) = (1 - (1 - beta)^k) / beta, without cancellation; k at beta = 0."""
+    c = -torch.expm1(k * torch.log1p(-beta)) / beta
+    return torch.where(beta > TINY, c, float(k))
 
-    rho = (1 - (1 - beta)^k) / beta, beta = sum min(q, p / rho); Sun et al. 2023 (SpecTr), Algorithm 2 and Theorem 2.
-    Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
-    Accepts with 1 - (1 - beta)^k, at least 1 - 1/e of the optimum. O(v) a Newton step, about ten of them, and O(v + k)
-    for the row. One draw: the standard rule.
+
+def solve_rho(p: Float[Tensor, "*rows v"], q: Float[Tensor, "*rows v"], k: int) -> Float[Tensor, "*rows"]:
+    """Return rho* by bisection, from above; p and q in float64 and normalised. O(v) per halving."""
+    low = torch.ones_like(p[..., 0])
+    high = torch.full_like(low, k)
+    high = torch.where(first_pass(_beta(p, q, low), k) <= 1, low, high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = first_pass(_beta(p, q, middle), k) <= middle
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high
+
+
+def _beta(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:
+    return torch.minimum(q, p / rho[..., None]).sum(-1).clamp(max=1)
+
+
+def kseq_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> None:
+    """Turn p into the row, in place, with Newton steps in place of `solve_rho`'s bisection.
+
+    The root of f(rho) = rho - c(beta(rho)) is kept between `low` and `high`. With n(rho) = sum of p where p < rho q,
+    d beta / d rho = -n / rho^2 and dc / d beta = (k (1 - beta)^(k-1) - c) / beta.
+
+    p: target probabilities [v], float32 or float64, of any sum
+    q: draft probabilities [v], of p's dtype and any sum
+    draws: tokens in draw order [k], int64, k > 0
     """
-
-    name: str = "kseq"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        assert siblings.q is not None
-        row = fast_row(p, siblings.q, siblings.draws)
-        return plain_row(p, siblings.q, siblings.draws) if row is None else row
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """1 - E[(1 - beta)^N], beta at the rho of each N."""
-        counts = law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
-        accepted = torch.zeros_like(p[:, 0])
-        for n, count in enumerate(counts):
-            if n > 0 and count > 0:
-                beta = _beta(p, q, solve_rho(p, q, n))
-                accepted -= count * torch.expm1(n * torch.log1p(-beta))
-        return accepted
+    v, k = p.shape[0], draws.shape[0]
+    p_sum, q_sum = 0.0, 0.0
+    for i in range(v):
+        p_sum += np.float64(p[i])
+        q_sum += np.float64(q[i])
+    low, high, rho = 1.0, float(k), 1.0
+    share, c = 0.0, 0.0
+    for step in range(60):
+        share = q_sum / (p_sum * rho)  # p / (rho q) = share * (raw p / raw q)
+        mass, capped = 0.0, 0.0
+        for i in range(v):
+            b, draft = np.float64(p[i]) * share, np.float64(q[i])
+            mass += min(b, draft)
+            capped += b if b < draft else 0.0
+        beta = min(mass / q_sum, 1.0)
+        inside = TINY < beta < 1.0
+        c = -math.expm1(k * math.log1p(-beta)) / beta if inside else (1.0 if beta >= 1.0 else float(k))
+        f = rho - c
+        if abs(f) <= 4e-16 * rho or (step == 0 and f >= 0.0):
+            break
+        if f < 0.0:
+            low = rho
+        else:
+            high = rho
+        slope = 1.0 + (k * (1.0 - beta) ** (k - 1) - c) / beta * capped / (q_sum * rho) if inside else 1.0
+        newton = rho - f / slope if slope > 0.0 else low
+        following = newton if low < newton < high else 0.5 * (low + high)
+        if not low < following < high or step == 59:
+            break
+        rho = following
+    c = min(c, rho)
+    accepted = np.zeros(k)
+    reach = 1.0
+    for j in range(k):
+        x = draws[j]
+        draft = np.float64(q[x])
+        accept = min(np.float64(p[x]) * share / draft, 1.0) if draft > TINY else 0.0
+        accepted[j] = reach * accept
+        reach -= accepted[j]
+    total = 0.0
+    for i in range(v):
+        b = min(np.float64(p[i]) * share, np.float64(q[i])) / q_sum
+        total += max(np.float64(p[i]) / p_sum - c * b, 0.0)
+    scale = reach / total if total > TINY else 0.0
+    if total <= TINY:
+        c, scale = 0.0, reach
+    for i in range(v):
+        b = min(np.float64(p[i]) * share, np.float64(q[i])) / q_sum
+        p[i] = max(np.float64(p[i]) / p_sum - c * b, 0.0) * scale
+    for j in range(k):
+        p[draws[j]] += accepted[j]

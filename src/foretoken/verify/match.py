@@ -29,7 +29,7 @@ class ExactMatch:
         return p
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """sum over x of p(x) P(x among the draws); for opaque children the p of the k best tokens of q."""
+        """Return sum over x of p(x) P(x among the draws); for opaque children the p of the k best tokens of q."""
         if isinstance(law, IID):
             return (p * law.hit(q)).sum(-1)
         if isinstance(law, Hub | Opaque):

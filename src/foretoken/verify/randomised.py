@@ -1,10 +1,13 @@
-"""Randomised Drafting (paper 002, Algorithm 2): a draft is made with probability a only, and so tested less strictly.
+"""Randomised Drafting: a draft token is made with probability a only, and so is tested less strictly.
 
-    a draft x ~ q      accept it with probability min(1, p(x) / (a q(x))), else draw from norm((p - a q)+)
-    no draft           draw from norm((p - a q)+)
+    a draft token x ~ q    accept it with probability min(1, p(x) / (a q(x))), else draw from norm((p - a q)+)
+    no draft token         draw from norm((p - a q)+)
 
-Token x is emitted as a draft with probability a q(x) min(1, p(x) / (a q(x))) = min(p(x), a q(x)), which leaves
+Token x is emitted as a draft token with probability a q(x) min(1, p(x) / (a q(x))) = min(p(x), a q(x)), which leaves
 1 - sum min(p, a q) = sum (p - a q)+ for the residual: together p(x). It is `transport` for N ~ Bernoulli(a), in O(v).
+
+Source: Toner et al. 2025, Higher Acceptance Rates for Speculative Decoding with Randomised Drafting, ICML workshop
+TTODLer-FM, openreview.net/forum?id=W6K2g3XJze, Algorithm 2, and equation 2 for the residual.
 """
 
 from dataclasses import dataclass
@@ -20,10 +23,9 @@ from foretoken.core.verifier import LawFamily
 
 @dataclass(frozen=True)
 class Randomised:
-    """Accept x with probability min(1, p(x) / (a q(x))), else, or without a draft, draw from norm((p - a q)+).
+    """Accept x with probability min(1, p(x) / (a q(x))), else, or without a draft token, draw from norm((p - a q)+).
 
-    Paper 002, Algorithm 2, and equation 2 for the residual. Law: one draw from q with probability a, else none; a = 1
-    is the standard rule. O(v).
+    Law: one draw from q with probability a, else none; a = 1 is the standard rule. O(v).
     """
 
     name: str = "randomised"
@@ -50,13 +52,13 @@ class Randomised:
         return row.to(p.dtype)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """sum min(p, a q): the probability that a draft is made and accepted (a times the rate of Lemma 4.1)."""
+        """Return sum min(p, a q), P(a draft token is made and accepted), which is a times the rate of Lemma 4.1."""
         assert isinstance(law, IID)
         return torch.minimum(p, draft_probability(law) * q).sum(1)
 
 
 def draft_probability(law: IID) -> float:
-    """a = P(N = 1)."""
+    """Return a = P(N = 1)."""
     if law.counts is not None:
         return law.counts[1] if law.k else 0.0
     return float(law.k)

@@ -1,6 +1,6 @@
 """Rejection rules, single-draft (Leviathan/Chen) and recursive, with i.i.d. draws (RRS) or without replacement (RRSw).
 
-All three are one recursion over the draws, paper 000 (MDSD), Algorithm 1. With p_1 = p, q_1 = q, at draw x_j
+All three are one recursion over the draws. With p_1 = p, q_1 = q, at draw x_j
 
     accept x_j with probability   a_j = min(1, p_j(x_j) / q_j(x_j))
     else go on with               p_{j+1} = norm((p_j - q_j)+)
@@ -12,25 +12,131 @@ and when no draw is left the token comes from p_{k+1}. The row is the law of tha
 
 Why it is exact: given that draws 1..j-1 were rejected, x_j has law q_j, so accepting it and falling back on p_{j+1}
 together give p_j; by induction from the last draw to the first the sum is p_1 = p.
+
+The compiled loop and the acceptance rest on one identity: p_j is proportional to (p - c_j q)+ for a number c_j, since
+with Z_j = sum (p - c_j q)+ and L_j the mass of q that is still to be drawn,
+
+    (p_j - q_j)+  =  ((p - c_j q)+ / Z_j  -  q / L_j)+  ∝  (p - (c_j + Z_j / L_j) q)+
+
+So c_1 = 0, c_{j+1} = c_j + Z_j / L_j, draw j is rejected, given the draws that were rejected before it, with
+probability Z_{j+1} / Z_j, and a draw costs one read of p and q, without a residual vector that is written.
+
+Source: Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithm 1 (black lines: RRS; with the red lines: RRSw).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.compiled import compiled
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement, on_cpu
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.rejection_acceptance import rrs_acceptance, rrsw_acceptance
-from foretoken.verify.rejection_fast import TINY, fast_row
+
+TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
+MOST_STATES = 10_000_000  # of rrsw_acceptance
+
+
+@dataclass(frozen=True)
+class Standard:
+    """Accept x with probability min(1, p(x)/q(x)), else draw from norm((p - q)+).
+
+    Law: one draw from q. Optimal for it: accepts with probability sum min(p, q). O(v).
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; Chen et al. 2023, arXiv:2302.01318, Algorithm 2.
+    """
+
+    name: str = "standard"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        assert siblings.q is not None
+        return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return sum min(p, q), if there is a draw."""
+        return rrs_acceptance(p, q, law)
+
+
+@dataclass(frozen=True)
+class RRS:
+    """Recursive rejection sampling: each draw in turn against the residual of those before it.
+
+    Law: k i.i.d. draws. O(k v).
+    """
+
+    name: str = "rrs"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID) or is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        assert siblings.q is not None
+        return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return 1 - Z_{k+1}, where c_{j+1} = c_j + Z_j, in O(k v)."""
+        return rrs_acceptance(p, q, law)
+
+
+@dataclass(frozen=True)
+class RRSw:
+    """Recursive rejection sampling for draws without replacement: q, too, loses each rejected draw.
+
+    Law: successive sampling of k tokens; k i.i.d. draws as well, since the recursion passes over a repeated draw (q_j
+    is 0 there), and the distinct tokens among i.i.d. draws, in order of their first draw, are successive samples whose
+    number is independent of the next one. O(k v).
+    """
+
+    name: str = "rrsw"
+    laws: tuple[LawFamily, ...] = (WithoutReplacement, IID)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID | WithoutReplacement) or is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        assert siblings.q is not None
+        return recursive_row(p, siblings.q, siblings.draws, without_replacement=True)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Sum over the sequences of rejected draws but the last: O(v^(k-1)) of them, which limits k and v."""
+        return rrsw_acceptance(p, q, law)
+
+
+def is_single(law: Law) -> bool:
+    """Whether there is one draw from q at most, under whatever law."""
+    return isinstance(law, IID | WithoutReplacement | Hub) and law.k <= 1
+
+
+def loops_take(p: Tensor, q: Tensor) -> bool:
+    """Whether the compiled loops of the rules take these rows."""
+    return on_cpu(p) and on_cpu(q) and p.dtype == q.dtype
+
+
+def recursive_row(
+    p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], without_replacement: bool
+) -> Float[Tensor, " v"]:
+    """Return the row above, of p's dtype, by the compiled loop where it takes these tensors."""
+    if not loops_take(p, q):
+        return plain_row(p, q, draws, without_replacement)
+    row = p.detach().numpy().copy()  # numpy copies on this thread; torch would wake its pool for it
+    rest = q.detach().numpy().copy() if without_replacement else np.ascontiguousarray(q.detach().numpy())
+    compiled(rejection_loop, reorder_sums=True)(row, rest, np.array(draws, dtype=np.int64), without_replacement)
+    return torch.from_numpy(row)
 
 
 def plain_row(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], without_replacement: bool
 ) -> Float[Tensor, " v"]:
-    """The row above, in float64 inside, on any device and without a host synchronisation. O(k v)."""
+    """`recursive_row` by torch, in float64 inside, on any device and without a host synchronisation. O(k v)."""
     left, draft = p.double(), q.double()
     left = left / left.sum()
     row = torch.zeros_like(left)
@@ -52,83 +158,140 @@ def plain_row(
     return (row + reach * left).to(p.dtype)
 
 
-def recursive_row(
-    p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], without_replacement: bool
-) -> Float[Tensor, " v"]:
-    """`plain_row`, by the compiled loop where there is one for these tensors."""
-    row = fast_row(p, q, draws, without_replacement)
-    return plain_row(p, q, draws, without_replacement) if row is None else row
+def rejection_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacement: bool) -> None:
+    """Turn p into the row, in place.
 
-
-@dataclass(frozen=True)
-class Standard:
-    """Accept x with probability min(1, p(x)/q(x)), else draw from norm((p - q)+).
-
-    Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2. Law: one draw from q. Optimal for it:
-    accepts with probability sum min(p, q). O(v).
+    p: target probabilities [v], float32 or float64, of any sum
+    q: draft probabilities [v], of p's dtype and any sum; loses what was drawn if `without_replacement`
+    draws: tokens in draw order [k], int64
     """
+    left, mass = 0.0, 0.0  # Z_j and L_j
+    for i in range(p.shape[0]):
+        left += np.float64(p[i])
+        mass += np.float64(q[i])
+    accepted = np.zeros(draws.shape[0])
+    reach = 1.0  # probability that every draw so far was rejected
+    c = 0.0
+    for j in range(draws.shape[0]):
+        x = draws[j]
+        p_x, q_x = np.float64(p[x]), np.float64(q[x])
+        if mass <= TINY or q_x <= 0.0:
+            continue
+        p_j, q_j = max(p_x - c * q_x, 0.0) / left, q_x / mass
+        if p_j >= q_j:  # accepted for certain: what follows is never reached
+            accepted[j] = reach
+            reach = 0.0
+            break
+        accepted[j] = reach * (p_j / q_j)
+        reach -= accepted[j]
+        c_next = c + left / mass
+        if without_replacement:
+            p[x] = q[x] = 0.0  # its residual is 0 for good, since p_j < q_j
+        left_next, mass = 0.0, 0.0
+        for i in range(p.shape[0]):
+            left_next += max(np.float64(p[i]) - c_next * np.float64(q[i]), 0.0)
+            mass += np.float64(q[i])
+        if left_next <= TINY:  # p == q up to rounding: go back to p_j
+            if without_replacement:
+                p[x], q[x] = p_x, q_x
+            break
+        left, c = left_next, c_next
+    scale = reach / left
+    for i in range(p.shape[0]):
+        p[i] = max(np.float64(p[i]) - c * np.float64(q[i]), 0.0) * scale
+    for j in range(draws.shape[0]):
+        p[draws[j]] += accepted[j]
 
-    name: str = "standard"
-    laws: tuple[LawFamily, ...] = (IID,)
 
-    def accepts(self, law: Law) -> bool:
-        return is_single(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        assert siblings.q is not None
-        return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """sum min(p, q), if there is a draw."""
-        return rrs_acceptance(p, q, law)
+def count_chances(law: Law) -> tuple[float, ...]:
+    """Return P(N = 0), ..., P(N = k) of the number N of draws."""
+    return law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
 
 
-@dataclass(frozen=True)
-class RRS:
-    """Recursive rejection sampling: each draw in turn against the residual of those before it.
+def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+    """Return 1 - E[Z_{N+1}], since every L_j is 1."""
+    c, z = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
+    counts = count_chances(law)
+    rejected = counts[0] * z
+    for count in counts[1:]:
+        c = c + z
+        z = (p - c * q).clamp(min=0).sum(-1, keepdim=True)
+        rejected = rejected + count * z
+    return 1 - rejected[:, 0]
 
-    Paper 000, Algorithm 1 (black lines). Law: k i.i.d. draws. O(k v).
+
+def rrsw_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+    """Return 1 - P(all draws are rejected), a sum over the sequences of rejected tokens; row by row.
+
+    Raises ForetokenError where there are more than MOST_STATES of them.
     """
-
-    name: str = "rrs"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        assert siblings.q is not None
-        return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """1 - Z_{k+1} with c_1 = 0, Z_j = sum (p - c_j q)+, c_{j+1} = c_j + Z_j. O(k v)."""
-        return rrs_acceptance(p, q, law)
+    counts, repeats = torch.tensor(count_chances(law), dtype=p.dtype, device=p.device), isinstance(law, IID)
+    return torch.stack([1 - _all_rejected(p_row, q_row, counts, repeats) for p_row, q_row in zip(p, q, strict=True)])
 
 
-@dataclass(frozen=True)
-class RRSw:
-    """Recursive rejection sampling for draws without replacement: q, too, loses each rejected draw.
+def _all_rejected(
+    p: Float[Tensor, " v"], q: Float[Tensor, " v"], counts: Float[Tensor, " n"], repeats: bool
+) -> Float[Tensor, ""]:
+    """Return P(all draws are rejected).
 
-    Paper 000, Algorithm 1 (with the red lines). Law: successive sampling of k tokens; k i.i.d. draws as well, since
-    the recursion passes over a repeated draw (q_j is 0 there), and the distinct tokens among i.i.d. draws, in order
-    of their first draw, are successive samples whose number tells nothing of the next one. O(k v).
+    A state s is a sequence of rejected tokens; weight[s, r] = P(it comes about with r draws to go).
+    counts: P(N = 0) .. P(N = k)
+    repeats: whether a draw may be a token of the sequence, which the rule passes over
     """
+    residual = _residual(p, q)
+    left, mass = q[None], q.new_ones(1)  # q of the tokens not drawn yet, and its sum
+    c, z, weight = q.new_zeros(1), q.new_ones(1), counts[None].clone()
+    rejected = q.new_zeros(())
+    while True:
+        fresh = torch.where(mass[:, None] > 0, weight, 0.0)  # what goes on to a token that is not in the sequence
+        if repeats:
+            for r in range(weight.shape[1] - 1, 0, -1):
+                fresh[:, r] = weight[:, r] * mass
+                weight[:, r - 1] += weight[:, r] - fresh[:, r]
+        else:
+            weight[:, 0] += (weight - fresh)[:, 1:].sum(-1)  # nothing is left to draw
+        rejected = rejected + weight[:, 0].sum()
+        fresh = fresh[:, 1:]
+        going = fresh.sum(-1) > 0
+        mass, c, z, fresh = (x[going] for x in (mass, c, z, fresh))
+        if len(fresh) == 0:
+            return rejected
+        c_next = c + z / mass
+        z_next = torch.minimum(residual(c_next), z)
+        if fresh.shape[1] == 1:
+            return rejected + (fresh[:, 0] * z_next / z).sum()
+        left = left[going]
+        share = left / mass[:, None] - (p - c[:, None] * q).clamp(min=0) / z[:, None]  # q_j - p_j
+        state, token = torch.nonzero((share > 0) & (left > 0) & (z_next > 0)[:, None], as_tuple=True)
+        if len(state) * (len(q) if fresh.shape[1] > 2 else 1) > MOST_STATES:
+            raise ForetokenError(
+                f"The acceptance of rrsw with {len(counts) - 1} draws over {int((q > 0).sum())} tokens is too long a "
+                "sum: take fewer draws, or cut q by top-k."
+            )
+        weight = fresh[state] * share[state, token, None]
+        mass = _others(left)[state, token].clamp(max=1)
+        c, z = c_next[state], z_next[state]
+        if fresh.shape[1] > 2:
+            left = left[state].scatter(1, token[:, None], 0.0)
 
-    name: str = "rrsw"
-    laws: tuple[LawFamily, ...] = (WithoutReplacement, IID)
 
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | WithoutReplacement) or is_single(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        assert siblings.q is not None
-        return recursive_row(p, siblings.q, siblings.draws, without_replacement=True)
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """A sum over the sequences of rejected draws but the last: O(v^(k-1)) of them, which limits k and v."""
-        return rrsw_acceptance(p, q, law)
+def _others(left: Float[Tensor, "s v"]) -> Float[Tensor, "s v"]:
+    """Sum each row without each of its entries, and without cancellation."""
+    none = torch.zeros_like(left[:, :1])
+    before = torch.cat([none, left.cumsum(1)[:, :-1]], 1)
+    after = torch.cat([left.flip(1).cumsum(1).flip(1)[:, 1:], none], 1)
+    return before + after
 
 
-def is_single(law: Law) -> bool:
-    """One draw is one draw from q under each of these laws."""
-    return isinstance(law, IID | WithoutReplacement | Hub) and law.k <= 1
+def _residual(p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> Callable[[Tensor], Tensor]:
+    """Return the function c -> sum (p - c q)+, by one sort and a look-up."""
+    ratio, order = torch.where(q > 0, p / q, torch.inf).sort()
+    none = p.new_zeros(1)
+    p_from = torch.cat([p[order].flip(0).cumsum(0).flip(0), none])
+    q_from = torch.cat([q[order].flip(0).cumsum(0).flip(0), none])
+
+    def at(c: Tensor) -> Tensor:
+        i = torch.searchsorted(ratio, c, right=True)
+        return (p_from[i] - c * q_from[i]).clamp(min=0)
+
+    return at

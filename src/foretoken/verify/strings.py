@@ -1,15 +1,18 @@
-"""String rejection, the rule of SLRS (paper 001, Algorithm 3): the standard rule with probabilities asked one by one.
+"""String rejection, the rule of SLRS: the standard rule with draft probabilities that are computed one by one.
 
-    accept the drafted t with probability   min(1, p(t) / psi(t))
-    else draw from                          norm((p - psi)+)
+    accept the draft token t with probability   min(1, p(t) / psi(t))
+    else draw from                              norm((p - psi)+)
 
-psi(t) is the exact probability that a draft's first target token is t, and its vector is not known. The residual is
-drawn by rejection from p instead: draw t with weight w(t), at first p(t); keep it with probability (p(t) - psi(t))+ /
-w(t), else lower w(t) to (p(t) - psi(t))+ and draw again. Given that a draw is kept its law is the residual whatever w,
-since w(t) times the chance to be kept is (p(t) - psi(t))+; and no token is asked for twice.
+psi(t) is the exact probability that the first target token of a drafted string is t, and its vector is not known. The
+residual is drawn by rejection from p instead: draw t with weight w(t), at first p(t); keep it with probability
+(p(t) - psi(t))+ / w(t), else lower w(t) to (p(t) - psi(t))+ and draw again. Given that a draw is kept its law is the
+residual whatever w, since w(t) times the chance to be kept is (p(t) - psi(t))+; and no psi is computed twice.
 
 Expected number of new psi at a node: P(rejected) / P(a draw from p is kept) = 1 at most, since both are the mass of
 (p - psi)+ (where psi sums to 1, and without lowering w).
+
+Source: Timor et al. 2025, Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
+Vocabularies, arXiv:2502.05202, Algorithm 3 and Theorem 3.2.
 """
 
 from dataclasses import dataclass
@@ -23,16 +26,15 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import Probabilities, draw
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY
 
 
 @dataclass(frozen=True)
 class StringRejection:
     """The standard rule for a drafter that prices its own draw token by token (`PricedSiblings`).
 
-    Paper 001, Algorithm 3 and Theorem 3.2; proof in docs/vocabularies.md. Law: opaque; children without a price are
-    matched exactly, row = p. Accepts with probability sum min(p, psi). Cost: psi of the drafted token, and of one more
-    at most on average; O(v) a draw.
+    Proof: docs/vocabularies.md. Law: opaque; children without a price are matched exactly, row = p. Accepts with
+    probability sum min(p, psi). Cost: psi of the draft token, and of one more at most on average; O(v) per draw.
     """
 
     name: str = "string-rejection"
@@ -45,7 +47,7 @@ class StringRejection:
         return p
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
-        """The accepted path and the token after it, as core.walk."""
+        """Return the accepted path and the token after it, as core.walk."""
         path = [0]
         while True:
             siblings = tree.siblings[path[-1]]
@@ -61,7 +63,7 @@ class StringRejection:
 
 
 def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: torch.Generator) -> int:
-    """The token after one node: the drafted one, or one from the residual."""
+    """Draw the token after one node: the draft token, or one from the residual."""
     left = p.double() / p.double().sum()
     known = set(siblings.draws)
     for token in siblings.draws:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.core.laws import Law
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY
 from foretoken.verify.transport.lp import best_flow
 from foretoken.verify.transport.plan import SetSolver, feasible
 from foretoken.verify.transport.sets import DrawSets, draw_sets

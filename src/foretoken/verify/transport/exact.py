@@ -28,8 +28,8 @@ from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
-from foretoken.verify.optimum import iid_optimum
 from foretoken.verify.rejection import is_single
 from foretoken.verify.transport.exact_fast import fast_row
 from foretoken.verify.transport.groups import Grouping, by_ratio

@@ -27,7 +27,7 @@ from torch import Tensor
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY
 from foretoken.verify.transport.plan import Rows, Solver, over_sets
 from foretoken.verify.transport.sets import draw_sets, iid_probability
 

@@ -15,7 +15,7 @@ from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.rejection_fast import TINY
+from foretoken.verify.rejection import TINY
 from foretoken.verify.transport.sets import DrawSets
 
 
