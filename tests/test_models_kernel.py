@@ -13,16 +13,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from foretoken.core.vectors import LANES, softmax_row
-from foretoken.models import attention, panels
+from foretoken.kernel import attention
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.memory import Arena
+from foretoken.kernel.product import times
+from foretoken.kernel.simd import gate_row, softmax_row
+from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
+from foretoken.kernel.tile import nearest
+from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
-from foretoken.models.panels import DOTTED, HALVED, WHOLE, PanelLinear, pack
-from foretoken.models.product import times
-from foretoken.models.row_loops import gate_row
+from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
-from foretoken.models.shelf import Shelf
-from foretoken.models.tile import machine_code, nearest
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
 from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
 
@@ -43,7 +45,7 @@ def linear(out: int, k: int, form: int) -> PanelLinear:
         plain.weight = nn.Parameter(plain.weight.detach().bfloat16().float())
     if form == DOTTED:
         plain = nn.Module.to(plain, torch.bfloat16)
-    made = PanelLinear(plain, Shelf())
+    made = PanelLinear(plain, Arena())
     assert made.form == (WHOLE if form == HALVED and k % 2 else form)
     made.dense = plain.weight.detach().double()
     return made
@@ -89,7 +91,7 @@ def test_threads_give_the_same_bits(form: int) -> None:
 
 
 def test_softmax_rows() -> None:
-    run = machine_code(_softmax_two)
+    run = compiled(_softmax_two, fuse=True)
     torch.manual_seed(0)
     x = torch.randn(2, 48) * 30
     x[1, 5:] = -math.inf
@@ -137,7 +139,7 @@ def test_gate() -> None:
     y, bias = torch.randn(96) * 20, torch.randn(96)
     y[:3] = torch.tensor([-1000.0, 1000.0, 0.0])
     out = np.empty(48, np.float32)
-    machine_code(_gate)(y.numpy(), bias.numpy(), 48, out)
+    compiled(_gate, fuse=True)(y.numpy(), bias.numpy(), 48, out)
     a, b = (y + bias).double().split(48)
     torch.testing.assert_close(torch.from_numpy(out), (a.sigmoid() * a * b).float(), rtol=3e-6, atol=1e-30)
 
@@ -332,7 +334,7 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.models import product, tile
+    from foretoken.kernel import product, tile
 
     def wrong(x: Any, x_row: int, k: int, m: int, w: int, form: int, y: Any, *rest: Any) -> None:
         right(x, x_row, k, m, w, form, y, *rest)
@@ -347,7 +349,10 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
 
 def test_the_product_on_a_processor_without_wide_registers() -> None:
     """As other machines have it: numba is told to compile for no more than every one can do."""
-    code = "from foretoken.models import tile, panels; assert not tile.WIDE and not tile.DOTS; assert panels._works()"
+    code = (
+        "from foretoken.kernel import tile; from foretoken.models import panels; "
+        "assert not tile.WIDE and not tile.DOTS; assert panels._works()"
+    )
     settings = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     subprocess.run([sys.executable, "-c", code], env=settings, check=True)
 
@@ -358,11 +363,3 @@ def test_pack_keeps_a_tied_embedding() -> None:
     pack(model)
     assert isinstance(model.lm_head, PanelLinear)
     assert model.model.embed_tokens.weight is embedding
-
-
-def test_columns_agree() -> None:
-    from foretoken.models import kernel_layers as module
-    from foretoken.models import product, tile
-
-    assert panels.COLUMNS == product.PANEL
-    assert module.LANES == tile.LANES

@@ -12,7 +12,6 @@ from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
 from foretoken.core import draw_each as draw_each_module
 from foretoken.core.budgeted import laws_within
-from foretoken.core.compiled import compiled
 from foretoken.core.draw_each import draw_each
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
@@ -20,6 +19,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import Approximate, LawFamily
+from foretoken.kernel.compile import compiled
 from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Node
 from foretoken.trees.budget_fast import share_loop, spend_loop
 from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, STEP, STEPS, WIDE, Forecast, Gain

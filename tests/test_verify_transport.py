@@ -12,10 +12,10 @@ from torch import Tensor
 
 import foretoken
 from foretoken.audit import enumerate as exact
-from foretoken.core.compiled import compiled
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, outcomes
 from foretoken.core.tree import Siblings
+from foretoken.kernel.compile import compiled
 from foretoken.verify import VERIFIERS
 from foretoken.verify.transport import grouped
 from foretoken.verify.transport.exact import Transport, draw_counts

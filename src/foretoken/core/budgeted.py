@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.shapes import Float
+from foretoken.kernel.compile import compiled
 
 MOST = 64  # draws at one node: where q is nearly one-hot no number of draws reaches the budget
 ROUNDING = 1e-12

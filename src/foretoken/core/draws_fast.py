@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
-
-NONE = -1  # stands in a row of draws where the law had nothing left to draw
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.sizes import NONE
 
 
 def on_cpu(weights: Tensor) -> bool:
@@ -16,7 +15,7 @@ def on_cpu(weights: Tensor) -> bool:
 
 def fast_draws(weights: Tensor, u: Tensor, replace: bool) -> Tensor:
     """[m, k] tokens for float64 uniforms u [m, k]; without replacement, NONE where nothing is left."""
-    from foretoken.core.draw_loops import draw_loop
+    from foretoken.kernel.draws import draw_loop
 
     # A copy is scratch for the zeros that stand for tokens already drawn.
     rows = weights.detach().numpy()
@@ -27,7 +26,7 @@ def fast_draws(weights: Tensor, u: Tensor, replace: bool) -> Tensor:
 
 def fast_likeliest(scores: Tensor, k: int) -> Tensor:
     """[m, k] tokens with the largest scores, of equals the first; NONE where nothing above -inf is left."""
-    from foretoken.core.draw_loops import likeliest_loop
+    from foretoken.kernel.draws import likeliest_loop
 
     draws = np.full((len(scores), k), NONE, np.int64)
     if k:
@@ -37,7 +36,7 @@ def fast_likeliest(scores: Tensor, k: int) -> Tensor:
 
 def fast_hub_draws(weights: Tensor, u: Tensor) -> Tensor:
     """[m, k] tokens of the hub law for float64 uniforms u [m, k]; NONE where nothing is left."""
-    from foretoken.core.draw_loops import hub_loop
+    from foretoken.kernel.draws import hub_loop
 
     draws = np.empty(u.shape, np.int64)
     compiled(hub_loop)(weights.detach().numpy().copy(), u.numpy(), draws)

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
+from foretoken.kernel.sizes import ALL
 
 SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
 TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
@@ -57,11 +57,11 @@ def tempered(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, 
 
 def fast_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
     """`plain_softmax` of float32 rows in CPU memory, up to rounding, with probabilities below 1e-38 as 0."""
-    from foretoken.core.softmax_loop import softmax_loop
+    from foretoken.kernel.softmax import softmax
 
     p = np.empty(scores.shape, np.float32)
     rows = np.ascontiguousarray(scores.detach().numpy())
-    if not compiled(softmax_loop)(rows, inverse(temperature), p):
+    if not softmax(rows, inverse(temperature), ALL, p):
         raise NotFiniteError("NaN or infinite logits")
     return torch.from_numpy(p)
 

@@ -4,14 +4,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import TINY, inverse, softmax, tempered
 
 NEGATIVE_INFINITY = float("-inf")
 Truncation = tuple[int, float, float]  # top_k, top_p, min_p
-ALL: Truncation = (0, 1.0, 0.0)
 
 
 def truncated_softmax(
@@ -52,9 +50,9 @@ def fast_truncated_softmax(
 ) -> Float[Tensor, "m v"]:
     """The same of float32 rows in CPU memory without sorting them: up to rounding, which may also decide about the
     token at the cut."""
-    from foretoken.core.truncated_loop import truncated_softmax_loop
+    from foretoken.kernel.softmax import softmax
 
     rows, p = np.ascontiguousarray(scores.detach().numpy()), np.empty(scores.shape, np.float32)
-    if not compiled(truncated_softmax_loop)(rows, inverse(temperature), top_k, float(top_p), float(min_p), p):
+    if not softmax(rows, inverse(temperature), (top_k, float(top_p), float(min_p)), p):
         raise NotFiniteError("NaN or infinite logits")
     return torch.from_numpy(p)

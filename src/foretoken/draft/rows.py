@@ -7,7 +7,8 @@ from torch import Tensor
 
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import ALL, Truncation
+from foretoken.core.truncated import Truncation
+from foretoken.kernel.sizes import ALL
 
 
 @runtime_checkable

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import ALL, Truncation
+from foretoken.core.truncated import Truncation
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
-from foretoken.models.kernel_layers import LANES, KernelLayers, KernelSlots, array, bias_of, chain_outputs, table_of
+from foretoken.kernel.sizes import ALL, LANES
+from foretoken.models.kernel_layers import KernelLayers, KernelSlots, array, bias_of, chain_outputs, table_of
 from foretoken.models.panels import PanelLinear, use_threads
 
 if TYPE_CHECKING:
-    from foretoken.heads.kernel_chain import Entry, Exit
+    from foretoken.kernel.heads import Entry, Exit
 
 NEVER = 2**62  # levels after which an EAGLE head would turn to MLPs
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
@@ -59,7 +60,7 @@ class EagleSlots(KernelSlots):
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
         """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
-        from foretoken.heads.kernel_chain import enter, leave
+        from foretoken.kernel.heads import enter, leave
 
         k, shape = self.layers, states.shape
         of_tokens, before = (y.float().reshape(-1, shape[-1]).contiguous().numpy() for y in (embedded, states))
@@ -72,7 +73,7 @@ class EagleSlots(KernelSlots):
 
     def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Over the head's own vocabulary, from states that `step` gave."""
-        from foretoken.heads.kernel_chain import scores
+        from foretoken.kernel.heads import scores
 
         k = self.layers
         if k.exit is None:
@@ -84,7 +85,7 @@ class EagleSlots(KernelSlots):
 
     def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
         """`Gumiho.parallel`."""
-        from foretoken.heads.kernel_chain import parallel
+        from foretoken.kernel.heads import parallel
 
         n, d = first.shape
         out = np.empty((n, len(self.layers.mlps[0]), d), np.float32)
@@ -101,7 +102,7 @@ class EagleSlots(KernelSlots):
     ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
-        from foretoken.heads.kernel_chain import draft_head_chain
+        from foretoken.kernel.heads import draft_head_chain
 
         k, levels, m = self.layers, len(u), len(read)
         assert k.embedding is not None
@@ -135,7 +136,7 @@ def _layers(head: Eagle | Eagle3) -> list[Any]:
 
 
 def _entry(head: Eagle | Eagle3) -> "Entry":
-    from foretoken.heads.kernel_chain import Entry
+    from foretoken.kernel.heads import Entry
 
     d, eps = head.shape.hidden, np.float32(head.shape.eps)
     if isinstance(head, Eagle):
@@ -147,7 +148,7 @@ def _entry(head: Eagle | Eagle3) -> "Entry":
 
 
 def _exit(head: Eagle | Eagle3) -> "Exit | None":
-    from foretoken.heads.kernel_chain import Exit
+    from foretoken.kernel.heads import Exit
 
     eps, target = np.float32(head.shape.eps), head.target
     if isinstance(head, Eagle3):

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import ALL, Truncation
+from foretoken.core.truncated import Truncation
 from foretoken.heads.kernel import EagleKernel, EagleSlots
 from foretoken.heads.layer import cached
 from foretoken.heads.rows import HeadRow, HeadRows
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.heads.slots import CHUNK, HeadSlots, on_device, slot_cache
+from foretoken.kernel.sizes import ALL
 
 SerialHead = Eagle | Gumiho | Eagle3
 

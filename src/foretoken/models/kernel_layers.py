@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from foretoken.core.softmax import inverse
+from foretoken.kernel.memory import Arena
+from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES
 from foretoken.models.features import FeatureStore
 from foretoken.models.growing_tree import causal_mask
-from foretoken.models.panels import COLUMNS, DOTTED, PanelLinear, use_threads
-from foretoken.models.shelf import Shelf
-
-LANES = 16  # tile.LANES
+from foretoken.models.panels import PanelLinear, use_threads
 
 # The cosines and sines [n, dim] of the first n positions.
 Angles = Callable[[int], tuple[Tensor, Tensor]]
@@ -75,10 +74,10 @@ class KernelSlots:
     def __init__(self, layers: KernelLayers, batch: int, slots: int) -> None:
         self.layers = layers
         count, panels = len(layers.addresses), slots // COLUMNS + 1  # one slot takes the writes of padding
-        shelf, per_word = Shelf(), 2 if layers.paired else 1
+        arena, per_word = Arena(), 2 if layers.paired else 1
         shape = count, batch, layers.key_heads
-        self.keys = shelf.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
-        self.values = shelf.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
+        self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
+        self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
         # [.., slots / per_word, dim, per_word]: a slot's values by themselves
         numbers = self.values.view(np.uint16 if layers.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
@@ -105,7 +104,7 @@ class KernelSlots:
         """x [batch * n, d], of the nodes whose slots were aimed at, through every layer, in place. positions: of each,
         in one axis. What enters the layers that `features` wants is kept there. fed [batch * n, w]: what attention
         reads in a layer without a norm before it; x by default."""
-        from foretoken.models.kernel import forward
+        from foretoken.kernel.forward import forward
 
         k, wanted = self.layers, NO_LAYERS if features is None else features.inputs
         states = np.empty((len(wanted), *x.shape), np.float32)

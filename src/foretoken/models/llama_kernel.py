@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import ALL, Truncation
+from foretoken.core.truncated import Truncation
+from foretoken.kernel.sizes import ALL, LANES
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.kernel_layers import (
-    LANES,
     NO_LAYERS,
     KernelLayers,
     KernelSlots,
@@ -72,7 +72,7 @@ class KernelRows(KernelSlots):
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
         """Logits of the nodes whose slots were aimed at; the last layer's states where head is False."""
-        from foretoken.models import kernel as loops
+        from foretoken.kernel.forward import head as scores
 
         k, eps = self.kernel, self.layers.eps
         b, n = len(ids), len(ids[0])
@@ -82,12 +82,12 @@ class KernelRows(KernelSlots):
         if not head:
             return torch.from_numpy(x).view(b, n, -1)
         y = np.empty((b * n, k.head.out_features), np.float32)
-        loops.head(x, k.norm, eps, k.head_address, k.head.form, k.head_bias, y, use_threads())
+        scores(x, k.norm, eps, k.head_address, k.head.form, k.head_bias, y, use_threads())
         return torch.from_numpy(y.reshape(b, n, -1))
 
     def _remember_last(self, features: FeatureStore | None, x: np.ndarray) -> None:
         """Keep the states x [batch * n, d] after the last layer, normed, if `features` wants them."""
-        from foretoken.models.kernel import norm
+        from foretoken.kernel.forward import norm
 
         if features is not None and FINAL in features.layers:
             normed = np.empty_like(x)
@@ -115,7 +115,7 @@ class KernelRows(KernelSlots):
         What `forward`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
         falls below `floor`, none where logits are not finite.
         """
-        from foretoken.models.kernel_chain import draft_chain
+        from foretoken.kernel.fused import draft_chain
 
         k = self.kernel
         factor, q, tokens = chain_outputs(len(u), k.head.out_features, temperature)
@@ -136,7 +136,7 @@ class KernelRows(KernelSlots):
         """softmax(logits / temperature) of a lone row's nodes, whose slots were aimed at; at temperature 0 the logits.
         What `forward` and softmax would give, bit for bit; None where p would not be finite. The hidden states that
         `features` wants are kept there."""
-        from foretoken.models.kernel_chain import score_tree
+        from foretoken.kernel.fused import score_tree
 
         k = self.kernel
         check_known(tokens, k.embedding)

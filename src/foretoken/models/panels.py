@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.core.shapes import Float
+from foretoken.kernel import compile as loops
+from foretoken.kernel.memory import Arena
+from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
 from foretoken.models.mapped import NO_FILES, MappedFiles
-from foretoken.models.shelf import Shelf
 
-COLUMNS = 64  # of a panel
 PART = 64 * COLUMNS  # rows that are laid out at a time
 PACKED = (torch.float32, torch.bfloat16)
-WHOLE, HALVED, DOTTED = 0, 1, 2  # what a word of a panel is and what it is multiplied with: see tile.py
 
 
 class PanelLinear(nn.Module):
@@ -34,7 +34,7 @@ class PanelLinear(nn.Module):
     """
 
     def __init__(
-        self, linear: nn.Linear | Conv1D, shelf: Shelf, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES
+        self, linear: nn.Linear | Conv1D, arena: Arena, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES
     ) -> None:
         """dtype: what the layer computes in, by default its weight's own. files: what is read of them is given back."""
         super().__init__()
@@ -45,7 +45,7 @@ class PanelLinear(nn.Module):
         dotted = (dtype or weight.dtype) == torch.bfloat16
         self.form = DOTTED if dotted else HALVED if _halves(weight) else WHOLE
         # Neither parameter nor buffer: the layout can be neither saved nor moved.
-        self.panels = _panels(weight, self.form, shelf, files)
+        self.panels = _panels(weight, self.form, arena, files)
         self._panels = torch.from_numpy(self.panels)  # the same memory
         self.bias = linear.bias if dtype is None or linear.bias is None else nn.Parameter(linear.bias.to(dtype), False)
 
@@ -76,7 +76,7 @@ product = torch.ops.foretoken.panel_product.default
 
 @torch.library.impl("foretoken::panel_product", "CPU")
 def _product(x: Float[Tensor, "*n i"], panels: Tensor, form: int, out_features: int) -> Float[Tensor, "*n o"]:
-    from foretoken.models.product import times
+    from foretoken.kernel.product import times
 
     k = x.shape[-1]
     rows = x.reshape(-1, k).float().contiguous().numpy()
@@ -100,13 +100,13 @@ def _halves(weight: Tensor) -> bool:
     )
 
 
-def _panels(weight: Tensor, form: int, shelf: Shelf, files: MappedFiles) -> np.ndarray:
+def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> np.ndarray:
     """Row by row of a panel its words become columns: a transposition of words of 32 bits, which torch does in all
     threads; a part of the rows at a time, so that there is no second copy of a large matrix."""
     out, k = weight.shape
     count, words = -(-out // COLUMNS), k if form == WHOLE else (k + 1) // 2
     shape = (count, words, COLUMNS) if form == WHOLE else (count, words, COLUMNS, 2)
-    panels = shelf.zeros(shape, np.float32 if form == WHOLE else np.uint16)
+    panels = arena.zeros(shape, np.float32 if form == WHOLE else np.uint16)
     columns = torch.from_numpy(panels).view(torch.int32).view(count, words, COLUMNS)
     for first in range(0, out, PART):
         part = weight[first : first + PART].to(torch.float32 if form == WHOLE else torch.bfloat16)
@@ -145,26 +145,19 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
     """The same for any module on a CPU."""
     if not _works():
         return
-    shelf = Shelf()
+    arena = Arena()
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED:
                 assert isinstance(child, nn.Linear | Conv1D)
-                setattr(parent, name, PanelLinear(child, shelf, dtype, files))
+                setattr(parent, name, PanelLinear(child, arena, dtype, files))
     for parameter in module.parameters():  # what is left of a file would keep its pages in memory
         parameter.data = files.copied(parameter.data)
 
 
 def use_threads() -> int | None:
     """As many threads as torch was given, which the compiled loops take from now on; None where it is one."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        return None
-    from numba import config, set_num_threads
-
-    threads = min(threads, config.NUMBA_NUM_THREADS)  # pyright: ignore[reportAttributeAccessIssue]
-    set_num_threads(threads)
-    return threads
+    return loops.use_threads(torch.get_num_threads())
 
 
 @cache
@@ -178,7 +171,7 @@ def _works() -> bool:
             for values in (weight, weight.bfloat16().float(), weight.bfloat16()):
                 linear.weight = nn.Parameter(values, requires_grad=False)
                 rows = x.to(values.dtype)
-                got = PanelLinear(linear, Shelf())(rows.float())
+                got = PanelLinear(linear, Arena())(rows.float())
                 if not torch.allclose(got, rows.float() @ values.float().T, atol=1e-5 * k):
                     return False
     return True

@@ -10,7 +10,8 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import ALL, Truncation
+from foretoken.core.truncated import Truncation
+from foretoken.kernel.sizes import ALL
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask

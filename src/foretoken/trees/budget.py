@@ -28,11 +28,11 @@ import numpy as np
 from torch import Tensor
 
 from foretoken.core.budgeted import law_with, laws_within
-from foretoken.core.compiled import compiled
 from foretoken.core.laws import IID, Hub, Law, Opaque
 from foretoken.core.policy import Call, LoneTree, Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
+from foretoken.kernel.compile import compiled
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
 from foretoken.trees.dynamic import DynamicTree
 from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS, WIDE, Forecast, Gain, Shares

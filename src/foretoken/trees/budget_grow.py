@@ -6,11 +6,12 @@
 import numpy as np
 
 from foretoken.core.budgeted import ROUNDING, number_loop
-from foretoken.core.compiled import compiled
-from foretoken.core.draw_loops import pick
-from foretoken.models.kernel import head
-from foretoken.models.kernel_chain import read, softmax
-from foretoken.models.tile import machine_code
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import pick
+from foretoken.kernel.forward import head
+from foretoken.kernel.fused import read
+from foretoken.kernel.sizes import ALL
+from foretoken.kernel.softmax import softmax
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
 
 certainties = compiled(certainty_loop)
@@ -31,7 +32,7 @@ def _on_few(row, k):  # type: ignore[no-untyped-def]
     return share
 
 
-on_few = machine_code(_on_few)
+on_few = compiled(_on_few, fuse=True)
 
 
 def _grow_budget(
@@ -75,7 +76,7 @@ def _grow_budget(
         used += len(ids)
         rows = q[num_scored : num_scored + m]
         head(x[len(x) - m :], norm, eps, head_address, head_form, head_bias, rows, threads)
-        if not softmax(rows, factor, rows):
+        if not softmax(rows, factor, ALL, rows):
             return NOT_FINITE, 0, 0
         for i in range(m):
             scored[frontier[i]], made[num_scored + i] = num_scored + i, frontier[i]
@@ -190,4 +191,4 @@ def _grow_budget(
     return num, num_scored, taken_u
 
 
-grow_budget = machine_code(_grow_budget)
+grow_budget = compiled(_grow_budget, fuse=True)

@@ -58,13 +58,13 @@ import torch
 from torch import Tensor
 
 from foretoken.core import laws  # `laws.on_cpu` by its module: the audit replaces it there
-from foretoken.core.compiled import compiled
-from foretoken.core.draw_loops import pick
 from foretoken.core.laws import IID, Law, draw_iid
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import pick
 from foretoken.verify.rejection import TINY, RRSw, is_single, recursive_row, rrs_acceptance
 from foretoken.verify.transport.exact import Transport
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.kernel.compile import compiled
 from foretoken.verify.rejection import TINY, is_single, loops_take, recursive_row, rrs_acceptance
 
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.kernel.compile import compiled
 from foretoken.verify.rejection import TINY, count_chances, is_single, loops_take
 
 HALVINGS = 52

@@ -31,12 +31,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement, on_cpu
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.kernel.compile import compiled
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
 MOST_STATES = 10_000_000  # of rrsw_acceptance

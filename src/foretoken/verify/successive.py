@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.shapes import Float
+from foretoken.kernel.compile import compiled
 
 STEP = 0.1  # in s
 FIRST = -40.0  # what lies before is below 1e-17

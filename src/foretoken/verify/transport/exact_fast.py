@@ -6,7 +6,7 @@ possible numbers of draws and their probabilities. R_j is the q-mass after group
 
 import numpy as np
 
-from foretoken.core.compiled import compiled
+from foretoken.kernel.compile import compiled
 from foretoken.verify.transport.groups import Groups
 
 SMALLEST = 1e-290  # of a residual mass, whose inverse would not be finite much below

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.compiled import compiled
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.kernel.compile import compiled
 from foretoken.verify.rejection import is_single
 from foretoken.verify.transport.exact import as_iid, draw_counts, transport_row
 from foretoken.verify.transport.exact_fast import selected_loop

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foretoken.core.compiled import compiled
+from foretoken.kernel.compile import compiled
 
 UPPER, DIGIT = (1 << 32) - 1, 11  # a digit's bits; three digits hold the upper half of a number's bits
 

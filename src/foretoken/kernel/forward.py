@@ -4,11 +4,11 @@
 
 import numpy as np
 
-from foretoken.models import kernel_steps as steps
-from foretoken.models.kernel_steps import norm, shift
-from foretoken.models.product import alive, times
-from foretoken.models.row_loops import gate_row
-from foretoken.models.tile import machine_code
+from foretoken.kernel import layer as steps
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.layer import norm, shift
+from foretoken.kernel.product import alive, times
+from foretoken.kernel.simd import gate_row
 
 SPREAD = 1_600_000  # multiplications of a layer from which its steps are spread over the threads
 
@@ -19,7 +19,7 @@ def _gate(y, width, bias, out):  # type: ignore[no-untyped-def]
         gate_row(y, i * y.shape[1], bias, 0, width, width, out, i * width)
 
 
-gate = machine_code(_gate)
+gate = compiled(_gate, fuse=True)
 
 
 def _forward(
@@ -81,7 +81,7 @@ def _forward(
     alive((fed, own, bits, qkv, mixed, back, gated, inner, numbers, t))
 
 
-forward = machine_code(_forward)
+forward = compiled(_forward, fuse=True)
 
 
 def _head(x, weight, eps, w, form, bias, y, threads):  # type: ignore[no-untyped-def]
@@ -94,4 +94,4 @@ def _head(x, weight, eps, w, form, bias, y, threads):  # type: ignore[no-untyped
     shift(y, 0, len(bias), bias)
 
 
-head = machine_code(_head)
+head = compiled(_head, fuse=True)

@@ -1,11 +1,11 @@
-"""The compiled loop of core.truncated. Imports numba, so it is itself imported where it is first needed."""
+"""The softmax of rows, over all tokens or over the likelier ones alone: top-k, top-p and min-p."""
 
 # pyright: reportCallIssue=false
 
 import numpy as np
 
-from foretoken.core.compiled import compiled
-from foretoken.core.vectors import LANES, softmax_row
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.simd import LANES, softmax_row
 
 BINS = 64  # of scores, for every factor e of probability
 
@@ -102,9 +102,12 @@ def _truncate(scores, p, largest, top_k, top_p, min_p):  # type: ignore[no-untyp
 truncate = compiled(_truncate)
 
 
-def truncated_softmax_loop(scores, scale, top_k, top_p, min_p, p):  # type: ignore[no-untyped-def]
+def _softmax(scores, scale, truncation, p):  # type: ignore[no-untyped-def]
     """p [m, v] = softmax of scale scores [m, v] over the tokens that are kept; False where a row has NaN, +inf or
-    nothing finite."""
+    nothing finite. truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0; then p may be scores.
+    """
+    top_k, top_p, min_p = truncation
+    cuts = top_k > 0 or top_p < 1 or min_p > 0
     m, v = scores.shape
     chunks = (v + LANES - 1) // LANES
     padded = np.full(chunks * LANES if v % LANES else 0, -np.inf, np.float32)
@@ -118,5 +121,9 @@ def truncated_softmax_loop(scores, scale, top_k, top_p, min_p, p):  # type: igno
             total = softmax_row(scores, i * v, scale, p, i * v, chunks)
         if not np.isfinite(total):
             return False
-        truncate(scores[i], p[i], np.float32(1 / total), top_k, top_p, min_p)
+        if cuts:
+            truncate(scores[i], p[i], np.float32(1 / total), top_k, top_p, min_p)
     return True
+
+
+softmax = compiled(_softmax)

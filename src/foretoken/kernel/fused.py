@@ -4,14 +4,11 @@
 
 import numpy as np
 
-from foretoken.core.draw_loops import pick
-from foretoken.core.softmax_loop import softmax_loop
-from foretoken.core.truncated_loop import truncated_softmax_loop
-from foretoken.models.kernel import forward, head
-from foretoken.models.tile import machine_code
-
-softmax = machine_code(softmax_loop)
-truncated_softmax = machine_code(truncated_softmax_loop)
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import pick
+from foretoken.kernel.forward import forward, head
+from foretoken.kernel.sizes import ALL
+from foretoken.kernel.softmax import softmax
 
 
 def _choose(logits, factor, truncation, u, level, sure, floor, untempered, q, tokens):  # type: ignore[no-untyped-def]
@@ -21,14 +18,8 @@ def _choose(logits, factor, truncation, u, level, sure, floor, untempered, q, to
     is the likeliest, of softmax(logits), which is only computed if there is a floor. truncation: top_k, top_p and
     min_p, which keep all where they are 0, 1 and 0. q [levels, v], tokens [levels].
     """
-    top_k, top_p, min_p = truncation
     if factor > 0:
-        row = q[level : level + 1]
-        if top_k > 0 or top_p < 1 or min_p > 0:
-            finite = truncated_softmax(logits, factor, top_k, top_p, min_p, row)
-        else:
-            finite = softmax(logits, factor, row)
-        if not finite:
+        if not softmax(logits, factor, truncation, q[level : level + 1]):
             return -1.0
         tokens[level] = pick(q[level], u)
         return sure * q[level, tokens[level]]
@@ -36,12 +27,12 @@ def _choose(logits, factor, truncation, u, level, sure, floor, untempered, q, to
     if not np.isfinite(logits[0, tokens[level]]):
         return -1.0
     if floor > 0:
-        softmax(logits, np.float32(1), untempered)
+        softmax(logits, np.float32(1), ALL, untempered)
         return sure * untempered[0, tokens[level]]
     return sure
 
 
-choose = machine_code(_choose)
+choose = compiled(_choose, fuse=True)
 
 
 def _embed(table, tokens, x):  # type: ignore[no-untyped-def]
@@ -55,7 +46,7 @@ def _embed(table, tokens, x):  # type: ignore[no-untyped-def]
             x[i] = table[tokens[i]]
 
 
-embed = machine_code(_embed)
+embed = compiled(_embed, fuse=True)
 
 
 def _read(
@@ -77,7 +68,7 @@ def _read(
     return x
 
 
-read = machine_code(_read)
+read = compiled(_read, fuse=True)
 
 
 def _draft_chain(
@@ -114,7 +105,7 @@ def _draft_chain(
     return len(tokens)
 
 
-draft_chain = machine_code(_draft_chain)
+draft_chain = compiled(_draft_chain, fuse=True)
 
 
 def _score_tree(
@@ -134,7 +125,7 @@ def _score_tree(
         norms, head_norms, addresses, forms, biases, wanted, states, threads,
     )  # fmt: skip
     head(x, norm, eps, head_address, head_form, head_bias, out, threads)
-    return factor == 0 or softmax(out, factor, out)
+    return factor == 0 or softmax(out, factor, ALL, out)
 
 
-score_tree = machine_code(_score_tree)
+score_tree = compiled(_score_tree, fuse=True)

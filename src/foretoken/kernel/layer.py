@@ -12,12 +12,12 @@ from llvmlite import ir
 from numba import carray, prange, types
 from numba.extending import intrinsic
 
-from foretoken.core.vectors import LANES
-from foretoken.models.attention import attend, store
-from foretoken.models.panels import DOTTED
-from foretoken.models.product import PANEL, panel_at, panels_in, panels_of, share
-from foretoken.models.row_loops import gate_row, turn_row
-from foretoken.models.tile import machine_code, named, round_rows
+from foretoken.kernel.attention import attend, store
+from foretoken.kernel.compile import compiled, linked
+from foretoken.kernel.product import panel_at, panels_in, panels_of, share
+from foretoken.kernel.simd import gate_row, turn_row
+from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES
+from foretoken.kernel.tile import round_rows
 
 
 def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
@@ -30,7 +30,7 @@ def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
         out[j] = x[j] * scale * weight[j]
 
 
-norm_row = machine_code(_norm_row, sums=True)
+norm_row = compiled(_norm_row, fuse=True, reorder_sums=True)
 
 
 def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
@@ -39,7 +39,7 @@ def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
         norm_row(x[i], weight, eps, out[i])
 
 
-norm = machine_code(_norm)
+norm = compiled(_norm, fuse=True)
 
 
 def _shift(x, start, end, bias):  # type: ignore[no-untyped-def]
@@ -50,7 +50,7 @@ def _shift(x, start, end, bias):  # type: ignore[no-untyped-def]
             row[j] += more[j]
 
 
-shift = machine_code(_shift)
+shift = compiled(_shift, fuse=True)
 
 
 def _add(x, y, start, end, bias):  # type: ignore[no-untyped-def]
@@ -61,7 +61,7 @@ def _add(x, y, start, end, bias):  # type: ignore[no-untyped-def]
             row[j] += other[j] + more[j]
 
 
-add = machine_code(_add)
+add = compiled(_add, fuse=True)
 
 
 def _turn(x, at, dim, positions, cos, sin):  # type: ignore[no-untyped-def]
@@ -79,7 +79,7 @@ def _turn(x, at, dim, positions, cos, sin):  # type: ignore[no-untyped-def]
                 head[half + j] = b * cos[p, half + j] + a * sin[p, half + j]
 
 
-turn = machine_code(_turn)
+turn = compiled(_turn, fuse=True)
 
 
 def _ready(qkv, group, rep, query_heads, key_heads, dim, bias, head_norms, eps, positions, cos, sin):  # type: ignore[no-untyped-def]
@@ -97,7 +97,7 @@ def _ready(qkv, group, rep, query_heads, key_heads, dim, bias, head_norms, eps, 
         turn(qkv, at, dim, positions, cos, sin)
 
 
-ready = machine_code(_ready)
+ready = compiled(_ready, fuse=True)
 
 
 READ, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)  # of a layer; after each, every thread waits for the others
@@ -123,8 +123,8 @@ def _whole(address, shape):  # type: ignore[no-untyped-def]
     return carray(_pointer(address), shape, np.int64)
 
 
-floats = machine_code(_floats)
-whole = machine_code(_whole)
+floats = compiled(_floats, fuse=True)
+whole = compiled(_whole, fuse=True)
 
 
 def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped-def]
@@ -171,8 +171,8 @@ def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped
             first, last = share(part, parts, batch * key_heads)
             n, used, paired = m // batch, t[USED], t[PAIRED] > 0
             per_word, slots = 2 if paired else 1, whole(t[SLOTS], (batch, n))
-            keys = floats(t[KEYS], (batch, key_heads, t[PANELS], dim // per_word, PANEL))
-            values = floats(t[VALUES], (batch, key_heads, t[PANELS] * PANEL // per_word, dim))
+            keys = floats(t[KEYS], (batch, key_heads, t[PANELS], dim // per_word, COLUMNS))
+            values = floats(t[VALUES], (batch, key_heads, t[PANELS] * COLUMNS // per_word, dim))
             mask, positions = floats(t[MASK], (batch, 1, n, t[SEEN])), whole(t[POSITIONS], (m,))
             cos, sin = floats(t[COS], (t[ANGLES], dim)), floats(t[SIN], (t[ANGLES], dim))
             to_qkv, head_norms = floats(t[TO_QKV], (of_q + 2 * of_k,)), floats(t[HEAD_NORMS], (2 * t[NORMED], dim))
@@ -193,7 +193,7 @@ def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped
             after = panel_at(w[6], part * panels_in(d) // parts, width, form[6])
             panels_of(first, last, rows, bits, d, d, m, w[5], form[5], flat, wide, 2 * wide, width, after)
             to_gate = floats(t[TO_GATE], (2 * wide,))
-            start, end = min(first * PANEL, wide), min(last * PANEL, wide)
+            start, end = min(first * COLUMNS, wide), min(last * COLUMNS, wide)
             for i in range(m):
                 gate_row(gated, i * 2 * wide + start, to_gate, start, wide, end - start, inner, i * wide + start)
         else:
@@ -210,11 +210,11 @@ def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped
                 behind, count = panel_at(w[6], panels_in(d), k, form[6]), panels_in(of_q) + 2 * panels_in(of_k)
                 after = panel_at(behind, part * count // parts, d, form[0])
             panels_of(first, last, rows, bits, row, k, m, w[i], form[i], back.reshape(-1), 0, d, d, after)
-            add(x, back, first * PANEL, min(last * PANEL, d), bias)
+            add(x, back, first * COLUMNS, min(last * COLUMNS, d), bias)
 
 
 # By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
-part_of = named("foretoken_part", _part, 5)
+part_of = linked("foretoken_part", _part, 5)
 
 
 def _every_part(table, step, parts):  # type: ignore[no-untyped-def]
@@ -222,4 +222,4 @@ def _every_part(table, step, parts):  # type: ignore[no-untyped-def]
         part_of(table, step, step + 1, part, parts)
 
 
-every_part = machine_code(_every_part, parallel=True)
+every_part = compiled(_every_part, fuse=True, parallel=True)

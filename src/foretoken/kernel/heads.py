@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.models.kernel import forward, gate, norm, shift
-from foretoken.models.kernel_chain import choose, embed
-from foretoken.models.product import times
-from foretoken.models.tile import machine_code
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.forward import forward, gate, norm, shift
+from foretoken.kernel.fused import choose, embed
+from foretoken.kernel.product import times
 
 
 class Entry(NamedTuple):
@@ -67,7 +67,7 @@ def _enter(embedded, states, entry, x, threads):  # type: ignore[no-untyped-def]
     return x
 
 
-enter = machine_code(_enter)
+enter = compiled(_enter, fuse=True)
 
 
 def _leave(x, exit):  # type: ignore[no-untyped-def]
@@ -76,7 +76,7 @@ def _leave(x, exit):  # type: ignore[no-untyped-def]
         norm(x, exit.norm, exit.eps, x)
 
 
-leave = machine_code(_leave)
+leave = compiled(_leave, fuse=True)
 
 
 def _scores(states, exit, logits, threads):  # type: ignore[no-untyped-def]
@@ -89,7 +89,7 @@ def _scores(states, exit, logits, threads):  # type: ignore[no-untyped-def]
     shift(logits, 0, len(exit.bias), exit.bias)
 
 
-scores = machine_code(_scores)
+scores = compiled(_scores, fuse=True)
 
 
 def _parallel(both, mlps, out, threads):  # type: ignore[no-untyped-def]
@@ -114,7 +114,7 @@ def _parallel(both, mlps, out, threads):  # type: ignore[no-untyped-def]
         out[:, j] = x
 
 
-parallel = machine_code(_parallel)
+parallel = compiled(_parallel, fuse=True)
 
 
 def _draft_head_chain(
@@ -176,4 +176,4 @@ def _draft_head_chain(
     return levels
 
 
-draft_head_chain = machine_code(_draft_head_chain)
+draft_head_chain = compiled(_draft_head_chain, fuse=True)

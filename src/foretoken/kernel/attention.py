@@ -12,10 +12,11 @@ softmax's weights are rounded too; scores, the softmax and all sums are float32.
 
 import numpy as np
 
-from foretoken.core.vectors import LANES, exp_row
-from foretoken.models.panels import WHOLE
-from foretoken.models.product import PANEL, alive
-from foretoken.models.tile import PER_WORD, ROUNDED, machine_code, nearest, rounded, strip
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.product import alive
+from foretoken.kernel.simd import exp_row
+from foretoken.kernel.sizes import COLUMNS, LANES, WHOLE
+from foretoken.kernel.tile import PER_WORD, ROUNDED, nearest, rounded, strip
 
 QUERIES = 48  # queries that share one block of scores
 
@@ -28,7 +29,7 @@ def _store(qkv, b, h, of_q, of_k, slots, dim, paired, keys, values):  # type: ig
     at, there = of_q + h * dim, of_q + of_k + h * dim
     for i in range(n):
         row, slot = b * n + i, slots[b, i]
-        panel, column = slot // PANEL, slot % PANEL
+        panel, column = slot // COLUMNS, slot % COLUMNS
         if not paired:
             for j in range(dim):
                 keys[b, h, panel, j, column] = qkv[row, at + j]
@@ -46,7 +47,7 @@ def _store(qkv, b, h, of_q, of_k, slots, dim, paired, keys, values):  # type: ig
                 words[j] = words[j] & np.uint32(0xFFFF0000) | np.uint32(nearest(value[j]) >> 16)
 
 
-store = machine_code(_store)
+store = compiled(_store, fuse=True)
 
 
 def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
@@ -59,7 +60,7 @@ def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
         shares[i] = np.float32(1.0) / exp_row(scores, i * wide, wide // LANES)
 
 
-weigh = machine_code(_weigh)
+weigh = compiled(_weigh, fuse=True)
 
 
 def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
@@ -93,12 +94,12 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
             for j in range(rep * dim):
                 scaled[j] = of_group[j] * scale
         asked = rounded(queries, dim, dim, rows) if paired else queries
-        for at in range(0, wide, PANEL):
-            columns = min(PANEL, wide - at)
+        for at in range(0, wide, COLUMNS):
+            columns = min(COLUMNS, wide - at)
             here = key_at + 4 * at * key_words
-            after = here + 4 * PANEL * key_words if rows > 2 else 0  # one or two rows wait for memory anyway
+            after = here + 4 * COLUMNS * key_words if rows > 2 else 0  # one or two rows wait for memory anyway
             strip(
-                columns, asked.ctypes.data, key_words * per_word, rows, here, PANEL, key_words, form,
+                columns, asked.ctypes.data, key_words * per_word, rows, here, COLUMNS, key_words, form,
                 scores_at + 4 * at, wide, 1, after,
             )  # fmt: skip
         if mask.shape[3] > 0:
@@ -111,8 +112,8 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
         weigh(scores, rows, used, low, shares)
         weights = rounded(scores.reshape(-1), wide, wide, rows) if paired else scores.reshape(-1)
         weights_row = wide // 2 * per_word if paired else wide
-        for at in range(0, dim, PANEL):
-            columns = min(PANEL, dim - at)
+        for at in range(0, dim, COLUMNS):
+            columns = min(COLUMNS, dim - at)
             strip(
                 columns, weights.ctypes.data, weights_row, rows, value_at + 4 * at, dim, slot_words, form,
                 results_at + 4 * at, dim, 1, 0,
@@ -127,4 +128,4 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
         alive(weights)
 
 
-attend = machine_code(_attend)
+attend = compiled(_attend, fuse=True)

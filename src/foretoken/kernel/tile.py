@@ -9,58 +9,28 @@ zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute 
 products of a word to a float32 sum, where the processor has it.
 
 Every sum runs over the words in order, whatever the number of rows: a row's result does not depend on those beside it.
-Imports numba, so it is itself imported where it is first needed.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
-from collections.abc import Callable
-from inspect import unwrap
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import njit, types
+from llvmlite import ir
+from numba import types
 from numba.core import cgutils
-from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from foretoken.core.compiled import cached
-from foretoken.core.vectors import LANES, load
-from foretoken.models.panels import DOTTED, HALVED, WHOLE
-
-SUMS = {"reassoc", "contract", "nsz"}  # sums of squares and the like may be reordered; NaN and infinity stay exact
+from foretoken.kernel.compile import compiled, linked
+from foretoken.kernel.simd import load
+from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
 _FEATURES = (
     cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 )  # what numba compiles for: its settings tell
 DOTS = "+avx512bf16" in _FEATURES  # the instruction of DOTTED; elsewhere its rows are rounded and widened again
 WIDE = "+avx512f" in _FEATURES  # 32 registers of 16 floats
-
-
-def machine_code(loop: Callable[..., Any], sums: bool = False, parallel: bool = False) -> Callable[..., Any]:
-    """`loop` compiled on its first call and cached on disk. The tests' type checkers around it are taken off."""
-    fastmath = SUMS if sums else {"contract"}
-    return cached(njit(nogil=True, parallel=parallel, fastmath=fastmath)(unwrap(loop)))
-
-
-def named(name: str, loop: Callable[..., None], count: int) -> Any:
-    """`loop`, of so many whole numbers, compiled here and now under a name to which whatever calls it is linked.
-
-    A function that calls another one gets a compiled copy of it, which takes seconds where that one is large. numba's
-    own helpers are called this way.
-    """
-    arguments = (types.intp,) * count
-    made: Any = CFunc(unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
-    cached(made)
-    made.compile()
-    _NAMED.append(made)
-    binding.add_symbol(name, made.address)
-    return types.ExternalFunction(name, types.void(*arguments))
-
-
-_NAMED: list[Any] = []  # a symbol is as good as the memory it names
 
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
@@ -230,7 +200,7 @@ def _nearest(bits):  # type: ignore[no-untyped-def]
     return (value + 0x7FFF + ((value >> 16) & 1)) & 0xFFFF0000
 
 
-nearest = machine_code(_nearest)
+nearest = compiled(_nearest, fuse=True)
 
 
 def _round_rows(x, x_row, k, m, out):  # type: ignore[no-untyped-def]
@@ -255,7 +225,7 @@ def _round_rows(x, x_row, k, m, out):  # type: ignore[no-untyped-def]
                 words_out[2 * i * words + j] = nearest(bits[i * x_row + j])
 
 
-round_rows = machine_code(_round_rows)
+round_rows = compiled(_round_rows, fuse=True)
 
 
 def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
@@ -265,7 +235,7 @@ def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
     return out
 
 
-rounded = machine_code(_rounded)
+rounded = compiled(_rounded, fuse=True)
 
 
 def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
@@ -293,4 +263,4 @@ def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahea
         done += r
 
 
-strip = named("foretoken_strip", _strip, 12)
+strip = linked("foretoken_strip", _strip, 12)

@@ -24,19 +24,19 @@ class Loop:
     numba takes half a second to import, so it is imported then, and not where the function is defined.
     """
 
-    def __init__(self, function: Callable[..., Any], reorder_sums: bool) -> None:
+    def __init__(self, function: Callable[..., Any], fastmath: set[str], parallel: bool) -> None:
         functools.update_wrapper(self, function)
-        self._reorder_sums = reorder_sums
+        self._fastmath, self._parallel = fastmath, parallel
 
     @functools.cached_property
     def _code(self) -> Any:
         from numba import njit
 
-        fastmath = {"reassoc", "nsz"} if self._reorder_sums else False
         # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
         # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of
         # vector registers.
-        return cached(njit(nogil=True, fastmath=fastmath, error_model="numpy")(inspect.unwrap(self)))
+        make = njit(nogil=True, fastmath=self._fastmath, parallel=self._parallel, error_model="numpy")
+        return cached(make(inspect.unwrap(self)))
 
     def __call__(self, *arguments: Any) -> Any:
         return self._code(*arguments)
@@ -48,9 +48,56 @@ class Loop:
 
 
 @functools.cache
-def compiled(loop: Callable[..., Any], reorder_sums: bool = False) -> Loop:
-    """`loop` as machine code. reorder_sums: float sums may be reordered, which lets them use vector registers."""
-    return Loop(loop, reorder_sums)
+def compiled(loop: Callable[..., Any], fuse: bool = False, reorder_sums: bool = False, parallel: bool = False) -> Loop:
+    """Make machine code of a loop.
+
+    loop: a function of numbers, arrays and tuples of them.
+    fuse: whether a product and a sum may become one instruction, which rounds once.
+    reorder_sums: whether float sums may be reordered, which lets them use vector registers.
+    parallel: whether `prange` runs in threads.
+    """
+    fastmath = {"contract"} if fuse else set[str]()
+    return Loop(loop, fastmath | {"reassoc", "nsz"} if reorder_sums else fastmath, parallel)
+
+
+def linked(name: str, loop: Callable[..., None], count: int) -> Any:
+    """Compile a loop here and now, so that what calls it is linked to it by its name.
+
+    A function that calls another one usually gets a compiled copy of it, which takes seconds where that one is large.
+    numba's own helpers are called this way.
+
+    name: a symbol that no other function has.
+    loop: a function of `count` whole numbers that returns nothing.
+    """
+    from llvmlite import binding
+    from numba import types
+    from numba.core.ccallback import CFunc
+
+    arguments = (types.intp,) * count
+    made: Any = CFunc(inspect.unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
+    cached(made)
+    made.compile()
+    _linked.append(made)
+    binding.add_symbol(name, made.address)
+    return types.ExternalFunction(name, types.void(*arguments))
+
+
+_linked: list[Any] = []  # a symbol is as good as the memory it names
+
+
+def use_threads(threads: int) -> int | None:
+    """Let compiled loops run in so many threads from now on.
+
+    Returns their number, at most what numba can start; None for one, which is a type of its own for compiled loops, so
+    that nothing is compiled for more.
+    """
+    if threads == 1:
+        return None
+    from numba import config, set_num_threads
+
+    threads = min(threads, config.NUMBA_NUM_THREADS)  # pyright: ignore[reportAttributeAccessIssue]
+    set_num_threads(threads)
+    return threads
 
 
 def cached(function: Any) -> Any:

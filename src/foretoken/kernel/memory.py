@@ -9,7 +9,7 @@ LINE = 64  # bytes of a cache line
 STRETCH = 32 << 20  # bytes taken at a time; what is never touched is none
 
 
-class Shelf:
+class Arena:
     """Arrays of zeros that stand one behind the other, in the order in which they come.
 
     In pages of 4 KiB the processor has to look up thousands of addresses a forward, and at the end of each page it

@@ -8,13 +8,13 @@ import pytest
 from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile
 
-from foretoken.core import compiled
-from foretoken.core.compiled import CompiledCodeWarning, cached
+from foretoken.kernel import compile
+from foretoken.kernel.compile import CompiledCodeWarning, cached
 
 # A package with the loop x -> 5 x + 12, compiled from four other files; `unused` is not among them.
 FILES = {
     "loop": """
-from foretoken.core.compiled import compiled
+from foretoken.kernel.compile import compiled
 from foretoken_made.callee import callee
 from foretoken_made import far
 from foretoken_made.constant import CONSTANT
@@ -23,8 +23,8 @@ def _loop(x):
     return callee(x) + far.other(x) + CONSTANT + one(x)
 loop = compiled(_loop)
 """,
-    "callee": "from foretoken.core.compiled import compiled\n@compiled\ndef callee(x):\n    return 2 * x\n",
-    "far": "from foretoken.core.compiled import compiled\n@compiled\ndef other(x):\n    return 3 * x\n",
+    "callee": "from foretoken.kernel.compile import compiled\n@compiled\ndef callee(x):\n    return 2 * x\n",
+    "far": "from foretoken.kernel.compile import compiled\n@compiled\ndef other(x):\n    return 3 * x\n",
     "constant": "CONSTANT = 5\n",
     "intrinsic": """
 from numba.extending import intrinsic
@@ -55,7 +55,7 @@ def run() -> int:
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where numba keeps what it compiles."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiled, "_warned", [])
+    monkeypatch.setattr(compile, "_warned", [])
     return tmp_path
 
 
@@ -68,13 +68,13 @@ def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python takes a file of the same second and size for old
-    monkeypatch.setattr(compiled, "_is_ours", lambda module: module.startswith("foretoken_made"))
+    monkeypatch.setattr(compile, "_is_ours", lambda module: module.startswith("foretoken_made"))
     return package
 
 
 def load(x: int) -> tuple[int, int]:
     """The value of the loop of FILES at x, its modules imported anew, and how often its code came from disk."""
-    compiled._content.cache_clear()
+    compile._content.cache_clear()
     for name in [name for name in sys.modules if name.startswith("foretoken_made")]:
         del sys.modules[name]
     importlib.invalidate_caches()

@@ -2,8 +2,7 @@
 
 A matrix [out, in] is kept as panels [out / 64, words, 64] of 32 bits: what one pass needs lies in one stretch of
 memory. While a panel is used the next one is fetched, else the processor waits for memory and computes in turn. Where
-the caches do not hold both for all rows, a panel goes by in chunks. Imports numba, so it is itself imported where it is
-first needed.
+the caches do not hold both for all rows, a panel goes by in chunks.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -14,9 +13,9 @@ import numpy as np
 from numba import prange, types
 from numba.extending import intrinsic
 
-from foretoken.models.panels import COLUMNS as PANEL
-from foretoken.models.panels import DOTTED, HALVED, WHOLE
-from foretoken.models.tile import CHUNK, PER_WORD, ROUNDED, ROWS, WIDE, machine_code, rounded, strip
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
+from foretoken.kernel.tile import CHUNK, PER_WORD, ROUNDED, ROWS, WIDE, rounded, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
@@ -26,39 +25,39 @@ WAITING = 2  # rows up to which the processor waits for memory anyway, which it 
 
 def _panel(panel, x, x_row, words, m, w, form, y, y_at, y_row, width, after):  # type: ignore[no-untyped-def]
     """after: the panel that is used next, which is fetched meanwhile."""
-    at = w + panel * words * PANEL * 4
-    left = width - panel * PANEL
-    into, out_row = y.ctypes.data + 4 * (y_at + panel * PANEL), y_row
-    out = np.empty(m * PANEL if left < PANEL else 0, np.float32)
-    if left < PANEL:
-        into, out_row = out.ctypes.data, PANEL
+    at = w + panel * words * COLUMNS * 4
+    left = width - panel * COLUMNS
+    into, out_row = y.ctypes.data + 4 * (y_at + panel * COLUMNS), y_row
+    out = np.empty(m * COLUMNS if left < COLUMNS else 0, np.float32)
+    if left < COLUMNS:
+        into, out_row = out.ctypes.data, COLUMNS
     streamed = 2 if form == WHOLE and not WIDE else STREAMED
     if m <= streamed or (words <= HELD and form != WHOLE):
         ahead = 0 if m <= WAITING or form == WHOLE else after
-        strip(PANEL, x, x_row, m, at, PANEL, words, form, into, out_row, 1, ahead)
+        strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, into, out_row, 1, ahead)
     else:  # a chunk stays in the first cache for all rows while the next one is fetched
         pieces = (words + CHUNK - 1) // CHUNK
         chunk, per_word = (words + pieces - 1) // pieces, 2 if form == HALVED else 1
         for start in range(0, words, chunk):
             length = min(chunk, words - start)
-            here = at + start * PANEL * 4
-            ahead = here + length * PANEL * 4 if start + length < words else after
+            here = at + start * COLUMNS * 4
+            ahead = here + length * COLUMNS * 4 if start + length < words else after
             xs = x + 4 * start * per_word
-            strip(PANEL, xs, x_row, m, here, PANEL, length, form, into, out_row, int(start == 0), ahead)
-    if left < PANEL:
+            strip(COLUMNS, xs, x_row, m, here, COLUMNS, length, form, into, out_row, int(start == 0), ahead)
+    if left < COLUMNS:
         for i in range(m):
             for j in range(left):
-                y[y_at + panel * PANEL + i * y_row + j] = out[i * PANEL + j]
+                y[y_at + panel * COLUMNS + i * y_row + j] = out[i * COLUMNS + j]
 
 
-panel_product = machine_code(_panel)
+panel_product = compiled(_panel, fuse=True)
 
 
 def _panels_in(width):  # type: ignore[no-untyped-def]
-    return (width + PANEL - 1) // PANEL
+    return (width + COLUMNS - 1) // COLUMNS
 
 
-panels_in = machine_code(_panels_in)
+panels_in = compiled(_panels_in, fuse=True)
 
 
 def _share(part, parts, count):  # type: ignore[no-untyped-def]
@@ -66,7 +65,7 @@ def _share(part, parts, count):  # type: ignore[no-untyped-def]
     return part * count // parts, (part + 1) * count // parts
 
 
-share = machine_code(_share)
+share = compiled(_share, fuse=True)
 
 
 def _words(k, form):  # type: ignore[no-untyped-def]
@@ -74,15 +73,15 @@ def _words(k, form):  # type: ignore[no-untyped-def]
     return k if form == WHOLE else (k + 1) // 2
 
 
-words_of = machine_code(_words)
+words_of = compiled(_words, fuse=True)
 
 
 def _panel_at(w, panel, k, form):  # type: ignore[no-untyped-def]
     """The address of a panel."""
-    return w + panel * words_of(k, form) * PANEL * 4
+    return w + panel * words_of(k, form) * COLUMNS * 4
 
 
-panel_at = machine_code(_panel_at)
+panel_at = compiled(_panel_at, fuse=True)
 
 
 def _panels_of(first, last, rows, bits, x_row, k, m, w, form, y, y_at, y_row, width, after):  # type: ignore[no-untyped-def]
@@ -93,11 +92,11 @@ def _panels_of(first, last, rows, bits, x_row, k, m, w, form, y, y_at, y_row, wi
         x, form = bits.ctypes.data, ROUNDED
         x_row = words * PER_WORD
     for panel in range(first, last):
-        following = w + (panel + 1) * words * PANEL * 4 if panel + 1 < last else after
+        following = w + (panel + 1) * words * COLUMNS * 4 if panel + 1 < last else after
         panel_product(panel, x, x_row, words, m, w, form, y, y_at, y_row, width, following)
 
 
-panels_of = machine_code(_panels_of)
+panels_of = compiled(_panels_of, fuse=True)
 
 
 def _panels_threads(parts, rows, bits, x_row, k, m, w, form, y, y_at, y_row, width):  # type: ignore[no-untyped-def]
@@ -108,7 +107,7 @@ def _panels_threads(parts, rows, bits, x_row, k, m, w, form, y, y_at, y_row, wid
         panels_of(first, last, rows, bits, x_row, k, m, w, form, y, y_at, y_row, width, after)
 
 
-panels_threads = machine_code(_panels_threads, parallel=True)
+panels_threads = compiled(_panels_threads, fuse=True, parallel=True)
 
 
 @intrinsic
@@ -136,4 +135,4 @@ def _times(x, x_row, k, m, w, form, y, y_at, y_row, width, threads):  # type: ig
     alive(bits)
 
 
-times = machine_code(_times)
+times = compiled(_times, fuse=True)

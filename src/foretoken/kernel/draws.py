@@ -1,9 +1,9 @@
-"""The compiled loops of core.draws_fast. Imports numba, so it is itself imported where it is first needed."""
+"""Draws of tokens from rows of probabilities, and the likeliest ones."""
 
 import numpy as np
 
-from foretoken.core.compiled import compiled
-from foretoken.core.draws_fast import NONE
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.sizes import NONE
 
 BLOCK = 64  # weights whose sum is taken at once
 
