@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "verification.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results" / "verification.md"
 COMMANDS = {
     "rules": ["rules", "--positions", "72", "--draws", "1,2,4", "--temperature", "1,0.3"],
     "speed": ["rules", "--speed", "--temperature", "1"],
@@ -34,13 +35,14 @@ COMMANDS = {
 
 def section(name: str) -> str:
     command = COMMANDS[name]
-    print(f"--- foretoken {' '.join(command)}", file=sys.stderr, flush=True)
+    shown = f"python -m benchmarks {' '.join(command)}"
+    print(f"--- {shown}", file=sys.stderr, flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", "foretoken", *command, "--markdown"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks", *command, "--markdown"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
-        sys.exit(f"foretoken {' '.join(command)} ended with {done.returncode}: {PAGE.name} keeps its old table.")
-    return f"<!-- {name} -->\n```sh\nforetoken {' '.join(command)}\n```\n{done.stdout}<!-- end {name} -->"
+        sys.exit(f"{shown} ended with {done.returncode}: {PAGE.name} keeps its old table.")
+    return f"<!-- {name} -->\n```sh\n{shown}\n```\n{done.stdout}<!-- end {name} -->"
 
 
 def write(name: str) -> None:

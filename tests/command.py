@@ -1,4 +1,4 @@
-"""The command `foretoken`, run inside the test's own process, and the tiny models that stand for the demo ones."""
+"""The commands `foretoken` and `python -m benchmarks`, run inside the test's own process, on tiny models."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+from benchmarks import __main__ as benchmarks
 from foretoken.cli import main as cli
 from foretoken.cli import options
 
@@ -17,11 +18,13 @@ Command = Callable[..., tuple[int, str, str]]
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr); never a traceback."""
-    monkeypatch.setattr(sys, "argv", ["foretoken", *map(str, arguments)])
+    """(exit code, stdout, stderr) of `foretoken ARGUMENTS`, or of `benchmarks NAME ..`; never a traceback."""
+    ours = arguments[0] == "benchmarks"
+    line = [str(argument) for argument in (arguments if ours else ("foretoken", *arguments))]
+    monkeypatch.setattr(sys, "argv", line)
     code = 0
     try:
-        cli.main()
+        cli.run(benchmarks.main) if ours else cli.main()
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Under pytest every function of the package checks the types and the shapes it declares."""
+"""Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-install_import_hook("foretoken", "beartype.beartype")
-pytest_plugins = ["command"]  # after the hook: it imports foretoken
+install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")
+pytest_plugins = ["command"]  # after the hook: it imports both
 torch.set_num_threads(1)  # the models of the tests are tiny: waking a second thread costs more than their work
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import expand
 from command import Command
-from foretoken.bench.rounds import Measurement
 from foretoken.cli import options
-from foretoken.models import named
+from foretoken.measure.rounds import Measurement
 
 LINE = {
     "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
@@ -97,9 +97,15 @@ def test_the_table_says_what_it_shows(bench: Command) -> None:
         assert words in out
 
 
-def test_an_expanded_target_is_labelled(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(named.SIZES, "300k", 300_000)
-    code, out, _ = bench(*QUICK, "--temperature", 0, "--expand", "300k")
+def test_an_expanded_target_is_labelled(
+    bench: Command, run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, demo: Path
+) -> None:
+    monkeypatch.setitem(expand.SIZES, "300k", 300_000)
+    code, _, err = run("benchmarks", "expand", "large", "--size", "300k")
+    assert code == 0
+    assert "parameters written to large" in err
+    drafter = ("--drafter", demo / "drafter")
+    code, out, _ = bench(*QUICK, "--temperature", 0, "--target", "large", *drafter)
     assert code == 0
     assert "expanded 300k: real acceptance, synthetic cost" in out
     lines = [json.loads(line) for line in (tmp_path / "foretoken-bench.jsonl").read_text().splitlines()]
@@ -143,7 +149,6 @@ def test_a_plot_is_drawn(bench: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--expand", "7b"], "choose one of 100m, 300m, 1b"),
         (["--tree", "oak:3"], "Unknown tree oak:3"),
         (["--temperature", -1], "temperature is -1.0"),
         (["--rounds", 0], "rounds is 0"),

@@ -1,4 +1,4 @@
-"""`foretoken bench auto` on tiny models."""
+"""`python -m benchmarks auto` on tiny models."""
 
 import json
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import tiny
-from foretoken.bench.auto import Replay, changing, halves, rows, useless
-from foretoken.bench.interleaved import Continued, Runs
+from benchmarks.auto import Replay, changing, halves, rows, useless
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
+from foretoken.measure.interleaved import Continued, Runs
 
 
 def runs(*of: tuple[tuple[int, ...], float]) -> Runs:
@@ -55,7 +55,7 @@ def test_a_useless_drafter_is_another_one_of_the_same_shape():
 
 def test_the_command_runs_every_case(run, unchecked):
     few = ("--prompts", 1, "--max-new-tokens", 24, "--rounds", 1, "--temperature", 0, "--tree", "chain:2", "--json")
-    code, out, err = run("bench", "auto", *few)
+    code, out, err = run("benchmarks", "auto", *few)
     assert code == 0, err
     good, random, lookup = json.loads(out)["tables"]
     for table, fixed in ((good, ["chain:2"]), (random, ["chain:2"]), (lookup, ["chain:3", "chain:8"])):

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.chains import Course, measure
+from benchmarks.given_text import GivenText, Path, decoded, decoded_by_chain, given_text, grown, kept, one_path
+from benchmarks.tree_report import ratio, samples
+from benchmarks.tree_runs import Cell
+from benchmarks.tree_runs import Course as Decodings
+from benchmarks.tree_runs import run as run_cell
 from command import run
 from foretoken.audit.branching import outcomes
-from foretoken.compare.chains import Course, measure
-from foretoken.compare.given_text import GivenText, Path, decoded, decoded_by_chain, given_text, grown, kept, one_path
-from foretoken.compare.rows import logits_at
-from foretoken.compare.tree_report import ratio, samples
-from foretoken.compare.tree_runs import Cell
-from foretoken.compare.tree_runs import Course as Decodings
-from foretoken.compare.tree_runs import run as run_cell
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.verifier import Verifier
 from foretoken.draft.lm import LMDrafter
+from foretoken.measure.teacher_forcing import logits_at
 from foretoken.names import policy_for, tree_policy
 from foretoken.trees.budget import Account, BudgetTree
 from foretoken.verify import VERIFIERS
@@ -161,7 +161,7 @@ def test_the_command(monkeypatch, capsys) -> None:
     """A chain is level with itself and, to rounding, with the chain of as many nodes."""
     small = ("--prompts", 2, "--texts", 1, "--max-new-tokens", 6, "--runs", 2, "--temperature", 1, "--json")
     trees = ("--tree", "chain:2", "--tree", "chain:3@0.1", "--tree", "budget:2")
-    code, printed, err = run(monkeypatch, capsys, "bench", "chains", *trees, *small)
+    code, printed, err = run(monkeypatch, capsys, "benchmarks", "chains", *trees, *small)
     assert code == 0, err
     (table,) = json.loads(printed)["tables"]
     rows = {row["tree"]: row for row in table["rows"]}
@@ -203,7 +203,7 @@ def test_what_was_measured_is_shown_when_stopped() -> None:
     ],
 )
 def test_bad_input(monkeypatch, capsys, arguments, what: str) -> None:
-    code, printed, err = run(monkeypatch, capsys, "bench", "chains", *arguments)
+    code, printed, err = run(monkeypatch, capsys, "benchmarks", "chains", *arguments)
     assert code == 2
     assert what in err
     assert printed == ""

@@ -1,4 +1,4 @@
-"""`foretoken bench execution` on a tiny random model."""
+"""`python -m benchmarks execution` on a tiny random model."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import tiny
+from benchmarks.execution import Curves, load_forwards, memory_bandwidth, summarise
 from command import Command
-from foretoken.bench.execution import Timing, clock_named, memory_bandwidth, seconds, summarise
-from foretoken.bench.forwards import Curves, Place, load_forwards, weight_bytes
+from foretoken.measure.clocks import clock_named, seconds
+from foretoken.measure.forwards import Place, Timing, weight_bytes
 from foretoken.models.panels import pack
 
 QUICK = ["--nodes", "1,3", "--context", "8,20", "--batch", "1,2", "--rounds", 3]
@@ -22,7 +23,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def execution(run: Command, target: str) -> Command:
-    return lambda *arguments: run("bench", "execution", "--target", target, *arguments)
+    return lambda *arguments: run("benchmarks", "execution", "--target", target, *arguments)
 
 
 def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`foretoken bench heads`: every head with every tree, the plain text at temperature 0, and where the time goes."""
+"""`python -m benchmarks heads`: every head with every tree, plain text at temperature 0, times."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import tiny
+from benchmarks.head_clocks import PARTS
 from command import run
-from foretoken.bench.clock import Clock
-from foretoken.bench.head_clocks import PARTS
 from foretoken.heads.make import new_head
 from foretoken.heads.save import save_head
+from foretoken.measure.clocks import Clock
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 def test_command(folder, monkeypatch, capsys):
     code, out, err = run(
-        monkeypatch, capsys, "bench", "heads", "--target", folder / "target", "--head", folder / "eagle", "--head",
+        monkeypatch, capsys, "benchmarks", "heads", "--target", folder / "target", "--head", folder / "eagle", "--head",
         folder / "gumiho", "--drafter", "none", "--nodes", 6, "--levels", 3, "--prompts", 1, "--max-new-tokens", 7,
         "--tree", "chain:3", "--json",
     )  # fmt: skip
@@ -52,13 +52,13 @@ def test_command(folder, monkeypatch, capsys):
             assert 0 < max(parts["1st level"], parts["whole chain"]) <= r["draft_ms_per_step"]
             assert r["nodes_per_step"] > 0
     code, out, err = run(
-        monkeypatch, capsys, "bench", "heads", "--target", folder / "target", "--head", folder / "gumiho",
+        monkeypatch, capsys, "benchmarks", "heads", "--target", folder / "target", "--head", folder / "gumiho",
         "--levels", 9, "--drafter", "none",
     )  # fmt: skip
     assert code == 2
     assert "drafts 2 to 7 levels, not 9" in err
     tiny.save(tiny.llama(0, vocab=300), folder / "larger")
-    arguments = ("bench", "heads", "--target", folder / "target", "--head", folder / "eagle", "--nodes", 4)
+    arguments = ("benchmarks", "heads", "--target", folder / "target", "--head", folder / "eagle", "--nodes", 4)
     code, out, err = run(monkeypatch, capsys, *arguments, "--drafter", folder / "larger")
     assert code == 2
     assert "has 300 tokens and target" in err
@@ -75,8 +75,8 @@ def test_laps_add_up():
 
 def test_trees_of_too_many_nodes_are_refused(folder, monkeypatch, capsys):
     code, _, err = run(
-        monkeypatch, capsys, "bench", "heads", "--target", folder / "target", "--head", folder / "eagle", "--drafter",
-        "none", "--nodes", 100000,
+        monkeypatch, capsys, "benchmarks", "heads", "--target", folder / "target", "--head", folder / "eagle",
+        "--drafter", "none", "--nodes", 100000,
     )  # fmt: skip
     assert code == 2
     assert "A tree of 100000 nodes has more than 4096" in err

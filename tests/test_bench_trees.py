@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers import global_resolution_steps
+from benchmarks.papers.global_resolution_steps import Paths, TopDrafter
+from benchmarks.tree_methods import DEFAULT, TreeMethod, at_zero, method
+from benchmarks.tree_report import PARTS, Sample, ratio, samples, with_error
+from benchmarks.tree_runs import Cell, Course, RunBook, TreeRun, measure
+from benchmarks.tree_runs import run as run_cell
 from command import run
 from foretoken.audit import decoding
-from foretoken.compare.child_acceptance import child_acceptance
-from foretoken.compare.rows import ScoredText
-from foretoken.compare.table import Report
-from foretoken.compare.tree_methods import DEFAULT, TreeMethod, at_zero, method
-from foretoken.compare.tree_report import PARTS, Sample, ratio, samples, with_error
-from foretoken.compare.tree_runs import Cell, Course, RunBook, TreeRun, measure
-from foretoken.compare.tree_runs import run as run_cell
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.draft.lm import LMDrafter
+from foretoken.measure.child_acceptance import child_acceptance
+from foretoken.measure.table import Report
+from foretoken.measure.teacher_forcing import ScoredText
 from foretoken.models.target import LMTarget
 from foretoken.names import tree_policy, verifier_named
-from foretoken.reproduce import global_resolution_steps
-from foretoken.reproduce.global_resolution_steps import Paths, TopDrafter
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from tables import table_decoding, tiny_engine
@@ -178,7 +178,7 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     assert [row["b=1"], row["b=2"]] == kept["acceptance"]
     assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
     arguments = (
-        "bench",
+        "benchmarks",
         "trees",
         *SMALL,
         "--nodes",
@@ -221,17 +221,17 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("trees", "--method", "nonsense"), "write SHAPE"),
-        (("trees", "--rounds", 0), "rounds"),
-        (("trees", "--seed", -1), "seed is -1"),
-        (("acceptance", "--children", 0), "children is 0"),
-        (("trees", "--nodes", "4,x"), "whole numbers"),
-        (("acceptance", "--max-new-tokens", 0), "max_new_tokens is 0"),
-        (("acceptance", *SMALL, "--temperature", -1), "temperature"),
+        (("benchmarks", "trees", "--method", "nonsense"), "write SHAPE"),
+        (("benchmarks", "trees", "--rounds", 0), "rounds"),
+        (("benchmarks", "trees", "--seed", -1), "seed is -1"),
+        (("bench", "acceptance", "--children", 0), "children is 0"),
+        (("benchmarks", "trees", "--nodes", "4,x"), "whole numbers"),
+        (("bench", "acceptance", "--max-new-tokens", 0), "max_new_tokens is 0"),
+        (("bench", "acceptance", *SMALL, "--temperature", -1), "temperature"),
     ],
 )
 def test_bad_input(monkeypatch, capsys, tmp_path: Path, arguments, what: str) -> None:
-    code, _, err = run(monkeypatch, capsys, "bench", *arguments)
+    code, _, err = run(monkeypatch, capsys, *arguments)
     assert code == 2
     assert what in err
 
@@ -283,11 +283,11 @@ def test_drafts_from_the_top_have_the_cut_q() -> None:
 @pytest.mark.parametrize("name", ["spechub-tables5-7", "global-resolution-table4"])
 def test_reproductions(monkeypatch, capsys, name: str) -> None:
     """A row of each table; all of them take minutes."""
-    spechub_trees = importlib.import_module("foretoken.reproduce.spechub_trees")
+    spechub_trees = importlib.import_module("benchmarks.papers.spechub_trees")
     chosen, cited = {5: "biSeq4", 6: "3^2", 7: "2^2"}, spechub_trees.cited
     monkeypatch.setattr(spechub_trees, "cited", lambda n: {1.0: {chosen[n]: cited(n)[1.0][chosen[n]]}})
     monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
-    code, printed, err = run(monkeypatch, capsys, "reproduce", name, "--quick", "--json")
+    code, printed, err = run(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
     assert code == 0, err
     tables = json.loads(printed)["tables"]
     assert [len(table["rows"]) for table in tables] == ([1, 1, 1] if name.startswith("spechub") else [1])

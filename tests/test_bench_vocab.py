@@ -7,15 +7,15 @@ import torch
 
 import tiny
 import tokenizers_zoo as zoo
+from benchmarks import vocab as vocab_bench
+from benchmarks.vocab import Settings, bench
+from benchmarks.vocab_ways import Meter, Metered, Ours, Taken, Theirs
 from command import run
 from foretoken.build import load
 from foretoken.cli.options import demo_folder
-from foretoken.compare import vocab_bench
-from foretoken.compare.table import Report
-from foretoken.compare.vocab_bench import Settings, bench
-from foretoken.compare.vocab_ways import Meter, Metered, Ours, Taken, Theirs
 from foretoken.core.interfaces import Drafter
 from foretoken.draft.slrs import SLRSDrafter
+from foretoken.measure.table import Report
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
@@ -88,7 +88,7 @@ def test_the_meter_leaves_the_drafter_as_it_is():
 
 
 def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monkeypatch, capsys):
-    code, printed, _ = run(monkeypatch, capsys, "reproduce", "slrs-table5", "--quick", "--json")
+    code, printed, _ = run(monkeypatch, capsys, "benchmarks", "reproduce", "slrs-table5", "--quick", "--json")
     assert code == 0
     out = json.loads(printed)
     lemma = out["tables"][0]["rows"]
@@ -111,7 +111,7 @@ def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monk
     ],
 )
 def test_bad_input(monkeypatch, capsys, arguments, what):
-    code, _, err = run(monkeypatch, capsys, "bench", "vocab", *arguments)
+    code, _, err = run(monkeypatch, capsys, "benchmarks", "vocab", *arguments)
     assert code == 2
     assert what in err
 
@@ -120,7 +120,7 @@ def test_the_trees_asked_for_are_taken(monkeypatch, capsys):
     trees = ["--tree", "tli=chain:1", "--tree", "tli=kary:2x1"]
     models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
     fast = ["--prompts", 1, "--max-new-tokens", 4, "--rounds", 1, "--samples", 0, "--temperature", 0, "--json"]
-    code, out, _ = run(monkeypatch, capsys, "bench", "vocab", *models, *fast, "--method", "tli", *trees)
+    code, out, _ = run(monkeypatch, capsys, "benchmarks", "vocab", *models, *fast, "--method", "tli", *trees)
     assert code == 0
     rows = json.loads(out)["tables"][0]["rows"]
     assert [row["tree"] for row in rows if row["way"].endswith("tli")] == ["chain:1", "kary:2x1"]

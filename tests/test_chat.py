@@ -15,7 +15,7 @@ import foretoken
 import tiny
 import tokenizers_zoo
 from foretoken.cli import tints
-from foretoken.cli.workload import chosen_prompts, encoded
+from foretoken.cli.measuring import chosen_prompts, encoded
 from foretoken.core.messages import check_messages, check_text
 from foretoken.models.text import chat_prompt, turn_end
 

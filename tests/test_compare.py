@@ -1,20 +1,20 @@
-"""What `foretoken rules` and `foretoken reproduce` are made of, against direct computation."""
+"""What `benchmarks rules` and `benchmarks reproduce` are made of, against direct computation."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import tiny
+from benchmarks import pairs as rows
 from foretoken.audit import enumerate as exact
 from foretoken.audit.models import plain_logits
 from foretoken.audit.wrong import EachAlone
 from foretoken.build import load
-from foretoken.compare import rows
-from foretoken.compare.exactly import enumerated, sampled, standard_error
-from foretoken.compare.table import Report, Table
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.engine import Engine
+from foretoken.measure.exactly import enumerated, sampled, standard_error
+from foretoken.measure.table import Report, Table
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
 

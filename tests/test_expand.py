@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.expand import SIZES, choose_shape, expand, size_named
 from foretoken.core.errors import ForetokenError
-from foretoken.models.expand import choose_shape, expand
-from foretoken.models.named import SIZES, size_named
 
 DEMO: dict[str, Any] = {
     "hidden_size": 192, "intermediate_size": 592, "num_hidden_layers": 12, "num_attention_heads": 6,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.report import Lines
-from foretoken.compare import child_acceptance
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, check_file, check_folder, write
+from foretoken.measure import child_acceptance
+from foretoken.measure.report import Lines
 from foretoken.profile import write_json
 
 

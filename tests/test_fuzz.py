@@ -17,11 +17,13 @@ import typer
 
 import foretoken
 import tiny
+from benchmarks.__main__ import SCRIPTS, script
+from benchmarks.expand import SIZES
 from command import run
 from foretoken.choices import LAWS, METHODS, VOCABS
 from foretoken.cli import options
 from foretoken.cli.main import app
-from foretoken.models.named import COMPILE, DTYPES, SIZES
+from foretoken.models.named import COMPILE, DTYPES
 from foretoken.verify import VERIFIERS
 
 NUMBERS = [
@@ -38,7 +40,7 @@ TREES = [
     "kary:1x4096", "budget:4", "budget:0", "budget:1e3", "dynamic:4", "dynamic:9999", "opt-tree:4", "opt-tree:inf",
     "product:4", "sequoia:4", "sequoia:4@/dev/null", "sequoia:4@", "list:", "list:/dev/null", "list:/", "bush:1", ":",
 ]  # fmt: skip
-NAMES = [*VERIFIERS, *LAWS, *VOCABS, *METHODS, *DTYPES, *COMPILE, *SIZES]
+NAMES = [*VERIFIERS, *LAWS, *VOCABS, *METHODS, *DTYPES, *COMPILE]
 DEVICES = ["cpu", "abacus", "cuda:99", "cpu:7", "cuda:x", ""]
 WHOLE = 40  # runs of generate
 BEGUN = 12  # of every other command, up to its models
@@ -57,6 +59,9 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
             yield from commands(command, (*path, name))
         else:
             yield (*path, name), command
+    if group is None:
+        for name in SCRIPTS:
+            yield ("benchmarks", name), typer.main.get_command(script(name))
 
 
 def value(rng: random.Random, option: str, files: list[str]) -> str:
@@ -69,8 +74,8 @@ def value(rng: random.Random, option: str, files: list[str]) -> str:
         "--target": files, "--drafter": [*files, "none", "ngram"], "--begin": files, "--profile": [*files, *TEXTS],
         "--head": files, "--same": files, "--stop": TEXTS, "--text": TEXTS, "--plot": ["p.png", "p.nope", *TEXTS],
         "--out": ["out", *TEXTS], "--data": [*files, *TEXTS], "--cache": ["out", *TEXTS], "--part": ["out", *TEXTS],
-        "--expand": [*SIZES], "--acceptance": ["out", *TEXTS], "--workload": TEXTS, "--batch-file": TEXTS,
-        "--held-out": TEXTS, "--optimizer": ["adamw", "muon"],
+        "--acceptance": ["out", *TEXTS], "--workload": TEXTS, "--batch-file": TEXTS, "--size": [*SIZES],
+        "--held-out": TEXTS, "--optimizer": ["adamw", "muon"], "--expand": [*SIZES],
     }  # fmt: skip
     return rng.choice(fitting.get(option, NUMBERS))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.reproduce.gumiho_theorem import EARLY, EVEN, expected_length, instance
+from benchmarks.papers.gumiho_theorem import EARLY, EVEN, expected_length, instance
 
 
 def test_example() -> None:

@@ -1,13 +1,14 @@
-"""`foretoken rules` and `foretoken reproduce`, on tiny models in place of the demo pair."""
+"""`python -m benchmarks rules` and `reproduce`, on tiny models in place of the demo pair."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks import rules as measure
+from benchmarks import speed
+from benchmarks.reproduce import ARTEFACTS
 from command import Command
-from foretoken.compare import measure, speed
-from foretoken.reproduce import ARTEFACTS
 
 SMALL = ["--positions", 4, "--draws", "1,2", "--temperature", "1"]
 LOSSLESS = 1e-12
@@ -20,7 +21,7 @@ def run(run: Command, unchecked: None) -> Command:
 
 
 def test_rules_on_a_pair_of_models(run: Command) -> None:
-    code, out, err = run("rules", *SMALL, "--json")
+    code, out, err = run("benchmarks", "rules", *SMALL, "--json")
     assert code == 0
     assert "scoring 4 positions" in err
     report = json.loads(out)
@@ -43,7 +44,7 @@ def test_rules_on_a_pair_of_models(run: Command) -> None:
 
 
 def test_rules_on_toy_distributions(run: Command) -> None:
-    code, out, _ = run("rules", "--toy", "--draws", "1,2", "--temperature", "0.5", "--json")
+    code, out, _ = run("benchmarks", "rules", "--toy", "--draws", "1,2", "--temperature", "0.5", "--json")
     assert code == 0
     tables = json.loads(out)["tables"]
     assert len(tables) == len(measure.SIMILARITIES)
@@ -67,7 +68,7 @@ def test_toy_tables_are_printed_as_they_come(
     monkeypatch.setattr(measure, "SIMILARITIES", measure.SIMILARITIES[:2])
     monkeypatch.setattr(measure, "_toy_row", lambda *_: seen.append(capsys.readouterr().out))
     seen: list[str] = []
-    code, out, _ = run("rules", "--toy", "--draws", "1", "--temperature", "1")
+    code, out, _ = run("benchmarks", "rules", "--toy", "--draws", "1", "--temperature", "1")
     half = len(seen) // 2
     assert code == 0
     assert "similarity" not in "".join(seen[:half])
@@ -79,11 +80,11 @@ def test_toy_tables_are_printed_as_they_come(
 def test_rules_print_text_markdown_and_a_plot(run: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "some.txt").write_text("import os\n" * 20)
-    code, out, _ = run("rules", *SMALL, "--text", "some.txt", "--markdown", "--plot", "x.png")
+    code, out, _ = run("benchmarks", "rules", *SMALL, "--text", "some.txt", "--markdown", "--plot", "x.png")
     assert code == 0
     assert "#### Acceptance, temperature 1\n\n| rule | law | k=1 | k=2 |\n|---|---|---|---|\n" in out
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    code, out, _ = run("rules", *SMALL)
+    code, out, _ = run("benchmarks", "rules", *SMALL)
     assert code == 0
     assert "Processor time of one verification" in out
 
@@ -91,7 +92,7 @@ def test_rules_print_text_markdown_and_a_plot(run: Command, tmp_path: Path) -> N
 def test_rules_by_speed(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "GRID", ((4, 2), (6, 3), (300, 3)))
     monkeypatch.setattr(speed, "PAIRS", 2)
-    code, out, _ = run("rules", "--speed", "--temperature", "1", "--json")
+    code, out, _ = run("benchmarks", "rules", "--speed", "--temperature", "1", "--json")
     assert code == 0
     (table,) = json.loads(out)["tables"]
     rows = {row["rule"]: row for row in table["rows"]}
@@ -107,20 +108,20 @@ def test_an_interrupt_prints_what_is_there(run: Command, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure, "_times", interrupted)
-    code, out, _ = run("rules", *SMALL)
+    code, out, _ = run("benchmarks", "rules", *SMALL)
     assert code == 130
     assert "transport" in out
     assert "Interrupted" in out
 
 
 def test_the_names_are_listed(run: Command) -> None:
-    code, out, _ = run("reproduce", "--list")
+    code, out, _ = run("benchmarks", "reproduce", "--list")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(ARTEFACTS)
 
 
 def figures(run: Command, name: str, *arguments: object) -> list[dict]:
-    code, out, _ = run("reproduce", name, "--quick", "--json", *arguments)
+    code, out, _ = run("benchmarks", "reproduce", name, "--quick", "--json", *arguments)
     assert code == 0
     return json.loads(out)["tables"]
 
@@ -198,7 +199,7 @@ def test_optimal_acceptance_grows_with_drafts_and_tokens(run: Command, name: str
     ],
 )
 def test_bad_input_is_one_sentence(run: Command, tmp_path: Path, arguments: list[object], words: str) -> None:
-    code, out, err = run(*arguments)
+    code, out, err = run("benchmarks", *arguments)
     assert code == 2
     assert out == ""
     assert words in err.splitlines()[-1]

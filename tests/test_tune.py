@@ -16,7 +16,6 @@ import foretoken
 import tiny
 from command import Command
 from foretoken.audit.models import plain_logits
-from foretoken.bench.interleaved import Continued, Runs, Workload
 from foretoken.build import check_profile
 from foretoken.cli import options
 from foretoken.core.coins import Coins
@@ -35,6 +34,7 @@ from foretoken.draft.tli import tli
 from foretoken.drafters import fingerprint_of, plain
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
+from foretoken.measure.interleaved import Continued, Runs, Workload
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
 from foretoken.models.panels import HALVED, PanelLinear, pack
@@ -762,7 +762,7 @@ def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
 
 @pytest.mark.parametrize("name", ["nowhere/p.json", "."])
 def test_a_profile_that_cannot_be_written_is_refused_before_anything_is_loaded(run, monkeypatch, name):
-    monkeypatch.setattr("foretoken.cli.tune.load_engine", None)
+    monkeypatch.setattr("foretoken.cli.options.load_engine", None)
     code, out, err = run("tune", *SMALL, "--out", name)
     assert (code, out, err.startswith(f"foretoken: Cannot write {name}: ")) == (2, "", True), err
 
@@ -776,7 +776,6 @@ def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path)
         (("--best", 0), "best is 0"),
         (("--max-new-tokens", 4), "below 16 tokens"),
         (("--max-new-tokens", 4000), "do not fit the context"),
-        (("--expand", "2b"), "Unknown expansion 2b"),
     ):
         code, _, err = run("tune", *SMALL, *arguments)
         assert (code, says in err) == (2, True), err

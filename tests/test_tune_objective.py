@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from foretoken.compare.rows import toy_rows
-from foretoken.tune.objective import OBJECTIVES, accepted, best, breakpoints, conditions
+from benchmarks.objective import OBJECTIVES, accepted, best, breakpoints, conditions
+from benchmarks.pairs import toy_rows
 
 LAMBDAS = [0.1, 0.45, 0.6, 0.9]
 

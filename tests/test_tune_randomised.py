@@ -1,21 +1,21 @@
-"""`foretoken tune randomised` on tiny models."""
+"""`python -m benchmarks randomised` on tiny models."""
 
 import json
 
 import pytest
 import torch
 
-from foretoken.bench.interleaved import Workload
-from foretoken.bench.pair import with_cost_ratio
+from benchmarks.expand import with_cost_ratio
+from benchmarks.objective import OBJECTIVES, accepted
+from benchmarks.randomised import GRID, Ratios, _optima, with_coins
 from foretoken.build import load
-from foretoken.compare.table import Report
 from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.tune.objective import OBJECTIVES, accepted
-from foretoken.tune.randomised import GRID, Ratios, _optima, with_coins
+from foretoken.measure.interleaved import Workload
+from foretoken.measure.table import Report
 
 
 def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
@@ -55,7 +55,7 @@ def test_coins_and_costs(demo):
 def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, monkeypatch, tmp_path, unchecked):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
-    measured = ("tune", "randomised", "--prompts", 1, "--max-new-tokens", 16)
+    measured = ("benchmarks", "randomised", "--prompts", 1, "--max-new-tokens", 16)
     code, out, err = run(*measured, "--json", "--plot", "f.png")
     assert code == 0, err
     optima, by_a = json.loads(out)["tables"]
@@ -77,7 +77,7 @@ def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, m
 
 def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, unchecked):
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
-    arguments = ("tune", "randomised", "--prompts", 2, "--max-new-tokens", 16, "--json")
+    arguments = ("benchmarks", "randomised", "--prompts", 2, "--max-new-tokens", 16, "--json")
     path = tmp_path / "foretoken-randomised.part"
     whole = Workload.run
 
@@ -90,7 +90,7 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("foretoken.tune.randomised.forward_costs", interrupted)
+        patched.setattr("benchmarks.randomised.forward_costs", interrupted)
         code, _, err = run(*arguments)
     assert (code, "goes on from here" in err) == (130, True)
     texts = json.loads(path.read_text())["done"]

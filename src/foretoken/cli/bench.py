@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli import bench_auto, bench_chains, bench_heads, bench_trees, bench_vocab, execution, options
-from foretoken.cli.workload import WorkloadFile, chosen_prompts, encoded
+from foretoken.cli import acceptance, options
+from foretoken.cli.measuring import WorkloadFile, chosen_prompts, encoded
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
-    from foretoken.bench.rounds import Measurement
+    from foretoken.measure.rounds import Measurement
 
 
 app = typer.Typer(cls=options.DefaultCommand, help="Measure speed.")
@@ -26,8 +26,8 @@ def bench(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help='Model folder or hub id with the same vocabulary, "ngram" (prompt lookup), or "none"; heads: '
-            "foretoken bench heads. Default: the demo drafter for the demo target, else ngram."
+            help='Model folder or hub id with the same vocabulary, "ngram" (prompt lookup), or "none". '
+            "Default: the demo drafter for the demo target, else ngram."
         ),
     ] = None,
     tree: Annotated[
@@ -43,10 +43,6 @@ def bench(
     prompts: Annotated[int, typer.Option(help="Prompts of the workload that are continued.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 96,
     rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 3,
-    expand: Annotated[
-        str | None,
-        typer.Option(help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function."),
-    ] = None,
     batch: Annotated[
         list[int] | None,
         typer.Option(help="Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1."),
@@ -71,17 +67,17 @@ def bench(
     check_seed(seed, rounds)
     texts = chosen_prompts(workload, prompts)
     options.check_outputs(out, plot)
-    options.check_models(target, drafter, expand, profile, verifier=verifier, dtype=dtype, compile=compile)
+    options.check_models(target, drafter, profile, verifier=verifier, dtype=dtype, compile=compile)
     for name in tree or ():
         read_tree(name)
-    from foretoken.bench.machine import machine
-    from foretoken.bench.pair import load_pair, methods
-    from foretoken.bench.plot import plot as draw
-    from foretoken.bench.report import Lines, Report
-    from foretoken.bench.rounds import Prompt, Settings, measure
-    from foretoken.bench.summary import summarise
     from foretoken.build import check_profile
     from foretoken.drafters import CHAINS_ONLY, way_of
+    from foretoken.measure.machine import machine
+    from foretoken.measure.pair import load_pair, methods
+    from foretoken.measure.plot import plot as draw
+    from foretoken.measure.report import Lines, Report
+    from foretoken.measure.rounds import Prompt, Settings, measure
+    from foretoken.measure.summary import summarise
     from foretoken.profile import PLAIN, read_profile
 
     options.quiet()
@@ -91,10 +87,7 @@ def bench(
         options.spare_threads_as(tuned)
     target, drafter = options.resolve_models(target, drafter)
     vocab, coins = None if tuned is None else tuned.vocab, None
-    pair = load_pair(
-        target, drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, expansion=expand, seed=seed,
-        compile=compile,
-    )  # fmt: skip
+    pair = load_pair(target, drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, pair.engine.target.lm, pair.engine.drafter)
         if tree is None and verifier is None and tuned.tree != PLAIN:
@@ -133,10 +126,4 @@ def bench(
         raise typer.Exit(130)
 
 
-app.command("execution")(execution.execution)
-app.command("vocab")(bench_vocab.bench_vocab)
-app.command("heads")(bench_heads.heads)
-app.command("trees")(bench_trees.trees)
-app.command("chains")(bench_chains.chains)
-app.command("acceptance")(bench_trees.acceptance)
-app.command("auto")(bench_auto.auto)
+app.command("acceptance")(acceptance.acceptance)

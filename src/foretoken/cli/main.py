@@ -3,11 +3,12 @@
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, chat, demo, fetch, generate, reproduce, rules, train, tune, vocab
+from foretoken.cli import audit, bench, chat, demo, fetch, generate, train, tune, vocab
 from foretoken.cli.streams import streams
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
@@ -21,10 +22,8 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("audit")(audit.audit)
-app.command("rules")(rules.rules)
-app.command("reproduce")(reproduce.reproduce)
 app.add_typer(bench.app, name="bench")
-app.add_typer(tune.app, name="tune")
+app.command("tune")(tune.tune)
 app.command("vocab")(vocab.vocab)
 app.command("fetch")(fetch.fetch)
 app.command("demo")(demo.demo)
@@ -47,12 +46,17 @@ def options(
 
 
 def main() -> None:
+    run(app)
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command of typer's: what goes wrong is one sentence on stderr, and an exit code."""
     warnings.showwarning = _one_line_warning
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
     logging.getLogger("foretoken").setLevel(logging.INFO)
     try:
         with streams():
-            app()
+            command()
     except ForetokenError as error:
         print(f"foretoken: {error}", file=sys.stderr)
         sys.exit(2)

@@ -136,8 +136,8 @@ def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
 
 def check_outputs(out: str, plot: str | None = None) -> None:
     """Refuse, before models are loaded, files that cannot be written."""
-    from foretoken.bench.figure import check_plot
     from foretoken.core.files import check_file
+    from foretoken.measure.figure import check_plot
 
     check_file(Path(out))
     if plot is not None:
@@ -151,18 +151,13 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     return target, drafter or "ngram"
 
 
-def check_models(
-    target: str | None, drafter: str | None, expansion: str | None = None, profile: str | None = None, **named: Any
-) -> None:
+def check_models(target: str | None, drafter: str | None, profile: str | None = None, **named: Any) -> None:
     """Refuse, before torch is imported, models, trees, rules and the like that cannot be. named: see check_engine."""
     from foretoken.choices import check_engine
-    from foretoken.models.named import size_named
     from foretoken.profile import read_profile
 
     target, drafter = resolve_models(target, drafter)
     check_engine(target, drafter, **named)
-    if expansion is not None:
-        size_named(expansion)
     if profile is not None:
         read_profile(profile)
 

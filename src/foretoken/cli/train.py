@@ -86,8 +86,8 @@ def train(
     if begin is not None and Path(begin).resolve() == out.resolve():
         raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
     options.check_models(target, begin, dtype=dtype)
-    from foretoken.bench.machine import machine
     from foretoken.heads.load import head_kind, load_to_train
+    from foretoken.measure.machine import machine
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
     from foretoken.models.parts import parts
     from foretoken.train.begin import Beginning

@@ -8,7 +8,6 @@ from foretoken.core.errors import ForetokenError
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTO, ON, OFF = COMPILE = ("auto", "on", "off")
-SIZES = {"100m": 100_000_000, "300m": 300_000_000, "1b": 1_000_000_000}  # parameters of an expanded target
 # Files that a published draft head may be in; the first two may also be a language model's.
 HEAD_FILES = (
     "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
@@ -24,13 +23,6 @@ def check_dtype(dtype: str) -> None:
 def check_compile(compile: str) -> None:
     if compile not in COMPILE:
         raise ForetokenError(f"Unknown compile {compile}: choose one of {', '.join(COMPILE)}.")
-
-
-def size_named(name: str) -> int:
-    """Parameters of "100m", "300m" or "1b"."""
-    if name not in SIZES:
-        raise ForetokenError(f"Unknown expansion {name}: choose one of {', '.join(SIZES)}.")
-    return SIZES[name]
 
 
 def is_folder(source: str) -> bool:

@@ -17,8 +17,7 @@ from math import fsum
 from statistics import median
 from typing import Any
 
-from foretoken.bench.execution import measure
-from foretoken.bench.forwards import OurPath, Place
+from foretoken.measure.forwards import OurPath, Place, measure
 from foretoken.models.causal_lm import CausalLM
 from foretoken.names import tree_policy
 from foretoken.profile import PLAIN

@@ -2,10 +2,10 @@
 
 import torch
 
-from foretoken.bench.machine import num_cores
 from foretoken.draft.lm import LMDrafter
 from foretoken.drafters import default_rule, plain, spelling, with_tree
 from foretoken.engine import Engine
+from foretoken.measure.machine import num_cores
 from foretoken.names import tree_policy
 from foretoken.tune.acceptance import has_distribution
 from foretoken.tune.costs import PLAINLY, Configuration

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.bench.interleaved import Runs, Workload, interleaved
-from foretoken.compare.table import Report
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.tli import IntersectionLM
 from foretoken.drafters import default_rule, fingerprint_of, plain, way_of, with_tree
 from foretoken.engine import Engine
+from foretoken.measure.interleaved import Runs, Workload, interleaved
+from foretoken.measure.table import Report
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
 from foretoken.names import tree_policy

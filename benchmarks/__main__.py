@@ -1,0 +1,44 @@
+"""`python -m benchmarks NAME`: runs one of the scripts beside this file; without a name it lists them."""
+
+import sys
+from importlib import import_module
+
+import typer
+
+from foretoken.cli.main import run
+from foretoken.core.errors import ForetokenError
+
+SCRIPTS = {
+    "execution": "milliseconds of one forward, over nodes, context and batch",
+    "trees": "tokens per target forward by shape of the tree, verification rule and number of nodes",
+    "chains": "tokens per step of chains, by probability on texts of the target's own",
+    "heads": "tokens per step, speed and time by component of draft heads",
+    "vocab": "every method of drafting with another vocabulary, and whether it is lossless",
+    "auto": "method auto beside plain decoding and fixed depths: good, useless and changing drafters",
+    "rules": "acceptance, time and deviation of every verification rule",
+    "reproduce": "tables and figures of the papers, beside ours",
+    "randomised": "the draft probability that pays, predicted and measured",
+    "expand": "writes a model with the target's function at the cost of a larger one",
+}
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name == "--help":
+        for known, what in SCRIPTS.items():
+            print(f"{known:12}{what}")
+        return
+    if name not in SCRIPTS:
+        raise ForetokenError(f"There is no benchmark {name}: choose one of {', '.join(SCRIPTS)}.")
+    script(name)(sys.argv[2:], prog_name=f"python -m benchmarks {name}")
+
+
+def script(name: str) -> typer.Typer:
+    """The command line of one of SCRIPTS."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(import_module(f"benchmarks.{name}").command)
+    return app
+
+
+if __name__ == "__main__":
+    run(main)

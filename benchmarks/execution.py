@@ -1,0 +1,378 @@
+"""The ways of running one forward that are compared, and the places at which they are.
+
+Milliseconds of one forward: every path in turn at every place, in rotated order, round after round.
+
+Forwards on paper: tables of milliseconds, one JSON object, a picture of the three curves.
+
+`python -m benchmarks execution`: what one forward costs.
+"""
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from benchmarks.expand import Expand, check_expansion, expand, size_named
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts
+from foretoken.measure.clocks import clock_named, seconds
+from foretoken.measure.figure import save
+from foretoken.measure.forwards import OurPath, Path, Place, Timing, measure, tokens, weight_bytes
+from foretoken.measure.machine import machine
+from foretoken.measure.methods import THEIRS
+from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR
+from foretoken.measure.report import Lines, as_json, machine_line, wide_console
+from foretoken.measure.summary import Spread
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.load import choose_device, choose_dtype, load_model
+from foretoken.models.named import located
+from foretoken.models.panels import pack
+
+EAGER, COMPILED, TRACED = "eager", "compiled", "torch.compile"
+BASE_NODES = (1, 8)  # at which contexts and batches are compared: plain decoding, and a tree
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Over nodes at the first context and batch; over context and over batch at 1 and 8 nodes."""
+
+    nodes: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, values in (("nodes", self.nodes), ("context", self.contexts), ("batch", self.batches)):
+            if not values or min(values) < 1:
+                raise ForetokenError(f"--{name} must be one or more numbers >= 1.")
+
+    @property
+    def over_nodes(self) -> list[Place]:
+        return [Place(n, self.contexts[0], self.batches[0]) for n in self.nodes]
+
+    @property
+    def over_context(self) -> list[Place]:
+        return [Place(n, c, self.batches[0]) for n in BASE_NODES for c in sorted(self.contexts)]
+
+    @property
+    def over_batch(self) -> list[Place]:
+        return [Place(n, self.contexts[0], b) for n in BASE_NODES for b in sorted(self.batches)]
+
+    @property
+    def places(self) -> list[Place]:
+        """Each once, those of one context and batch side by side."""
+        places = dict.fromkeys(self.over_nodes + self.over_context + self.over_batch)
+        return sorted(places, key=lambda p: (p.context, p.batch, p.nodes))
+
+
+@dataclass
+class TheirPath:
+    """transformers' forward with its default cache. It knows no trees: the nodes are a chain, which costs the same."""
+
+    model: PreTrainedModel
+    lm: CausalLM
+    name: str = field(default=THEIRS, init=False)
+    what: str = field(default="modules, DynamicCache", init=False)
+    nodes: int = field(default=0, init=False)
+    batch: int = field(default=0, init=False)
+    cache: DynamicCache = field(init=False)
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.model)
+
+    def open(self, context: int, batch: int, nodes: int) -> None:
+        self.cache, self.batch = DynamicCache(), batch
+        self.forward(context)
+
+    @torch.inference_mode()
+    def forward(self, nodes: int) -> None:
+        self.nodes = nodes
+        ids = torch.tensor([tokens(self.lm, nodes)] * self.batch, device=self.model.device)
+        self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+
+    @torch.inference_mode()
+    def forget(self) -> None:
+        self.cache.crop(-self.nodes)
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """The paths of one model, its baseline first. label: what to call its cost."""
+
+    paths: Sequence[Path]
+    lm: CausalLM
+    num_params: int
+    label: str
+
+
+def load_forwards(
+    target: str, device: str | None, dtype: str | None, expansion: str | None, seed: int, traced: bool = False
+) -> Forwards:
+    """transformers' model, ours over the same weights, and ours compiled; traced: by torch.compile too."""
+    size = None if expansion is None else size_named(expansion)
+    chosen = choose_device(device)
+    compiled = load_model(target, chosen, choose_dtype(dtype))
+    loaded: Any = AutoModelForCausalLM.from_pretrained(located(target), dtype=compiled.dtype)
+    theirs: PreTrainedModel = loaded.to(chosen).eval()
+    label = "as loaded"
+    if size is not None:
+        theirs = expand(theirs, size, seed)
+        label = f"expanded {expansion}"
+        ours = copy.deepcopy(theirs)
+        pack(ours)
+        compiled = CausalLM(ours, target)
+    eager = CausalLM(theirs, target)
+    paths: list[Path] = [TheirPath(theirs, eager), OurPath(EAGER, eager)]
+    if compiled.execution != eager.execution:
+        paths.append(OurPath(COMPILED, compiled))
+    if traced:
+        forward = CausalLM(compiled.model, target)
+        forward.trace()
+        paths.append(OurPath(TRACED, forward))
+    return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)
+
+
+REPEATS = 3  # forwards of one turn, after one that brings the path's weights back into the processor's caches
+READ = 1 << 28  # bytes; far more than caches hold
+THREAD, WALL = "thread", "wall"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One path at one place. Times and GB/s over the rounds; ratios of speeds, each taken inside a round: how many
+    times faster than transformers, and than our eager path."""
+
+    path: str
+    nodes: int
+    context: int
+    batch: int
+    num_runs: int
+    ms: Spread
+    gb_s: float
+    vs_transformers: Spread
+    vs_eager: Spread
+
+    @property
+    def place(self) -> Place:
+        return Place(self.nodes, self.context, self.batch)
+
+
+def summarise(timings: Sequence[Timing]) -> list[Row]:
+    """One row a (place, path), in the order in which they came. Rounds that lack a path are left out."""
+    times: dict[tuple[Place, int], dict[str, Timing]] = {}
+    for t in timings:
+        times.setdefault((t.place, t.round), {})[t.path] = t
+    paths = list(dict.fromkeys(t.path for t in timings))
+    rows = []
+    for place in dict.fromkeys(t.place for t in timings):
+        rounds = [of for (where, _), of in times.items() if where == place and len(of) == len(paths)]
+        for path in paths if rounds else ():
+            rows.append(
+                Row(
+                    path,
+                    place.nodes,
+                    place.context,
+                    place.batch,
+                    len(rounds),
+                    _spread([of[path].ms for of in rounds]),
+                    median(of[path].gb_s for of in rounds),
+                    _spread([of[THEIRS].ms / of[path].ms for of in rounds]),
+                    _spread([of[EAGER].ms / of[path].ms for of in rounds]),
+                )
+            )
+    return rows
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(median(values), min(values), max(values))
+
+
+def memory_bandwidth(device: torch.device, now: Callable[[], float]) -> float:
+    """GB/s at which this process, with its threads, reads memory: the best of five sums over 256 MiB."""
+    data = torch.ones(READ // 4, device=device)
+    best = float("inf")
+    for _ in range(5):
+        begin = now()
+        data.sum()
+        best = min(best, now() - begin)
+    return READ / best / 1e9
+
+
+CLOCKS = {True: "CPU time of the one thread", False: "wall clock"}
+COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b", TRACED: "#7a4fa3"}
+NOTES = """\
+ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as transformers, and as our eager path;
+medians of ratios taken inside a round. GB/s: weights read a second; weights that fit the processor's caches can pass
+the memory's bandwidth."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """header: machine, model and settings, as plain values; header["paths"]: {name: what it is}."""
+
+    header: dict[str, Any]
+    curves: Curves
+    rows: Sequence[Row]
+    interrupted: bool = False
+
+    def json(self) -> dict[str, Any]:
+        return as_json(self.header, self.rows, self.interrupted)
+
+    def print(self) -> None:
+        """To stdout."""
+        console = wide_console()
+        h = self.header
+        console.print(
+            machine_line(h),
+            f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; memory "
+            f"{h['memory_gb_s']:.1f} GB/s; {CLOCKS[h['clock'] == THREAD]}; {h['rounds']} rounds",
+            *(f"{name}: {what}" for name, what in h["paths"].items()),
+            sep="\n",
+        )
+        curves = self.curves
+        titles = (("nodes", curves.over_nodes), ("context", curves.over_context), ("batch", curves.over_batch))
+        for title, places in titles:
+            if title == "nodes" or len(places) > 2:
+                console.print(self._table(f"over {title}", places))
+        console.print(NOTES)
+        if self.interrupted:
+            console.print("Interrupted: the figures are of the rounds that were done.")
+
+    def _table(self, title: str, places: Sequence[Place]) -> Table:
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for column in ("nodes", "context", "batch"):
+            table.add_column(column, justify="right")
+        names = list(self.header["paths"])
+        for name in names:
+            table.add_column(f"{name} ms", justify="right")
+            if name != THEIRS:
+                table.add_column("x", justify="right")
+            table.add_column("GB/s", justify="right")
+        found = {(row.place, row.path): row for row in self.rows}
+        for place in places:
+            if (place, names[0]) not in found:
+                continue
+            cells = [str(place.nodes), str(place.context), str(place.batch)]
+            for name in names:
+                row = found[place, name]
+                cells.append(f"{row.ms.median:.2f} ({row.ms.low:.2f}-{row.ms.high:.2f})")
+                if name != THEIRS:
+                    of_eager = "" if name == EAGER else f", {row.vs_eager.median:.2f}"
+                    cells.append(f"{row.vs_transformers.median:.2f}{of_eager}")
+                cells.append(f"{row.gb_s:.1f}")
+            table.add_row(*cells)
+        return table
+
+
+def plot_curves(report: Report, path: str) -> None:
+    """One panel a curve: medians of ms a forward on logarithmic axes; dashed at 1 node where there are two."""
+
+    curves = report.curves
+    panels = {"nodes": curves.over_nodes, "context": curves.over_context, "batch": curves.over_batch}
+    figure = Figure(figsize=(13.5, 4.0), layout="constrained")
+    figure.suptitle(f"{report.header['target']}, {report.header['label']}: one forward")
+    found = {(row.place, row.path): row.ms.median for row in report.rows}
+    for i, (axis, places) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, 3, i)
+        for name in report.header["paths"]:
+            for nodes in [None] if axis == "nodes" else sorted({p.nodes for p in places}):
+                shown = [p for p in places if nodes in (None, p.nodes) and (p, name) in found]
+                axes.plot(
+                    [getattr(p, axis) for p in shown],
+                    [found[p, name] for p in shown],
+                    marker="o",
+                    markersize=3,
+                    linestyle="--" if nodes == 1 else "-",
+                    color=COLORS.get(name, OUR_COLOR),
+                    label=name if nodes is None else f"{name}, {nodes} nodes",
+                )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel(axis)
+        axes.set_ylabel("ms")
+        axes.legend(fontsize="x-small")
+    save(figure, path)
+
+
+DEFAULT_OUT = "foretoken-execution.jsonl"
+
+
+def command(
+    target: options.Target = None,
+    nodes: Annotated[str, typer.Option(help="Tree nodes of a forward, with commas.")] = "1,2,4,8,16,24,32,48,64",
+    context: Annotated[str, typer.Option(help="Committed tokens before them, with commas.")] = "256,128,512,1024,2048",
+    batch: Annotated[str, typer.Option(help="Rows side by side, with commas.")] = "1,4,8",
+    rounds: Annotated[int, typer.Option(help="Turns of every path at every place, three forwards each.")] = 9,
+    expand: Expand = None,
+    torch_compile: Annotated[
+        bool, typer.Option("--torch-compile", help="Also torch.compile, which takes up to minutes for every shape.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the weights of an expanded target.")] = 0,
+    out: Annotated[str, typer.Option(help="File for the single turns, JSONL; replaced if it exists.")] = DEFAULT_OUT,
+    plot: Annotated[str | None, typer.Option(help="Draw the curves to this file (needs matplotlib).")] = None,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Milliseconds of one forward over nodes, context and batch: transformers, our eager path, our compiled one.
+
+    Nodes are compared at the first context and batch named, contexts and batches at 1 and 8 nodes. Interleaved in one
+    process; the table goes to stdout. For a model that runs in one thread on a CPU the clock is the thread's own.
+    """
+    shape = [numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch")]
+    check_counts(rounds=rounds)
+    options.check_outputs(out, plot)
+    options.check_models(target, None, dtype=dtype)
+    check_expansion(expand)
+
+    options.quiet()
+    curves = Curves(*shape)
+    target, _ = options.resolve_models(target, None)
+    forwards = load_forwards(target, device, dtype, expand, seed, torch_compile)
+    options.spare_threads(forwards.num_params)
+    of_device = forwards.lm.device
+    clock = clock_named(of_device)
+    now = seconds(clock, of_device)
+    header: dict[str, Any] = {
+        **machine(of_device),
+        "dtype": str(forwards.lm.dtype).removeprefix("torch."),
+        "label": forwards.label,
+        "num_params": forwards.num_params,
+        "target": target,
+        "clock": clock,
+        "memory_gb_s": memory_bandwidth(of_device, now),
+    }
+    done: list[Timing] = []
+    with Lines(out, header) as lines:
+        interrupted = lines.collect(measure(forwards.paths, curves.places, rounds, now, options.progress), done)
+    options.progress("")
+    print(f"{len(done)} turns written to {out}", file=sys.stderr)
+    paths = {path.name: path.what for path in forwards.paths}
+    report = Report(header | {"paths": paths, "rounds": rounds}, curves, summarise(done), interrupted)
+    if json_:
+        print(json.dumps(report.json()))
+    else:
+        report.print()
+    if plot is not None:
+        plot_curves(report, plot)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise ForetokenError(f"--{name} is {text!r}: give whole numbers with commas between them.") from None

@@ -1,0 +1,365 @@
+"""Draft heads side by side on one target: tokens a step, speed against plain decoding, and where the time goes.
+
+Methods take turns prompt by prompt. What a whole run takes is processor time where one thread does all the work, so
+that other programs do not count; what the parts of a step take is wall clock, the median over steps.
+
+`python -m benchmarks heads`: draft heads side by side on one target.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from benchmarks.expand import Expand, check_expansion, size_named
+from benchmarks.expand import expand as expanded
+from benchmarks.head_clocks import PARTS, TimedHeadLM, TimedSession
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence as Running
+from foretoken.core.shapes import Float
+from foretoken.core.verifier import Verifier
+from foretoken.decode import Decoder, NoDrafter
+from foretoken.draft.heads import HeadDrafter, HeadDraftSession
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+from foretoken.drafters import lm_drafter
+from foretoken.heads.flat import Medusa
+from foretoken.heads.lm import HeadLM, ready
+from foretoken.heads.load import load_head
+from foretoken.heads.serial import Gumiho
+from foretoken.measure.clocks import Clock, TimedLM, clock_named, seconds
+from foretoken.measure.machine import machine
+from foretoken.measure.table import Report
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.features import FINAL
+from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_model, load_tokenizer
+from foretoken.models.named import check_head_folder
+from foretoken.models.panels import pack
+from foretoken.models.parts import parts
+from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.models.text import encode
+from foretoken.names import verifier_named
+from foretoken.trees.grammar import check_size, read_tree
+
+STEP, DRAFT, TARGET = "step", "draft", "target"
+
+
+@dataclass(frozen=True)
+class Method:
+    """drafter None: plain decoding. sampled: children are drawn, so that at temperature 0 it has nothing to show."""
+
+    name: str
+    drafter: LMDrafter | None
+    verifier: Verifier
+    sampled: bool = False
+
+
+@dataclass
+class Tally:
+    """Counts over the runs of one method at one temperature, and the seconds of every step by what was running.
+
+    total_s: of all runs, by the clock of bench.execution, which costs too much to be read at every step.
+    """
+
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    total_s: float = 0.0
+    seconds: dict[str, list[float]] = field(
+        default_factory=lambda: {name: [] for name in (STEP, DRAFT, TARGET, *PARTS)}
+    )
+
+    @property
+    def steps(self) -> int:
+        return len(self.seconds[STEP])
+
+    @property
+    def tau(self) -> float:
+        """Tokens a step, the bonus token included."""
+        return self.tokens / self.steps
+
+    @property
+    def ms_per_token(self) -> float:
+        return 1000 * self.total_s / self.tokens
+
+    def ms(self, name: str) -> float:
+        """Of a step, the median."""
+        return 1000 * median(self.seconds[name])
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "tokens_per_step": self.tau,
+            "accepted_per_step": self.accepted / self.steps,
+            "nodes_per_step": self.drafted / self.steps,
+            "steps": self.steps,
+            "ms_per_token": self.ms_per_token,
+            "draft_ms_per_step": self.ms(DRAFT),
+            "target_ms_per_step": self.ms(TARGET),
+            "other_ms_per_step": self.ms(STEP) - self.ms(DRAFT) - self.ms(TARGET),
+            "components_ms_per_step": {name: self.ms(name) for name in PARTS},
+        }
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """How a head of a small model reads the states of its expansion: the first d of each layer's, from where the small
+    model's layers stand in the large one (expand.py)."""
+
+    hidden: int
+    wide: int
+    small_layers: int
+    layers: int
+
+    def layer(self, layer: int) -> int:
+        return layer if layer == FINAL else layer * self.layers // self.small_layers
+
+    def states(self, features: Float[Tensor, "t f"]) -> Float[Tensor, "t _"]:
+        return features.view(len(features), -1, self.wide)[..., : self.hidden].flatten(1)
+
+
+@dataclass(frozen=True)
+class OnExpansion(WrappedDrafter[HeadDrafter]):
+    """A head's drafter in front of the expansion of its target."""
+
+    narrow: Narrow
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return tuple(self.narrow.layer(layer) for layer in self.inner.feature_layers)
+
+    def open(self, batch: int, slots: int) -> "ExpansionSession":
+        return ExpansionSession(self.inner.open(batch, slots), self.narrow)
+
+
+class ExpansionSession(WrappedSession[HeadDraftSession]):
+    def __init__(self, inner: HeadDraftSession, narrow: Narrow) -> None:
+        super().__init__(inner)
+        self.narrow = narrow
+
+    def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
+        self.inner.learn([self.narrow.states(of_row) for of_row in features])
+
+
+def method(lm: CausalLM | HeadLM, tree: str, rule: str | None = None, sampled: bool = False) -> Method:
+    """A head (or a drafter LM) with a tree and a rule; refused where the pair would not be lossless."""
+    drafter, verifier = lm_drafter(lm, tree, rule, lm.vocab_size)
+    return Method(f"{lm.name} {tree} {verifier.name}", drafter, verifier, sampled)
+
+
+def run(
+    target: CausalLM, chosen: Method, narrow: Narrow | None, prompt: list[int], new: int, temperature: float,
+    seed: int, tally: Tally,
+) -> list[int]:  # fmt: skip
+    """One continuation; the prompt's prefill is not counted."""
+    clocks = {name: Clock(target.device) for name in tally.seconds}
+    drafter: Any = chosen.drafter or NoDrafter()
+    if isinstance(drafter, HeadDrafter):
+        drafter = replace(drafter, lm=TimedHeadLM(drafter.lm, clocks))
+        if narrow is not None:
+            drafter = OnExpansion(drafter, narrow)
+    timed = TimedLM(target, clocks[TARGET], Clock(target.device))
+    decoder = Decoder(LMTarget(timed), drafter, chosen.verifier, 1, len(prompt) + new + drafter.max_nodes)
+    sequence = Running(list(prompt), Sampling(temperature=temperature), torch.Generator().manual_seed(seed), new)
+    decoder.join(sequence)
+    assert isinstance(decoder.target, LMTargetSession)
+    decoder.target.catch_up([sequence])
+    if chosen.drafter is not None:
+        decoder.drafter = TimedSession(decoder.drafter, clocks[DRAFT])
+    clocks[TARGET].lap()
+    now = seconds(clock_named(target.device), target.device)
+    begin = now()
+    while decoder.sequences:
+        for _, step in clocks[STEP].time(decoder.step):
+            tally.tokens += len(step.tokens)
+            tally.drafted += step.num_drafted
+            tally.accepted += step.num_accepted
+        for name, clock in clocks.items():
+            tally.seconds[name].append(clock.lap())
+    tally.total_s += now() - begin
+    return sequence.ids[len(prompt) :]
+
+
+@dataclass(frozen=True)
+class Result:
+    method: str
+    temperature: float
+    tally: Tally
+    speedup: float
+
+    def record(self) -> dict[str, Any]:
+        return {"method": self.method, "temperature": self.temperature, "speedup": self.speedup, **self.tally.record()}
+
+
+def measure(
+    target: CausalLM,
+    methods: Sequence[Method],
+    narrow: Narrow | None,
+    prompts: Sequence[list[int]],
+    temperatures: Sequence[float],
+    new: int,
+    rounds: int,
+    seed: int,
+    progress: Callable[[str], None],
+) -> list[Result]:
+    """Every method continues every prompt, in turn. At temperature 0 all must write what plain decoding writes.
+
+    Raises AssertionError where they do not: then the benchmark itself has shown a method to be wrong.
+    """
+    plain = Method("plain", None, verifier_named("exact-match"))
+    found: list[Result] = []
+    for t in temperatures:
+        every = [plain, *(chosen for chosen in methods if t > 0 or not chosen.sampled)]
+        tallies = [Tally() for _ in every]
+        for chosen in every:  # compile and warm up
+            run(target, chosen, narrow, prompts[0], 8, t, seed, Tally())
+        for i in range(rounds):
+            for number, prompt in enumerate(prompts, start=1):
+                progress(f"temperature {t:g}, round {i + 1}/{rounds}, prompt {number}/{len(prompts)}")
+                wanted: list[int] | None = None
+                for chosen, tally in zip(every, tallies, strict=True):
+                    got = run(target, chosen, narrow, prompt, new, t, seed + i, tally)
+                    if t == 0:
+                        wanted = wanted or got
+                        assert got == wanted, f"{chosen.name} wrote another text than plain decoding"
+        base = tallies[0].ms_per_token
+        found += [
+            Result(chosen.name, t, tally, base / tally.ms_per_token)
+            for chosen, tally in zip(every, tallies, strict=True)
+        ]
+    return found
+
+
+# Sampled trees, measured above temperature 0.
+SAMPLED = (
+    ("kary:2x3", "rrsw"), ("kary:2x3", "hub"), ("kary:2x3", "transport"), ("budget:{}", "transport"),
+    ("budget:{}", "block-transport"),
+)  # fmt: skip
+
+
+def command(
+    head: Annotated[
+        list[str] | None, typer.Option(help="Folder of a head; may be repeated. Default: the demo ones.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="A drafter LM beside them; none leaves it out.")] = None,
+    target: options.Target = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the deterministic trees, drafted ones.")] = 20,
+    tree: Annotated[
+        list[str] | None, typer.Option(help="Also every head with this tree and its usual rule; may be repeated.")
+    ] = None,
+    levels: Annotated[
+        list[int] | None,
+        typer.Option(help="Also Gumiho's head cut to so many levels, 2 of them serial; may be repeated."),
+    ] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 1.")] = None,
+    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 1,
+    expand: Expand = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first round.")] = 0,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Tokens a step, speed-up over plain decoding and time by component, of every head with deterministic trees
+    (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules."""
+    check_counts(nodes=nodes, prompts=prompts, max_new_tokens=max_new_tokens, rounds=rounds)
+    temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))
+    check_temperatures(temperatures)
+    check_seed(seed, rounds)
+    check_size(nodes)
+    for name in tree or ():
+        read_tree(name)
+    texts = [str(p["prompt"]) for p in options.heldout_prompts()[:prompts]]
+    options.check_models(target, drafter, dtype=dtype)
+    check_expansion(expand)
+    for folder in head or ():
+        check_head_folder(folder)
+
+    options.quiet()
+    source = target or str(options.demo_folder() / "target")
+    chosen, narrow = choose_device(device), None
+    small = load_model(source, chosen, choose_dtype(dtype))
+    kind = small.dtype
+    plain = load_frozen(source, chosen, kind).model  # packing takes the weights off the list of parameters
+    scored, params = small, plain.num_parameters()
+    if expand is not None:
+        big = expanded(plain, size_named(expand), seed)
+        params = big.num_parameters()
+        pack(big)
+        scored = CausalLM(big, f"{source} expanded to {expand}")
+        narrow = Narrow(small.hidden_size, scored.hidden_size, small.num_layers, scored.num_layers)
+    options.spare_threads(params)
+    borrowed = parts(small)
+    folders = head or [str(path) for path in sorted((options.demo_folder() / "heads").glob("*/"))]
+    if not folders:
+        raise ForetokenError("There are no demo heads here: name a folder with --head.")
+    methods: list[Method] = []
+    for folder in folders:
+        lm = ready(load_head(folder, borrowed), Path(folder).name)
+        methods += [*(method(lm, spec) for spec in tree or ()), *_methods(lm, nodes)]
+        for number in levels or ():
+            fewer = load_head(folder, borrowed)
+            if isinstance(fewer, Gumiho):
+                fewer.cut(number)
+                methods += _methods(ready(fewer, f"{Path(folder).name}, {number} levels"), nodes, sampled=False)
+    if drafter != "none" and (drafter is not None or target is None):
+        path = drafter or str(options.demo_folder() / "drafter")
+        model = load_model(path, chosen, kind)
+        if model.vocab_size != small.vocab_size:
+            raise ForetokenError(
+                f"Drafter {path} has {model.vocab_size} tokens and target {source} {small.vocab_size}: take a drafter "
+                "with the target's vocabulary, or none."
+            )
+        model.name = Path(path).name  # as the heads are called in the table
+        methods += [method(model, spec) for spec in ("chain:5", f"dynamic:{nodes}")]
+        methods.append(method(model, "kary:2x3", sampled=True))
+    tokenizer = load_tokenizer(source)
+    ids = [encode(tokenizer, text) for text in texts]
+    found = measure(scored, methods, narrow, ids, temperatures, max_new_tokens, rounds, seed, options.progress)
+    options.progress("")
+    header = {**machine(chosen), "target": scored.name, "num_params": params, "prompts": len(ids),
+              "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed}  # fmt: skip
+    if json_:
+        print(json.dumps({**header, "results": [result.record() for result in found]}))
+    else:
+        _tables(header, found).print()
+
+
+def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":
+
+    trees = (
+        ["dynamic", "product"] if isinstance(lm.head, Gumiho | Medusa) and lm.depth != Gumiho.SERIAL else ["dynamic"]
+    )
+    methods = [method(lm, f"{tree}:{nodes}") for tree in trees]
+    if sampled:
+        methods += [method(lm, tree.format(nodes), rule, sampled=True) for tree, rule in SAMPLED]
+    return methods
+
+
+def _tables(header: dict[str, object], found: "list[Result]") -> Report:
+
+    report = Report("benchmarks heads", header)
+    fields = {"ms/token": "ms_per_token", "tokens/step": "tokens_per_step", "nodes": "nodes_per_step",
+              "draft ms": "draft_ms_per_step", "target ms": "target_ms_per_step",
+              "other ms": "other_ms_per_step"}  # fmt: skip
+    for t in dict.fromkeys(result.temperature for result in found):
+        table = report.table(f"temperature {t:g}", ["method", "x plain", *fields, *PARTS], digits=2)
+        for result in found:
+            if result.temperature == t:
+                record = result.record()
+                parts = record["components_ms_per_step"].values()
+                table.add(result.method, result.speedup, *(record[name] for name in fields.values()), *parts)
+    report.tables[-1].notes += [
+        "tokens/step: with the bonus. ms/token and x plain: processor time of whole runs where one thread does all the "
+        "work; other ms: wall clock, medians over steps.",
+    ]
+    return report

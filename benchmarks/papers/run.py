@@ -1,0 +1,37 @@
+"""What every artefact is given: where figures go, how many to measure, and the real pair of models."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from foretoken.engine import Engine
+from foretoken.heads.lm import HeadLM
+from foretoken.measure.table import Report
+from foretoken.measure.teacher_forcing import ScoredText
+
+
+def _unknown() -> NoReturn:
+    raise AssertionError("no models were given")
+
+
+@dataclass(frozen=True)
+class Run:
+    """limit_s: seconds for one cell of a table of times. scored: both models over a text, loaded when first called.
+    vocabularies: folders of tokenizers by the name to show. pair: an engine and the held-out prompts' ids. head: a
+    draft head of its target, None where there is none."""
+
+    report: Report
+    seed: int
+    quick: bool
+    limit_s: float
+    scored: Callable[[], ScoredText]
+    progress: Callable[[str], None]
+    vocabularies: Mapping[str, str] = field(default_factory=dict)
+    pair: Callable[[], tuple[Engine, list[list[int]]]] = field(default=_unknown)
+    head: Callable[[], HeadLM | None] = field(default=_unknown)
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+Artefact = Callable[[Run], None]

@@ -1,0 +1,85 @@
+"""Paper 001, section 3.4 and appendix C (Table 5, Figures 1 and 2): in how many ways a drafter can spell a token."""
+
+import itertools
+from statistics import mean, median, pstdev
+
+import numpy as np
+
+from benchmarks.papers.run import Run
+from foretoken.models.load import load_tokenizer
+from foretoken.models.segmentation import combinations
+from foretoken.models.vocabulary import vocabulary
+
+# Citations: Table 5, of the 150,000 shortest of Qwen2-7B-Instruct's 151,646 tokens.
+LENGTH = {"mean": 6.21, "deviation": 2.87, "minimum": 1, "25%": 4, "median": 6, "75%": 8, "maximum": 17}
+COMBINATIONS = {
+    "mean": 144.31,
+    "deviation": 880.98,
+    "minimum": 1,
+    "25%": 7,
+    "median": 15,
+    "75%": 56,
+    "maximum": 65536,
+}
+HELLO, COMPLETE, FOUND = b"Hello", 16, 14  # citations: appendix C and Figure 1
+MISSING = b"llo"  # the part that none of Figure 1's 14 sequences has
+LONGEST, QUICK_LONGEST = 8, 5  # letters of the complete vocabulary of Lemma 3.1
+
+
+def slrs_table5(run: Run) -> None:
+    _lemma(run)
+    _table(run)
+
+
+def _lemma(run: Run) -> None:
+    table = run.report.table("Lemma 3.1 and Figure 1: combinations of a token of m letters", ["case", "paper", "ours"])
+    n = run.count(LONGEST, QUICK_LONGEST)
+    complete = {bytes(letters) for m in range(1, n + 1) for letters in itertools.product(b"ab", repeat=m)}
+    for m in range(1, n + 1):
+        table.add(f"complete vocabulary, m = {m}", 2 ** (m - 1), combinations(complete, (b"ab" * n)[:m]))
+    every = {HELLO[i:j] for i in range(len(HELLO)) for j in range(i + 1, len(HELLO) + 1)}
+    table.add("'Hello', complete", COMPLETE, combinations(every, HELLO))
+    table.add(f"'Hello', without '{MISSING.decode()}'", FOUND, combinations(every - {MISSING}, HELLO))
+    table.notes.append(
+        "Appendix C speaks of 'hello'; Figure 1 lists sequences for 'Hello'. The two it lacks of 16 are those with "
+        f"'{MISSING.decode()}'."
+    )
+
+
+def _table(run: Run) -> None:
+    folders = run.vocabularies
+    own = {name: vocabulary(load_tokenizer(folder), name) for name, folder in folders.items()}
+    counts: dict[tuple[str, str], list[int]] = {}
+    first = next(iter(own))
+    for token_name, spelling_name in [(first, name) for name in own] + [(name, name) for name in list(own)[1:]]:
+        run.progress(f"spelling the tokens of {token_name} with those of {spelling_name}")
+        tokens = set(own[spelling_name].ids)
+        counts[token_name, spelling_name] = [combinations(tokens, token) for token in own[token_name].ids]
+    columns = ["", "paper", *(f"{token} by {spelling}" for token, spelling in counts)]
+    lengths = run.report.table("Table 5: bytes of a token", ["", "paper", *own], 2)
+    found = {name: _statistics([len(token) for token in vocab.ids]) for name, vocab in own.items()}
+    for what, paper in LENGTH.items():
+        lengths.add(what, paper, *(found[name][what] for name in own))
+    numbers = run.report.table("Table 5: combinations, tokens of one vocabulary by those of another", columns, 2)
+    statistics = {pair: _statistics(values) for pair, values in counts.items()}
+    for what, paper in COMBINATIONS.items():
+        numbers.add(what, paper, *(statistics[pair][what] for pair in counts))
+    numbers.notes.append(
+        "Paper: tokens of Qwen2-7B-Instruct by its own, in characters. Ours: every token of the vocabularies named, in "
+        "bytes, without special ones. Runs of spaces are what makes the maximum: a vocabulary that has all short runs "
+        "is complete for them."
+    )
+    by_length = run.report.table("Figure 2: median combinations by bytes of a token", ["bytes", *columns[2:]], 1)
+    sizes = {name: [len(token) for token in vocab.ids] for name, vocab in own.items()}
+    for size in range(1, run.count(16, 8) + 1):
+        row: list[float | None] = []
+        for (token_name, _), values in counts.items():
+            here = [value for n, value in zip(sizes[token_name], values, strict=True) if n == size]
+            row.append(float(median(here)) if here else None)
+        by_length.add(str(size), *row)
+
+
+def _statistics(values: list[int]) -> dict[str, float]:
+    low, middle, high = (float(x) for x in np.quantile(values, [0.25, 0.5, 0.75]))
+    spread = {"mean": float(mean(values)), "deviation": pstdev(values), "minimum": float(min(values))}
+    return {**spread, "25%": low, "median": middle, "75%": high, "maximum": float(max(values))}

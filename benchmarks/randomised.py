@@ -1,0 +1,240 @@
+"""Whether a coin before each draft pays for a pair, and which: the paper's optimum and ours, predicted and measured.
+
+A draft adds a forward of the drafter, lambda target forwards, and a second node to the target's forward, mu more; the
+paper counts the first alone. Where no draft is made drafter and target run at the same time. So, with Z(a) the mean of
+sum min(p, a q) over the workload (objective.py),
+
+    tokens/s over plain decoding's  =  (1 + Z(a)) / (1 + a (lambda + mu)).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+import typer
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from benchmarks.expand import Expand, check_expansion, load_expanded
+from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
+from foretoken.cli import options
+from foretoken.cli.measuring import NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.tune import Rounds, digest, open_journal
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_sampling, check_seed
+from foretoken.core.shapes import Float
+from foretoken.draft.lm import LMDrafter
+from foretoken.drafters import plain, with_tree
+from foretoken.engine import Engine
+from foretoken.measure.figure import save
+from foretoken.measure.interleaved import Workload, interleaved
+from foretoken.measure.machine import machine
+from foretoken.measure.table import Report
+from foretoken.models.causal_lm import CausalLM
+from foretoken.tune.acceptance import forced, has_distribution
+from foretoken.tune.costs import ForwardCosts, forward_costs
+from foretoken.tune.journal import Journal
+from foretoken.tune.run import written_texts
+
+Progress = Callable[[str], None]
+DEFAULT_PART = "foretoken-randomised.part"
+GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """At one a, the rates in tokens/s of plain decoding. accepted: of a draft, over the workload and in one context."""
+
+    a: float
+    accepted: float | None
+    in_one_context: float | None
+    paper: float
+    predicted: float
+    measured: float
+
+    def row(self) -> list[Any]:
+        return [f"{self.a:g}", self.accepted, self.paper, self.predicted, self.measured]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """In forwards of the target at one node: draft, a forward of the drafter; node, a second node of the target's."""
+
+    draft: float
+    node: float
+
+
+def randomised(
+    engine: Engine, workload: Workload, rounds: int, journal: Journal, report: Report, progress: Progress
+) -> list[Point]:
+    """Fill the report; what the plots draw."""
+    if not has_distribution(engine):
+        raise ForetokenError(
+            f"Drafter {engine.drafter.name} is no language model with the target's vocabulary: name one with --drafter."
+        )
+    if workload.temperature == 0:
+        raise ForetokenError("Randomised drafting wins nothing at temperature 0: give a temperature above it.")
+    p, q = _distributions(engine, workload, journal, progress)
+    ratios = _ratios(engine, workload, journal, progress)
+    _optima(report, p, q, ratios)
+    engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}
+    runs = interleaved(engines, workload, rounds, progress, journal.once)
+    plain = runs["a = 0"].tokens_per_s
+    grid = torch.tensor(GRID, dtype=torch.float64)
+    z, one = accepted(p, q, grid), accepted(p[:1], q[:1], grid)
+    rates = paper_rate(grid, z, ratios.draft), throughput(grid, z, ratios.draft + ratios.node)
+    points = [
+        Point(
+            a,
+            float(z[i]) / a if a else None,
+            float(one[i]) / a if a else None,
+            float(rates[0][i]),
+            float(rates[1][i]),
+            runs[f"a = {a:g}"].tokens_per_s / plain,
+        )
+        for i, a in enumerate(GRID)
+    ]
+    columns = ["a", "acceptance of a draft", "paper's rate", "predicted x plain", "measured x plain"]
+    table = report.table("By draft probability", columns)
+    for point in points:
+        table.add(*point.row())
+    table.notes.append(f"Plain decoding, a = 0: {plain:.1f} tokens/s in the same runs.")
+    return points
+
+
+def with_coins(engine: Engine, a: float) -> Engine:
+    """Chains of one draft, made with probability a; at 0 plain decoding, which is the same law and needs no q."""
+    coins = plain(engine) if a == 0 else with_tree(engine, "chain:1", draft_probability=a)
+    return replace(coins, tree=f"a = {a:g}")
+
+
+def _distributions(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> tuple[Tensor, Tensor]:
+    texts = written_texts(engine, workload, journal, progress)
+    rows = []
+    for prompt, ids in zip(workload.prompts, texts, strict=True):
+        text = forced(engine, prompt, ids, workload.temperature)
+        rows.append((text.p, text.q))
+    return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
+
+
+def _ratios(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> Ratios:
+    assert isinstance(engine.drafter, LMDrafter)
+    assert isinstance(engine.drafter.lm, CausalLM)
+    lms = {"target": engine.target.lm, "drafter": engine.drafter.lm}
+    times = journal.once("forwards", lambda: forward_costs(lms, workload.now, progress))
+    target, drafter = ForwardCosts(**times["target"]), ForwardCosts(**times["drafter"])
+    context = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2
+    plain = target.at(1, context)
+    return Ratios(drafter.at(1, context) / plain, target.at(2, context) / plain - 1)
+
+
+def _optima(report: Report, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], ratios: Ratios) -> None:
+    table = report.table(
+        f"Best draft probability; lambda = {ratios.draft:.3f}, mu = {ratios.node:.3f}",
+        [
+            *("objective", "a draft costs", "best a", "x plain there", "x plain at a = 1"),
+            *("s", "a < 1 wins iff s <", "holds", "best a by context: 10%", "50%", "90%"),
+        ],
+    )
+    one, shares = torch.ones(1, dtype=torch.float64), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    cases = [
+        ("paper", "lambda", ratios.draft),
+        ("throughput", "lambda", ratios.draft),
+        ("throughput", "lambda + mu", ratios.draft + ratios.node),
+    ]
+    for name, cost, lam in cases:
+        objective = OBJECTIVES[name]
+        found, c = best(p, q, lam, objective), conditions(p, q, lam)
+        bound = c.paper if name == "paper" else c.corrected
+        at_one = float(objective(one, accepted(p, q, one), lam)[0])
+        holds = "yes" if c.under < bound else "no"
+        by_context = torch.quantile(_by_context(p, q, lam, objective), shares).tolist()
+        table.add(name, cost, found.a, found.value, at_one, c.under, bound, holds, *by_context)
+    table.notes += [
+        f"Exact, over all breakpoints p_i / q_i of {len(p)} positions of the target's own text. s: mean q-mass of the "
+        "tokens with p > q.",
+        "paper: the mean of tokens / time (Lemmas 4.3, 4.4). throughput: expected tokens over expected time.",
+    ]
+
+
+def _by_context(p: Tensor, q: Tensor, lam: float, objective: Callable[..., Tensor]) -> Float[Tensor, " n"]:
+    every = [best(p[i : i + 1], q[i : i + 1], lam, objective).a for i in range(len(p))]
+    return torch.tensor(every, dtype=torch.float64)
+
+
+def draw(points: Sequence[Point], label: str, path: str) -> None:
+    """Paper 002, Figures 3 and 4, for this pair: acceptance of a draft, and tokens/s, against a."""
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure.suptitle(label)
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    for name, pairs, style in (
+        ("mean of the workload", [(x.a, x.accepted) for x in points], "-o"),
+        ("one context", [(x.a, x.in_one_context) for x in points], "--s"),
+    ):
+        known = [(a, y) for a, y in pairs if y is not None]
+        left.plot([a for a, _ in known], [y for _, y in known], style, markersize=3, label=name)
+    left.set(title="Figure 3", xlabel="draft probability a", ylabel="acceptance of a draft")
+    for name, values, style in (
+        ("measured", [x.measured for x in points], "-o"),
+        ("predicted", [x.predicted for x in points], "--s"),
+        ("paper's rate", [x.paper for x in points], ":^"),
+    ):
+        right.plot([x.a for x in points], values, style, markersize=3, label=name)
+    right.set(title="Figure 4", xlabel="draft probability a", ylabel="tokens/s, x plain decoding")
+    for axes in (left, right):
+        axes.legend(fontsize=8)
+    save(figure, path)
+
+
+def command(
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    cost_ratio: Annotated[
+        float | None,
+        typer.Option(help="Give the drafter the cost of this share of the target's parameters, at the same function."),
+    ] = None,
+    workload: WorkloadFile = None,
+    temperature: Annotated[float, typer.Option(help="Temperature to tune for.")] = 1.0,
+    prompts: Prompts = 6,
+    max_new_tokens: NewTokens = 96,
+    rounds: Rounds = 1,
+    expand: Expand = None,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    plot: Annotated[str | None, typer.Option(help="Draw Figures 3 and 4 to this file (needs matplotlib).")] = None,
+    part: Annotated[
+        str, typer.Option(help="File that holds what is measured so far, removed when all is done.")
+    ] = DEFAULT_PART,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """The draft probability that pays (paper 002): both optima, exactly, and tokens/s predicted and measured against a.
+
+    One draft a step. Where a coin says no, drafter and target run at the same time, for which they need a core each.
+    Interrupted, the same command goes on where it stopped.
+    """
+    check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
+    check_sampling(temperature=temperature)
+    check_seed(seed)
+    options.check_outputs(part, plot)
+    texts = chosen_prompts(workload, prompts)
+    options.check_models(target, drafter, dtype=dtype)
+    check_expansion(expand)
+
+    engine = load_expanded(target, drafter, expand, seed, device, dtype, cost_ratio)
+    chosen = Workload(encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, time.perf_counter, seed)
+    settings = {
+        "target": target or "demo", "drafter": drafter or "demo", "expand": expand, "cost_ratio": cost_ratio,
+        "temperature": temperature, "prompts": prompts, "max_new_tokens": max_new_tokens, "rounds": rounds,
+        "seed": seed, "clock": "wall", "workload": digest(texts),
+    }  # fmt: skip
+    report = Report("benchmarks randomised", {**machine(engine.target.lm.device), **settings})
+    with open_journal(part, engine, settings) as journal:
+        points = randomised(engine, chosen, rounds, journal, report, options.progress)
+    journal.close()
+    show(report, json_, False)
+    if plot is not None:
+        draw(points, f"{settings['target']}, drafter {settings['drafter']}, temperature {temperature:g}", plot)

@@ -1,0 +1,311 @@
+"""Every contender x k x temperature, on a real pair of models and on toy distributions.
+
+A comparison as lines: acceptance against the number of drafts.
+
+`python -m benchmarks rules`: which verification rule accepts most drafts.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from benchmarks.contenders import Acceptance, Contender, Effort, all_rules, any_size
+from benchmarks.pairs import Positions, Text, check_score, score, toy_rows, truncate
+from benchmarks.speed import measure_speed
+from foretoken.cli import options
+from foretoken.cli.measuring import Markdown, names, show
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Law
+from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed
+from foretoken.measure.exactly import Outcome, draw, enumerated, siblings
+from foretoken.measure.figure import check_plot, save
+from foretoken.measure.machine import machine
+from foretoken.measure.table import Cell, Report, Table
+from foretoken.measure.teacher_forcing import ScoredText
+
+Progress = Callable[[str], None]
+TUPLES = 400  # draws enumerated at a pair, at most
+MOST_TOY_TOKENS, LEAST_TOY_TOKENS = 20, 4
+TOY_PAIRS, TIMED_PAIRS, ENUMERATED_PAIRS = 5, 24, 2
+SIMILARITIES = (0.7, 0.5)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """draws: the numbers k that are compared."""
+
+    draws: tuple[int, ...] = (1, 2, 3, 4, 8)
+    temperatures: tuple[float, ...] = (1.0, 0.6, 0.3)
+    effort: Effort = field(default_factory=Effort)
+
+    def __post_init__(self) -> None:
+        if not self.draws or min(self.draws) < 1:
+            raise ForetokenError(f"draws is {list(self.draws)}: give numbers >= 1.")
+        if not self.temperatures or not all(0 < t < float("inf") for t in self.temperatures):
+            raise ForetokenError(
+                f"temperature is {list(self.temperatures)}: give finite numbers > 0 (at 0 every rule is exact match)."
+            )
+
+
+def measure_pair(report: Report, scored: ScoredText, settings: Settings, progress: Progress) -> None:
+    """Acceptance at every temperature; then time and deviation at the first one."""
+    contenders = any_size()
+    ks = [f"k={k}" for k in settings.draws]
+    num_pairs, v = scored.target.shape
+    for temperature in settings.temperatures:
+        p, q = scored.rows(temperature)
+        table = report.table(f"Acceptance, temperature {temperature:g}", ["rule", "law", *ks])
+        errors: dict[str, float] = {}  # of what was sampled
+        for contender in contenders:
+            progress(f"temperature {temperature:g}: {contender.name}")
+            cells: list[Cell] = []
+            for k in settings.draws:
+                found = _acceptance(table, contender, p, q, k, settings.effort)
+                cells.append(None if found is None else found.mean)
+                if found is not None and found.error is not None:
+                    errors[contender.name] = max(found.error, errors.get(contender.name, 0.0))
+            table.add(contender.name, contender.law_name, *cells)
+        table.notes.append(f"P(a draft is accepted), mean over {num_pairs} positions, {v} tokens; without sampling.")
+        if errors:
+            table.notes.append(
+                f"But {', '.join(errors)}: {settings.effort.num_draws} sampled draws a position, standard error up to "
+                f"{max(errors.values()):.4f}."
+            )
+    p, q = scored.rows(settings.temperatures[0])
+    _times(report, p, q, settings, progress)
+    _deviations(report, p, q, settings, progress)
+
+
+def _acceptance(table: Table, contender: Contender, p: Tensor, q: Tensor, k: int, effort: Effort) -> Acceptance | None:
+    """None also for an optimum that nobody can compute at this size; a note then says so."""
+    try:
+        return contender.acceptance(p, q, k, effort)
+    except ForetokenError as error:
+        note = f"{contender.name}: {error}"
+        if note not in table.notes:
+            table.notes.append(note)
+        return None
+
+
+def _times(report: Report, p: Tensor, q: Tensor, settings: Settings, progress: Progress) -> None:
+    rows = (
+        f"{min(TIMED_PAIRS, len(p))} positions, {p.shape[1]} tokens, float32, temperature {settings.temperatures[0]:g}"
+    )
+    ks = [f"k={k}" for k in settings.draws]
+    table = report.table(
+        f"Processor time of one verification in microseconds, median of {rows}", ["rule", "law", *ks], digits=0
+    )
+    p, q = p[:TIMED_PAIRS].float(), q[:TIMED_PAIRS].float()
+    for contender in any_size():
+        progress(f"time: {contender.name}")
+        cells: list[Cell] = [call_us(contender, p, q, k, settings.effort.seed) for k in settings.draws]
+        if any(cell is not None for cell in cells):
+            table.add(contender.name, contender.law_name, *cells)
+
+
+def call_us(contender: Contender, p: Tensor, q: Tensor, k: int, seed: int) -> float | None:
+    """Median processor time of one call of the rule; choosing the law and drawing are not in it."""
+    rng = torch.Generator().manual_seed(seed)
+    seconds = []
+    for i in range(len(p)):
+        node = contender.node(q[i], k)
+        if node is None:
+            return None
+        rule, law = node
+        record = siblings(draw(law, q[i], 1, rng)[0], q[i], law)
+        if i == 0:
+            rule(p[i].clone(), record)  # compiles
+        begin = time.process_time()  # not the wall clock: other programs may want this core
+        rule(p[i], record)
+        seconds.append(time.process_time() - begin)
+    return median(seconds) * 1e6
+
+
+def _deviations(report: Report, p: Tensor, q: Tensor, settings: Settings, progress: Progress) -> None:
+    ks = [f"k={k}" for k in settings.draws]
+    table = report.table("Deviation of what is emitted from p", ["rule", "law", *ks])
+    num_pairs = min(ENUMERATED_PAIRS, len(p))
+    for contender in any_size():
+        progress(f"deviation: {contender.name}")
+        cells: list[Cell] = []
+        for k in settings.draws:
+            small_p, small_q = truncate(p[:num_pairs], q[:num_pairs], _tokens(k))
+            found = _outcomes(contender, small_p, small_q, k)
+            cells.append(None if found is None else _worst(found, small_p))
+        if any(cell is not None for cell in cells):
+            table.add(contender.name, contender.law_name, *cells)
+    table.notes.append(
+        f"Largest total variation over {num_pairs} positions, every draw enumerated (no sampling, float64), with q cut "
+        f"to its likeliest tokens: {', '.join(f'{_tokens(k)} at k={k}' for k in settings.draws)}. "
+        f"- where a law with random N has more than {TUPLES * 10} draws."
+    )
+
+
+def _tokens(k: int, most: int = 50) -> int:
+    """The largest vocabulary whose draws can be enumerated."""
+    return max(v for v in range(2, most + 1) if v == 2 or v**k <= TUPLES)
+
+
+def _outcomes(contender: Contender, p: Tensor, q: Tensor, k: int) -> list[Outcome] | None:
+    """Every pair enumerated; None where there is no rule to call, or a random number of draws is too large."""
+    found = []
+    for i in range(len(p)):
+        node = contender.node(q[i], k)
+        if node is None or _num_tuples(node[1], q[i]) > TUPLES * 10:
+            return None
+        found.append(enumerated(*node, p[i], q[i]))
+    return found
+
+
+def _num_tuples(law: Law, q: Tensor) -> int:
+    return 1 if law.name == "opaque" else int((q > 0).sum()) ** law.k
+
+
+def _worst(outcomes: Sequence[Outcome], p: Tensor) -> float:
+    return max(outcome.total_variation(p[i]) for i, outcome in enumerate(outcomes))
+
+
+def measure_toy(report: Report, settings: Settings, progress: Progress) -> None:
+    """All rules on the toy pairs of paper 000, appendix E, enumerated over every draw."""
+    draws = [k for k in settings.draws if _tokens(k, MOST_TOY_TOKENS) >= LEAST_TOY_TOKENS]
+    if not draws:
+        raise ForetokenError(f"draws is {list(settings.draws)}: toy distributions are enumerated for up to 4.")
+    ks = [f"k={k}" for k in draws]
+    for temperature in settings.temperatures:
+        for similarity in SIMILARITIES:
+            title = f"Toy pairs, temperature {temperature:g}, similarity {similarity:g}"
+            table = report.table(title, ["rule", "law", *ks, "deviation"])
+            for contender in [*all_rules(), *any_size()[-5:]]:
+                progress(f"{title}: {contender.name}")
+                _toy_row(table, contender, draws, temperature, similarity, settings.effort)
+            sizes = ", ".join(f"{_tokens(k, MOST_TOY_TOKENS)} at k={k}" for k in draws)
+            table.notes.append(
+                f"Mean acceptance over {TOY_PAIRS} pairs, standard normal logits, every draw enumerated; tokens: "
+                f"{sizes}. deviation: largest total variation of what is emitted from p. Columns have different "
+                "tokens: compare inside one only."
+            )
+
+
+def _toy_row(
+    table: Table, contender: Contender, draws: Sequence[int], temperature: float, similarity: float, effort: Effort
+) -> None:
+    cells: list[Cell] = []
+    worst: list[float] = []
+    for k in draws:
+        p, q = toy_rows(TOY_PAIRS, _tokens(k, MOST_TOY_TOKENS), temperature, similarity, effort.seed)
+        outcomes = _outcomes(contender, p, q, k)
+        if outcomes is None:
+            found = _acceptance(table, contender, p, q, k, effort)
+            cells.append(None if found is None else found.mean)
+        else:
+            cells.append(sum(outcome.acceptance for outcome in outcomes) / len(outcomes))
+            worst.append(_worst(outcomes, p))
+    table.add(contender.name, contender.law_name, *cells, max(worst, default=None))
+
+
+def draw_tables(tables: Sequence[Table], label: str, path: str) -> None:
+    """One panel a table that has columns "rule" and "k=..."; one line a rule, bounds dashed."""
+
+    panels = [table for table in tables if table.title.startswith(("Acceptance", "Toy"))]
+    figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
+    figure.suptitle(label)
+    for i, table in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), i)
+        places = [j for j, column in enumerate(table.columns) if column.startswith("k=")]
+        for row in table.rows:
+            points = [(int(table.columns[j][2:]), row[j]) for j in places]
+            known = [(k, y) for k, y in points if isinstance(y, float)]
+            style = "--" if row[1] == "bound" else "-"
+            axes.plot([k for k, _ in known], [y for _, y in known], style, marker="o", markersize=3, label=str(row[0]))
+        axes.set_title(table.title)
+        axes.set_xlabel("drafts k")
+        axes.set_ylabel("acceptance")
+        axes.legend(fontsize=7)
+    save(figure, path)
+
+
+CELL_SECONDS = 5.0  # of --speed
+DEFAULT_DRAWS = "1,2,3,4,8"
+DEFAULT_TEMPERATURES = "1,0.6,0.3"
+
+
+def command(
+    toy: Annotated[bool, typer.Option("--toy", help="Enumerate every rule on toy distributions; no model.")] = False,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Time every rule and published solver by vocabulary and drafts; no model.")
+    ] = False,
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    text: Text = None,
+    draws: Annotated[str, typer.Option(help="Numbers of drafts to compare, with commas.")] = DEFAULT_DRAWS,
+    temperature: Annotated[str, typer.Option(help="Temperatures of both models, with commas.")] = DEFAULT_TEMPERATURES,
+    positions: Positions = 240,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    plot: Annotated[str | None, typer.Option(help="Draw acceptance to this file (needs matplotlib).")] = None,
+    markdown: Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Compare verification rules by acceptance, time and deviation from the target's distribution.
+
+    On a real pair of models over a text (by default the demo pair), or with --toy on the toy distributions of the
+    SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
+    128,000 tokens. The table goes to stdout.
+    """
+    numbers = _numbers(draws, "draws", whole=True)
+    if max(numbers) > MOST_DRAWS:
+        raise ForetokenError(f"--draws is {draws}: give numbers up to {MOST_DRAWS}.")
+    temperatures = _numbers(temperature, "temperature")
+    if toy and speed:
+        raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
+    if plot is not None and speed:
+        raise ForetokenError("--plot draws acceptance, which --speed does not measure: leave one of them out.")
+    if plot is not None:
+        check_plot(plot)
+    check_counts(positions=positions)
+    check_seed(seed)
+    texts = [] if toy or speed else check_score(target, drafter, text, dtype)
+
+    settings = Settings(numbers, temperatures, Effort(seed=seed))
+    scored = None if toy or speed else score(target, drafter, texts, positions, device, dtype)
+
+    header = {**machine(torch.device("cpu")), "seed": seed}
+    if scored is not None:
+        header |= {**names(target, drafter), "text": text or "held-out", "positions": positions}
+    report = Report("Verification rules compared", header)
+
+    def tell(line: str) -> None:
+        if not (json_ or markdown):
+            options.progress("")
+            report.print_finished()
+        options.progress(line)
+
+    try:
+        if speed:
+            measure_speed(report, settings.temperatures, seed, CELL_SECONDS, options.progress)
+        elif scored is None:
+            measure_toy(report, settings, tell)
+        else:
+            measure_pair(report, scored, settings, options.progress)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    if plot is not None:
+        draw_tables(report.tables, report.title, plot)
+    show(report, json_, markdown)
+
+
+def _numbers(text: str, name: str, whole: bool = False) -> tuple[Any, ...]:
+    try:
+        found = [(int if whole else float)(part) for part in text.split(",")]
+    except ValueError:
+        kind = "whole numbers" if whole else "numbers"
+        raise ForetokenError(f"--{name} is {text!r}: give {kind} with commas between them.") from None
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,104 @@
+"""`python -m benchmarks trees`: shapes and rules compared at equal numbers of nodes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.execution import numbers
+from benchmarks.expand import Expand, check_expansion, expanded
+from benchmarks.tree_methods import DEFAULT, at_zero
+from benchmarks.tree_methods import method as named
+from benchmarks.tree_report import plot as draw
+from benchmarks.tree_report import samples, tables
+from benchmarks.tree_runs import Cell, Course, RunBook, measure
+from foretoken.cli import acceptance as vectors_of
+from foretoken.cli import options
+from foretoken.cli.measuring import Markdown, show
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_folder
+from foretoken.core.limits import check_counts
+from foretoken.draft.lm import LMDrafter
+from foretoken.measure.table import Report
+from foretoken.trees.grammar import check_size
+
+OUT = "foretoken-trees.jsonl"
+NODES = "4,8,16,32,64"
+BASE = "sequoia+rrsw"
+
+
+def command(
+    target: options.Target = None,
+    drafter: options.SameVocabulary = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="SHAPE+RULE, e.g. budget+transport; may be repeated. Shapes: chain, kary (binary), sequoia, budget, "
+            "dynamic, opt-tree (those two with exact-match). Default: kary, sequoia and budget with five rules each, "
+            "dynamic+exact-match, chain+block, and block rules."
+        ),
+    ] = None,
+    nodes: Annotated[str, typer.Option(help="Numbers of drafted nodes, with commas.")] = NODES,
+    temperature: vectors_of.Temperatures = None,
+    children: vectors_of.Children = 4,
+    prompts: vectors_of.HeldOut = 31,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run, at least.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 1,
+    batch: Annotated[int, typer.Option(help="Prompts decoded side by side; 1 for times that mean something.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt in the first round.")] = 0,
+    acceptance: vectors_of.Folder = vectors_of.FOLDER,
+    out: Annotated[
+        str, typer.Option(help="File for the single runs, JSONL. It grows: the same command goes on where it stopped.")
+    ] = OUT,
+    speed: Annotated[bool, typer.Option("--speed", help="Also tokens/s, and the share of building trees.")] = False,
+    expand: Expand = None,
+    plot: Annotated[str | None, typer.Option(help="Draw the table to this file (needs matplotlib).")] = None,
+    markdown: Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Tokens a target forward by shape of the tree, verification rule, number of nodes and temperature.
+
+    Interleaved in one process, all methods on the same prompts and seeds. The table is of all runs in the file.
+    Tokens a forward do not depend on time, so a busy machine does no harm without --speed. With it methods take turns
+    at every prompt, and a round that was stopped begins anew.
+    """
+    sizes = numbers(nodes, "nodes")
+    check_counts(rounds=rounds, batch=batch, nodes=min(sizes))
+    check_size(max(sizes))
+    vectors_of.check(target, drafter, prompts, max_new_tokens, children, seed, dtype, temperature)
+    check_expansion(expand)
+    options.check_outputs(out, plot)
+    check_folder(Path(acceptance))
+    methods = [named(name) for name in dict.fromkeys(method or DEFAULT)]
+    loaded = vectors_of.load(
+        target, drafter, prompts, max_new_tokens, children, seed, device, dtype, small=expand is None
+    )
+    inner = loaded.engine.drafter
+    if not isinstance(inner, LMDrafter):
+        raise ForetokenError(f"Drafter {inner.name} is no language model: name a model folder, --drafter.")
+    vectors = loaded.vectors(vectors_of.POSITIONS, acceptance, "--acceptance")
+    engine = loaded.engine if expand is None else expanded(loaded.engine, loaded.source, expand)
+    settings = {**loaded.settings, "batch": batch, "expand": expand}
+    header = loaded.header(settings)
+    book = RunBook(out, settings, {"commit": header["commit"]})
+    cells = []
+    report = Report("Token trees compared", header)
+    try:
+        for t in vectors_of.temperatures_or_default(temperature):
+            for n in sizes:
+                for found in at_zero(methods) if t == 0 else methods:
+                    rule = found.verifier
+                    tree = found.at(n, inner, lambda rule=rule, t=t: vectors.of(rule, t).acceptance)
+                    if tree is not None:
+                        cells.append(Cell(t, n, found.name, tree, rule))
+        course = Course(engine.target, loaded.texts, max_new_tokens, batch, rounds, seed)
+        measure(course, cells, book, options.progress, speed)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    found = samples(list(book.runs.values()))
+    tables(report, found, BASE, speed)
+    if plot is not None and found:
+        draw(found, "Tokens a target forward against drafted nodes", plot)
+    show(report, json_, markdown)

@@ -1,0 +1,290 @@
+"""`python -m benchmarks vocab`: speed, acceptance and losslessness of every way to draft with another vocabulary.
+
+`python -m benchmarks vocab`: every way to draft with another vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from torch import Tensor
+
+from benchmarks.expand import Expand, check_expansion, expanded_pair
+from benchmarks.vocab_ways import Ours, Taken, Way, ways
+from foretoken.audit import fit
+from foretoken.audit.models import plain_logits, sample
+from foretoken.choices import VOCABS
+from foretoken.cli import options
+from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_seed, check_temperatures
+from foretoken.core.sampling import Sampling
+from foretoken.measure.machine import machine
+from foretoken.measure.pair import load_pair
+from foretoken.measure.table import Report
+from foretoken.models.load import load_model
+from foretoken.models.target import LMTarget
+from foretoken.profile import PLAIN
+from foretoken.trees.grammar import read_tree
+
+NUM_TOKENS = 3  # of the joint law that is tested, as in the audit
+FALSE_ALARM = 1e-4  # of one test
+WARM_TOKENS = 8
+LOSSLESS, WRONG = "equal", "WRONG"
+COLUMNS = [
+    "way",
+    "drafter",
+    "tree",
+    "tokens/s",
+    "x plain",
+    "x plain, CPU",
+    "tokens/forward",
+    "accepted",
+    "own share",
+    "law",
+]
+NOTES = [
+    "tokens/s, x plain: medians, of wall clock; the ratios are taken on the same prompt in the same round, over the "
+    "plain decoding of the same side. x plain, CPU: the same of this thread's CPU seconds, which other programs do not "
+    "disturb.",
+    "tokens/forward: emitted tokens per target forward, bonus included. accepted: of the drafted tokens. own share: "
+    "propose and observe without the drafter's forwards, of the wall clock: translating and growing the tree.",
+]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """temperatures, prompts in the target's ids; samples: generations for the test of the law, 0 for none."""
+
+    temperatures: Sequence[float]
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+    rounds: int
+    samples: int
+    seed: int
+
+
+@dataclass
+class Runs:
+    """What one way did at one temperature, by (round, prompt); why it could not go on, if so."""
+
+    taken: dict[tuple[int, int], Taken] = field(default_factory=dict)
+    failed: str | None = None
+
+
+def bench(
+    report: Report, ways: Sequence[Way], target: LMTarget, settings: Settings, progress: Callable[[str], None]
+) -> None:
+    """target: with the law of the ways' own, and cheap to sample from."""
+    for temperature in settings.temperatures:
+        table = report.table(f"temperature {temperature:g}", COLUMNS, 2)
+        runs = {i: Runs() for i in range(len(ways))}
+        try:
+            _interleave(ways, runs, temperature, settings, progress)
+        finally:
+            for i, way in enumerate(ways):
+                if runs[i].taken or runs[i].failed:
+                    law = _law(way, runs[i], runs, ways, target, temperature, settings, progress)
+                    table.add(*_cells(way, runs[i], _plain(way, runs, ways), law))
+        table.notes += [*NOTES, _law_note(temperature, settings)]
+
+
+def _interleave(
+    ways: Sequence[Way], runs: dict[int, Runs], temperature: float, settings: Settings, progress: Callable[[str], None]
+) -> None:
+    for i, way in enumerate(ways):
+        progress(f"temperature {temperature:g}: warming up {way.system} {way.method}")
+        _attempt(way, runs[i], None, settings.prompts[0], WARM_TOKENS, temperature, settings.seed)
+    for round_ in range(settings.rounds):
+        for n, ids in enumerate(settings.prompts):
+            turn = (round_ * len(settings.prompts) + n) % len(ways)
+            seed = settings.seed + 1000 * round_ + n
+            for i in [*range(turn, len(ways)), *range(turn)]:
+                progress(
+                    f"temperature {temperature:g}, round {round_ + 1}/{settings.rounds}, prompt "
+                    f"{n + 1}/{len(settings.prompts)}: {ways[i].system} {ways[i].method} {ways[i].drafter_name}"
+                )
+                _attempt(ways[i], runs[i], (round_, n), ids, settings.max_new_tokens, temperature, seed)
+
+
+def _attempt(
+    way: Way, runs: Runs, place: tuple[int, int] | None, ids: list[int], new: int, temperature: float, seed: int
+) -> None:
+    if runs.failed is not None:
+        return
+    try:
+        taken = way.run(ids, new, temperature, seed)
+    except Exception as error:
+        if isinstance(way, Ours):
+            raise
+        runs.failed = f"failed: {type(error).__name__}"  # a finding about the other software
+        return
+    if place is not None:
+        runs.taken[place] = taken
+
+
+def _plain(way: Way, runs: dict[int, Runs], ways: Sequence[Way]) -> Runs:
+    return next(runs[i] for i, other in enumerate(ways) if (other.system, other.method) == (way.system, PLAIN))
+
+
+def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | None]:
+    head: list[str | float | None] = [f"{way.system} {way.method}", Path(way.drafter_name).name, way.tree]
+    done = runs.taken
+    if runs.failed is not None or not done:
+        return [*head, *[None] * 6, runs.failed or law]
+    tokens, forwards = sum(len(t.ids) for t in done.values()), sum(t.num_forwards for t in done.values())
+    drafted, accepted = sum(t.num_drafted for t in done.values()), sum(t.num_accepted for t in done.values())
+    both = [(t, plain.taken[place]) for place, t in done.items() if place in plain.taken]
+    own = [t.own_s for t in done.values() if t.own_s is not None]
+    return [
+        *head,
+        median(len(t.ids) / t.wall_s for t in done.values()),
+        median(len(t.ids) / t.wall_s / (len(p.ids) / p.wall_s) for t, p in both),
+        median(len(t.ids) / t.cpu_s / (len(p.ids) / p.cpu_s) for t, p in both),
+        tokens / forwards,
+        accepted / drafted if drafted else None,
+        sum(own) / sum(t.wall_s for t in done.values()) if own else None,
+        law,
+    ]
+
+
+def _law(
+    way: Way,
+    runs: Runs,
+    all_runs: dict[int, Runs],
+    ways: Sequence[Way],
+    target: LMTarget,
+    temperature: float,
+    settings: Settings,
+    progress: Callable[[str], None],
+) -> str:
+    """Whether its output is the target's: texts at temperature 0, else a goodness-of-fit test of sampled tokens."""
+    if runs.failed is not None:
+        return runs.failed
+    if temperature == 0:
+        plain = _plain(way, all_runs, ways).taken
+        equal = sum(t.ids == plain[place].ids for place, t in runs.taken.items() if place in plain)
+        return f"{equal}/{len(runs.taken)} {LOSSLESS}"
+    if settings.samples == 0:
+        return "-"
+    prompt = settings.prompts[0][-12:]
+    sampling = Sampling(temperature=temperature)
+
+    def law(ids: Sequence[tuple[int, ...]]) -> Tensor:
+        return sampling(plain_logits(target, [prompt + list(x) for x in ids])[:, -1])
+
+    cells = fit.choose_cells(law, NUM_TOKENS, settings.samples)
+    test = fit.FitTest.prepare(cells.probabilities(law), settings.samples, FALSE_ALARM, settings.seed)
+    progress(f"temperature {temperature:g}: sampling the law of {way.system} {way.method} {way.drafter_name}")
+    if isinstance(way, Ours):
+        ids, _ = sample(target, way.drafter, way.verifier, prompt, sampling, settings.samples, settings.seed + 1)
+    else:
+        ids = [tuple(way.run(prompt, NUM_TOKENS, temperature, settings.seed + i).ids) for i in range(settings.samples)]
+    counts = cells.count(ids)
+    return f"{WRONG if test.rejects(counts) else 'p'} {test.p_value(counts):.1g}"
+
+
+def _law_note(temperature: float, settings: Settings) -> str:
+    if temperature == 0:
+        return "law: texts equal to plain decoding's on the same side; close logits may part them (float ties)."
+    return (
+        f"law: p-value of {settings.samples} generations of {NUM_TOKENS} tokens against the target's own law, from "
+        f"plain forwards; {WRONG} where the test rejects, which a lossless way does once in {1 / FALSE_ALARM:.0f}."
+    )
+
+
+def command(
+    target: options.Target = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder of a drafter with another vocabulary; may be repeated. Default: the demo ones."),
+    ] = None,
+    same: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter with the target's vocabulary, to compare with. Default: the demo one."),
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="union, tli, slem or slrs; may be repeated. Default: all.")
+    ] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(help="METHOD=TREE, e.g. tli=chain:2, for another tree than the usual one; may be repeated."),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Times that every way continues every prompt.")] = 2,
+    samples: Annotated[
+        int, typer.Option(help="Generations for the test of each way's law above temperature 0; 0: none.")
+    ] = 300,
+    expand: Expand = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
+    markdown: Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Compare union, TLI, SLEM and SLRS, a drafter with the same vocabulary, and transformers' two-vocabulary mode.
+
+    Interleaved in one process, each with a measured losslessness column. The table goes to stdout.
+    """
+    methods = list(dict.fromkeys(method or VOCABS))
+    if unknown := [name for name in methods if name not in VOCABS]:
+        raise ForetokenError(f"Unknown method {unknown[0]}: choose among {', '.join(VOCABS)}.")
+    trees: dict[str, list[str]] = {}
+    for one in tree or ():
+        name, equals, spec = one.partition("=")
+        if not equals or name not in methods:
+            raise ForetokenError(f"--tree {one} must be METHOD=TREE, with a method of {', '.join(methods)}.")
+        read_tree(spec)
+        trees.setdefault(name, []).append(spec)
+    if samples < 0 or rounds < 1 or max_new_tokens < 2:
+        raise ForetokenError("samples must be at least 0, rounds at least 1 and max-new-tokens at least 2.")
+    check_temperatures(temperature)
+    check_seed(seed, rounds)
+    options.heldout_prompts(prompts)
+    if target is None:
+        demo = options.demo_folder()
+        drafters = drafter or [str(demo / "drafter-1k"), str(demo / "drafter-bytes")]
+        target, same = str(demo / "target"), same or str(demo / "drafter")
+    elif drafter is None:
+        raise ForetokenError("Name the drafter with --drafter: only the demo target has ones of its own.")
+    else:
+        drafters = drafter
+    for name in drafters:
+        options.check_models(target, name, dtype=dtype)
+    check_expansion(expand)
+
+    options.quiet()
+    pair = load_pair(target, same, device=device, dtype=dtype)
+    pair = pair if expand is None else expanded_pair(pair, expand, seed)
+    options.spare_threads(pair.num_params)
+    lm, tokenizer = pair.engine.target.lm, pair.engine.tokenizer
+    assert tokenizer is not None, "a target named by folder has a tokenizer"
+    chosen = encoded(pair.engine, chosen_prompts(None, prompts), max_new_tokens)
+    settings = Settings(tuple(temperature or (0.0, 1.0)), chosen, max_new_tokens, rounds, samples, seed)
+    small = pair.engine.target if expand is None else LMTarget(load_model(target, lm.device, lm.dtype))
+    found = ways(pair.engine, pair.target, tokenizer, drafters, methods, trees)
+    header = {
+        **machine(lm.device),
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "target": Path(target).name,
+        "label": pair.label,
+        "num_params": pair.num_params,
+        "prompts": prompts,
+        "max_new_tokens": max_new_tokens,
+        "rounds": rounds,
+        "samples": samples,
+        "seed": seed,
+    }
+    report = Report("Drafters with another vocabulary", header)
+    try:
+        bench(report, found, small, settings, options.progress)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    show(report, json_, markdown)

@@ -1,0 +1,130 @@
+"""How often each child of a node is the accepted one: the vector that Sequoia trees are computed from.
+
+    a_b = P(the emitted token is the b-th draw, and none before it),   b = 1 .. k,
+
+unconditional, for one rule, law and temperature, where k children are drawn: a mean over the positions of a workload,
+the target's own continuations of some prompts. Given the draws it is the row's mass at the draw, so that no emitted
+token is sampled: only draws are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretoken.core import files
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Opaque
+from foretoken.core.sampling import Sampling
+from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.engine import Engine
+from foretoken.measure.exactly import sampled
+from foretoken.measure.records import as_line, check, parsed
+from foretoken.measure.teacher_forcing import ScoredText, drafter_lm, logits_at, written
+
+DRAWS = 4  # of all children at each position
+
+
+@dataclass(frozen=True)
+class ChildAcceptance:
+    """acceptance[b]: of child b; standard_error: of each, over the positions."""
+
+    verifier: str
+    law: str
+    temperature: float
+    acceptance: tuple[float, ...]
+    standard_error: tuple[float, ...]
+    positions: int
+
+
+def continued(
+    engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
+) -> ScoredText:
+    """Logits of both models along the target's own continuations of the prompts, `num_tokens` of each.
+
+    Raises ForetokenError where the drafter is no language model.
+    """
+    lms = engine.target.lm, drafter_lm(engine, "has no distribution to draw from")
+    texts = [
+        ids + text for ids, text in zip(prompts, written(engine, prompts, num_tokens, temperature, seed), strict=True)
+    ]
+    places = [(i, len(ids) + t - 1) for i, ids in enumerate(prompts) for t in range(len(texts[i]) - len(ids))]
+    v = engine.target.vocab_size
+    return ScoredText(*(logits_at(lm, texts, places, v) for lm in lms))
+
+
+def child_acceptance(
+    rule: Verifier, family: LawFamily, children: int, text: ScoredText, temperature: float, seed: int
+) -> ChildAcceptance:
+    """a_1 .. a_k for k = `children`. At temperature 0 children are the likeliest tokens, matched exactly."""
+    if children < 1:
+        raise ForetokenError(f"children is {children}: it must be at least 1.")
+    p = Sampling(temperature=temperature)(text.target.double())
+    opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
+    q = Sampling(temperature=1.0 if opaque else temperature)(text.drafter.double())
+    mass = sampled(rule, family(children), p, q, 1 if opaque else DRAWS, seed).mean(1)
+    errors = mass.std(0) / len(mass) ** 0.5 if len(mass) > 1 else torch.zeros(children)
+    return ChildAcceptance(
+        rule.name, family.name, temperature, tuple(mass.mean(0).tolist()), tuple(errors.tolist()), len(mass)
+    )
+
+
+@dataclass
+class Vectors:
+    """The vectors of one pair of models, measured when they are asked for first and kept as files in a folder.
+
+    settings: what must be equal for a file to be of use; it stands in it. option: of the command, names the folder.
+    Raises ForetokenError, and leaves the file alone, where there is one of other settings.
+    """
+
+    engine: Engine
+    prompts: Sequence[list[int]]
+    num_tokens: int
+    children: int
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    progress: Callable[[str], None]
+    option: str
+    _texts: dict[float, ScoredText] = field(default_factory=dict)
+
+    def of(self, rule: Verifier, temperature: float) -> ChildAcceptance:
+        path = self.path(rule.name, temperature)
+        found = read(path, self.settings, self.option)
+        if found is None:
+            self.progress(f"acceptance of the children of {rule.name}, temperature {temperature:g}")
+            if temperature not in self._texts:
+                self._texts[temperature] = continued(self.engine, self.prompts, self.num_tokens, temperature, self.seed)
+            text = self._texts[temperature]
+            found = child_acceptance(rule, rule.laws[0], self.children, text, temperature, self.seed)
+            write(found, path, self.settings)
+        return found
+
+    def path(self, verifier: str, temperature: float) -> Path:
+        return self.folder / f"{verifier}-{temperature:g}.json"
+
+
+def read(path: Path, settings: Mapping[str, Any], option: str) -> ChildAcceptance | None:
+    """What an earlier run left in the file, None if there is none; ForetokenError if its settings were others."""
+    if not path.exists():
+        return None
+    try:
+        found, record = parsed(ChildAcceptance, path.read_text())
+    except OSError as error:
+        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForetokenError(f"{path} is not a file of foretoken bench acceptance: move it or name another.") from error
+    check(path, record, settings, option)
+    return found
+
+
+def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
+    """As JSON, which `sequoia:N@FILE` reads; moved into place when it is whole."""
+
+    def how(temporary: Path) -> None:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(as_line(found, settings))
+
+    files.write(path, how)

@@ -1,0 +1,69 @@
+"""Rows (p, q) to compare rules on: next-token distributions of two models over one text, and toy ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foretoken.audit.models import plain_logits
+from foretoken.core.errors import ForetokenError
+from foretoken.core.sampling import Sampling
+from foretoken.core.shapes import Float
+from foretoken.draft.lm import LMDrafter
+from foretoken.drafters import plain
+from foretoken.engine import Engine
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.target import LMTarget
+
+WINDOW = 512  # tokens per forward
+LEAST_CONTEXT = 16  # tokens before a scored position
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredText:
+    """Logits of both models after the same n positions of a text, over the target's v tokens."""
+
+    target: Float[Tensor, "n v"]
+    drafter: Float[Tensor, "n v"]
+
+    def rows(
+        self, temperature: float, draft_temperature: float | None = None
+    ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
+        """p and q in float64; q at the target's temperature unless told otherwise."""
+        q_temperature = temperature if draft_temperature is None else draft_temperature
+        p = Sampling(temperature=temperature)(self.target.double())
+        return p, Sampling(temperature=q_temperature)(self.drafter.double())
+
+
+def drafter_lm(engine: Engine, lack: str) -> CausalLM:
+    """The drafter's language model; ForetokenError, which says what it lacks, where it is none."""
+    drafter = engine.drafter
+    if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
+        raise ForetokenError(f"Drafter {drafter.name} {lack}: name a model folder, --drafter.")
+    return drafter.lm
+
+
+def written(
+    engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
+) -> list[list[int]]:
+    """What the target writes behind each prompt, so many tokens whatever they are."""
+    alone = replace(plain(engine), tokenizer=None, eos_ids=frozenset())
+    results = alone.generate(list(prompts), max_new_tokens=num_tokens, temperature=temperature, seed=seed)
+    return [result.token_ids for result in results]
+
+
+def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:
+    """[n, v], after token t of window w for every place (w, t), in the order of windows: teacher-forced, one forward a
+    window. Columns that the model lacks are -inf, those beyond v are dropped."""
+    rows = []
+    for w in dict.fromkeys(w for w, _ in places):
+        ids = [min(token, lm.vocab_size - 1) for token in windows[w]]
+        scores = plain_logits(LMTarget(lm), [ids])[0].cpu()
+        rows.append(scores[[t for other, t in places if other == w], :v])
+    return columns(torch.cat(rows), v)
+
+
+def columns(logits: Tensor, v: int) -> Tensor:
+    """[n, v]: those beyond v are dropped, missing ones are -inf."""
+    return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)
