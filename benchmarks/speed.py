@@ -18,8 +18,8 @@ from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.measure.exactly import draw, siblings
 from foretoken.measure.table import Cell, Report
 from foretoken.verify import VERIFIERS
-from foretoken.verify.transport.global_resolution import Failure, GlobalResolution, Resolving
-from foretoken.verify.transport.plan import Solver
+from foretoken.verify.published.global_resolution import Failure, GlobalResolution, Resolving
+from foretoken.verify.published.plan import Solver
 
 Progress = Callable[[str], None]
 TOO_LARGE = "refused: too large"

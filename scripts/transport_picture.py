@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from foretoken.verify.transport.exact_plain import plain_selected, plain_thresholds
+from foretoken.verify.exact_transport import selection, thresholds
+from foretoken.verify.ratio_groups import Groups
 
 P = np.array([0.30, 0.24, 0.20, 0.14, 0.08, 0.04])  # in the order of falling p/q
 Q = np.array([0.08, 0.12, 0.15, 0.20, 0.20, 0.25])
@@ -14,8 +15,9 @@ N = 3
 
 def main() -> None:
     ns, cs = np.array([N]), np.array([1.0])
-    rho = plain_selected(P, Q, ns, cs)
-    beta = plain_thresholds(rho, Q, ns, cs)
+    groups = Groups(np.arange(len(P)), P, Q)
+    rho = selection(groups, ns, cs)
+    beta = thresholds(rho, groups, ns, cs)
     x = np.concatenate([[0.0], np.cumsum(Q)])
     hit = 1 - (1 - x) ** N
     figure = Figure(figsize=(9, 4), layout="constrained")

@@ -19,7 +19,7 @@ from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
-from foretoken.verify.transport.plan import Solver
+from foretoken.verify.published.plan import Solver
 from models_zoo import tiny
 from tables import table_decoding
 

@@ -24,7 +24,7 @@ from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledge
 from foretoken.trees.budget_fast import share_loop, spend_loop
 from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, STEP, STEPS, WIDE, Forecast, Gain
 from foretoken.verify import VERIFIERS
-from foretoken.verify.transport.plan import Solver
+from foretoken.verify.published.plan import Solver
 from tables import table_decoding, tiny_engine
 
 SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)

@@ -12,8 +12,8 @@ from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outco
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
 from foretoken.verify import VERIFIERS
+from foretoken.verify.published.plan import Solver
 from foretoken.verify.rejection import plain_row, recursive_row
-from foretoken.verify.transport.plan import Solver
 
 PAIRS = exact.all_pairs(seed=0)
 FAMILIES = exact.FAMILIES

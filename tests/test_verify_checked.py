@@ -18,7 +18,7 @@ from foretoken.names import check_pair
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
-from foretoken.verify.transport.plan import Solver
+from foretoken.verify.published.plan import Solver
 from tables import tiny_engine
 
 P = torch.tensor([0.1, 0.6, 0.3, 0.0], dtype=torch.float64)

@@ -16,12 +16,10 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, outcomes
 from foretoken.core.tree import Siblings
 from foretoken.kernel.compile import compiled
-from foretoken.verify import VERIFIERS
-from foretoken.verify.transport import grouped
-from foretoken.verify.transport.exact import Transport, draw_counts
-from foretoken.verify.transport.exact_fast import fast_row, selected_loop
-from foretoken.verify.transport.exact_plain import plain_row
-from foretoken.verify.transport.groups import by_ratio, order_loop
+from foretoken.verify import VERIFIERS, ratio_groups
+from foretoken.verify.exact_transport import Transport, compiled_row, draw_counts, selection
+from foretoken.verify.ratio_groups import by_near_ratio, by_ratio, order_loop
+from transport_oracle import plain_row
 
 RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
 COUNTS = [(0.2, 0.5, 0.3), (0.0, 0.3, 0.0, 0.7), (0.4, 0.6), (1.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2)]
@@ -92,7 +90,7 @@ def weights(v: int) -> st.SearchStrategy[list[float]]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), v=st.integers(1, 8), grouping=st.sampled_from([by_ratio, grouped.by_near_ratio]))
+@given(data=st.data(), v=st.integers(1, 8), grouping=st.sampled_from([by_ratio, by_near_ratio]))
 def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, grouping) -> None:
     p, q = np.array(data.draw(weights(v))), np.array(data.draw(weights(v)))
     p, q = p / p.sum(), q / q.sum()
@@ -100,7 +98,7 @@ def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, grou
     draws = np.array(data.draw(st.lists(st.sampled_from(np.flatnonzero(q).tolist()), max_size=law.k)), dtype=np.int64)
     ns, cs, mean = draw_counts(law)
     groups = grouping(p, q, mean)
-    fast, plain = fast_row(p, q, draws, groups, ns, cs), plain_row(p, q, draws, groups, ns, cs)
+    fast, plain = compiled_row(p, q, draws, groups, ns, cs), plain_row(p, q, draws, groups, ns, cs)
     assert fast.min() >= 0
     assert fast.sum() == pytest.approx(1, abs=1e-12)
     # The row given draws that (almost) never happen is free, and rounding decides it: so weigh by their probability.
@@ -111,7 +109,7 @@ def test_the_compiled_row_equals_the_plain_one(data: st.DataObject, v: int, grou
 def test_a_residual_whose_inverse_is_not_finite() -> None:
     p, q = np.array([1.0, 1e-310]), np.array([1.0, 1e-30])
     ns, cs, mean = draw_counts(IID(1))
-    row = fast_row(p, q, np.array([], dtype=np.int64), by_ratio(p, q, mean), ns, cs)
+    row = compiled_row(p, q, np.array([], dtype=np.int64), by_ratio(p, q, mean), ns, cs)
     assert row.sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -147,12 +145,10 @@ def test_the_sampled_law_is_p_at_full_size(rule: Transport) -> None:
     assert float(errors.max()) < 5
 
 
-def selection(p: Tensor, q: Tensor, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def selected(p: Tensor, q: Tensor, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """p, q and rho in the order of falling ratio."""
     groups = by_ratio(p.numpy(), q.numpy(), float(n))
-    rho = np.empty_like(groups[1])
-    compiled(selected_loop)(*groups[1:], np.array([n]), np.array([1.0]), rho)
-    return groups[1], groups[2], rho
+    return groups.p, groups.q, selection(groups, np.array([n]), np.array([1.0]))
 
 
 @pytest.mark.parametrize("n", [2, 4, 16])
@@ -160,7 +156,7 @@ def selection(p: Tensor, q: Tensor, n: int) -> tuple[np.ndarray, np.ndarray, np.
 def test_the_selection_is_as_the_proof_wants_it(n: int, temperature: float) -> None:
     """docs/transport.md, section 2, (a) to (d), for a large row; and it has few values of rho where there is room."""
     logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    p, q, rho = selection(*torch.softmax(logits / temperature, -1), n)
+    p, q, rho = selected(*torch.softmax(logits / temperature, -1), n)
     g, s = 1 - (1 - np.minimum(q.cumsum(), 1)) ** n, rho * q
     h = int(np.append(0.0, g - p.cumsum()).argmin())
     assert (np.diff(rho) <= 0).all()
@@ -179,7 +175,7 @@ def test_where_all_of_p_can_be_accepted_the_selection_is_p() -> None:
     order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
     p = torch.empty_like(q)
     p[order] = torch.diff(1 - (1 - q[order].cumsum(0).clamp(max=1)) ** 3, prepend=torch.zeros(1).double())
-    p_sorted, q_sorted, rho = selection(p, q, 3)
+    p_sorted, q_sorted, rho = selected(p, q, 3)
     assert np.abs(rho * q_sorted - p_sorted).max() < 1e-13
     row = VERIFIERS["transport"](p, Siblings(tuple(order[[70, 3, 150]].tolist()), q, IID(3)))
     assert float(row[order[3]]) == pytest.approx(1, abs=1e-9)
@@ -195,12 +191,12 @@ def test_the_gap_of_groups_is_bounded(n: int, temperature: float, monkeypatch: p
     best = foretoken.alpha_star(IID(n), p, q)
     spread = 1 + (p - q).abs().sum(-1) / 2
     for groups in (1024, 32, 8):
-        monkeypatch.setattr(grouped, "GROUPS", groups)
+        monkeypatch.setattr(ratio_groups, "GROUPS", groups)
         lost = best - foretoken.acceptance("transport-grouped", IID(n), p, q)
-        assert bool((lost <= grouped.gap(IID(n)) * spread + 1e-12).all())
+        assert bool((lost <= ratio_groups.gap(IID(n)) * spread + 1e-12).all())
         assert bool((lost > -1e-12).all())
         if groups == 8 and n > 1 and temperature >= 1:
-            assert float(lost.max()) > 0.02 * grouped.gap(IID(n)), "the test sees no gap"
+            assert float(lost.max()) > 0.02 * ratio_groups.gap(IID(n)), "the test sees no gap"
 
 
 def test_no_draw_gives_p() -> None:

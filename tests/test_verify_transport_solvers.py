@@ -13,8 +13,8 @@ from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
-from foretoken.verify.transport import plan
-from foretoken.verify.transport.global_resolution import (
+from foretoken.verify.published import plan
+from foretoken.verify.published.global_resolution import (
     MOST_TOKENS,
     Failure,
     GlobalResolution,
@@ -22,8 +22,8 @@ from foretoken.verify.transport.global_resolution import (
     capped_residuals,
     greedy_residuals,
 )
-from foretoken.verify.transport.plan import feasible
-from foretoken.verify.transport.sets import draw_sets, hall_set
+from foretoken.verify.published.plan import feasible
+from foretoken.verify.published.sets import draw_sets, hall_set
 from rates import optimum
 from tables import tiny_engine
 

@@ -14,7 +14,7 @@ from benchmarks.speed import TOO_LARGE, Timed, Timing, call, num_sets, resolve, 
 from foretoken.core.laws import IID
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import alpha_star
-from foretoken.verify.transport.global_resolution import GlobalResolution
+from foretoken.verify.published.global_resolution import GlobalResolution
 
 GRID = ((10, 2), (10, 3), (10, 4), (10, 5), (100, 2), (100, 3), (1000, 2))
 EXACT = {"ot-lp": 2, "ot-maxflow": 1, "ot-maxflow-optimised": 1}  # name -> growth, see Timed

@@ -19,7 +19,7 @@ from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
-from foretoken.verify.transport.plan import Solver
+from foretoken.verify.published.plan import Solver
 
 
 def _chain(depth: int, floor: float) -> TreePolicy:

@@ -17,7 +17,7 @@ from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outco
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
-from foretoken.verify.transport.plan import Rows, Solver
+from foretoken.verify.published.plan import Solution, Solver
 
 TOLERANCE = 1e-12
 FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub, Opaque)
@@ -47,7 +47,7 @@ class Remembering:
     """A solver that keeps what it solved: an enumeration asks for the same p and q with all draws in turn."""
 
     solver: Solver
-    solved: dict[tuple[bytes, bytes, Law], Rows] = field(default_factory=dict)
+    solved: dict[tuple[bytes, bytes, Law], Solution] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

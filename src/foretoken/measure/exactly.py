@@ -14,7 +14,7 @@ from foretoken.core.laws import NONE, Law, Opaque, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
-from foretoken.verify.transport.plan import Solver
+from foretoken.verify.published.plan import Solver
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,8 +65,8 @@ from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick
+from foretoken.verify.exact_transport import Transport
 from foretoken.verify.rejection import TINY, RRSw, is_single, recursive_row, rrs_acceptance
-from foretoken.verify.transport.exact import Transport
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected

@@ -1,4 +1,4 @@
-"""A transport plan S(i, A), and the rule it gives; shared by the solvers of the relaxed transport problem."""
+"""A transport plan S(i, A), the rule that it gives, and the contract of the rules that solve for a plan."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -15,24 +15,16 @@ from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
+from foretoken.verify.published.sets import DrawSets
 from foretoken.verify.rejection import TINY
-from foretoken.verify.transport.sets import DrawSets
 
 
 @runtime_checkable
-class Rows(Protocol):
+class Solution(Protocol):
     """What a solver found for one p, q and law: the row for any draws."""
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
-        """[v], float64: the law of the token given the draws."""
-        ...
-
-
-@runtime_checkable
-class CountedRows(Rows, Protocol):
-    @property
-    def acceptance(self) -> float:
-        """P(the emitted token is among the draws)."""
+        """Return the law of the token given the draws [v], float64."""
         ...
 
 
@@ -40,7 +32,7 @@ class CountedRows(Rows, Protocol):
 class Plan:
     """row = S(., A) / Q(A) plus what is missing to 1 times the residual, p - sum_A S normalised.
 
-    flow: S, one number an entry of `sets`; feasible, see `feasible`.
+    flow: S, one number per entry of `sets`; feasible, see `feasible`
     """
 
     sets: DrawSets
@@ -49,9 +41,7 @@ class Plan:
 
     @cached_property
     def residual(self) -> np.ndarray:
-        left = np.maximum(self.p - self.sets.per_token(self.flow), 0)
-        total = left.sum()
-        return left / total if total > TINY else self.p
+        return residual_of(self.p, self.sets.per_token(self.flow))
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         key = tuple(sorted(set(draws)))
@@ -65,14 +55,24 @@ class Plan:
 
     @property
     def acceptance(self) -> float:
+        """P(the emitted token is among the draws)."""
         slack = np.maximum(self.sets.prob - self.sets.per_set(self.flow), 0)
         again = self.sets.per_set(self.residual[self.sets.token])  # P(the residual's token is among the draws | A)
         return float(self.flow.sum() + slack @ again)
 
 
+def residual_of(p: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """Return norm((p - taken)+) [v]; p where nothing is left, which is then reached with probability 0."""
+    left = np.maximum(p - taken, 0)
+    total = left.sum()
+    return left / total if total > TINY else p
+
+
 def feasible(sets: DrawSets, p: np.ndarray, flow: np.ndarray) -> np.ndarray:
-    """The nearest flow below that breaks no constraint by more than rounding: a solver's tolerance then costs
-    acceptance, never losslessness."""
+    """Return the flow, cut where it breaks a constraint by more than rounding.
+
+    A solver's tolerance then costs acceptance, never losslessness.
+    """
     flow = np.maximum(flow, 0)
     flow = flow * _cut(sets.prob, sets.per_set(flow))[sets.owner]
     return flow * _cut(p, sets.per_token(flow))[sets.token]
@@ -83,8 +83,10 @@ def _cut(capacity: np.ndarray, used: np.ndarray) -> np.ndarray:
 
 
 class Solver(ABC):
-    """A rule that solves for all draws of one p and q at once. `__call__` solves anew each time; where many draws of
-    the same p and q are asked for, `plan` once and take its rows."""
+    """A rule that solves for all draws of one p and q at once.
+
+    `__call__` solves anew each time; for many draws of the same p and q call `plan` once and take its rows.
+    """
 
     name: str
     needs = "scipy"  # the package that it cannot do without
@@ -97,16 +99,16 @@ class Solver(ABC):
     def accepts(self, law: Law) -> bool: ...
 
     @abstractmethod
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Rows:
-        """p, q: [v], float64, normalised."""
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Solution:
+        """Solve for p and q [v], float64, normalised."""
         ...
 
     def check_installed(self) -> None:
         if find_spec(self.needs) is None:
             raise ForetokenError(f"Verifier {self.name} needs {self.needs}: pip install 'foretoken[transport]'.")
 
-    def plan(self, p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Rows:
-        """The rows for all draws of `law` at p and q."""
+    def plan(self, p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Solution:
+        """Return the rows for all draws of `law` at p and q."""
         self.check_installed()
         p_array, q_array = (x.detach().double().cpu().numpy() for x in (p, q))
         return self.solve(p_array / p_array.sum(), q_array / q_array.sum(), law)
@@ -117,10 +119,10 @@ class Solver(ABC):
         return torch.from_numpy(row).to(p)
 
 
-def over_sets(rows: Rows, sets: DrawSets) -> float:
-    """P(the emitted token is among the draws), set by set. O(sets v)."""
+def over_sets(solution: Solution, sets: DrawSets) -> float:
+    """Return P(the emitted token is among the draws), set by set. O(sets v)."""
     return sum(
-        prob * float(rows.row(draws)[list(draws)].sum()) for draws, prob in zip(sets.index, sets.prob, strict=True)
+        prob * float(solution.row(draws)[list(draws)].sum()) for draws, prob in zip(sets.index, sets.prob, strict=True)
     )
 
 
@@ -135,9 +137,9 @@ class SetSolver(Solver):
         return isinstance(law, IID | WithoutReplacement | Hub)
 
     @abstractmethod
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> CountedRows: ...
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan: ...
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """By one solve a row, summed over all draws: exact for the rule as it is."""
+        """Solve once per pair and sum over all draws: exact for the rule as it is."""
         solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
         return torch.tensor(solved, dtype=torch.float64)

@@ -1,11 +1,13 @@
-"""What may be drawn, by the set of distinct tokens: all that an optimal rule for a small support has to know.
+"""What may be drawn, by the set of distinct tokens: all that an optimal rule for a small support depends on.
 
 A rule may treat two draw tuples with the same tokens alike (average its rows over them), so the relaxed optimal
-transport problem (paper 003, eq. 2) has one row of variables per SET A of distinct tokens, of probability Q(A):
+transport problem has one row of variables per SET A of distinct tokens, of probability Q(A):
 
     maximise sum S(i, A)   over S >= 0, i in A,   with  sum_i S(i, A) <= Q(A)  and  sum_A S(i, A) <= p(i).
 
 Any such S gives a lossless rule: emit i in A with S(i, A) / Q(A), else a token of p - sum_A S, normalised.
+
+Source: Thomas and Pal 2025, Global Resolution, arXiv:2511.15898, equation 2.
 """
 
 import itertools
@@ -25,9 +27,11 @@ DENSE = 20_000_000  # numbers in a table of sets by tokens
 
 @dataclass(frozen=True, eq=False)
 class DrawSets:
-    """The sets of positive probability at one q. Entry e says: token[e] belongs to set owner[e].
+    """The sets of positive probability at one q. Entry e means that token[e] belongs to set owner[e].
 
-    prob: [sets]. owner, token: [entries], grouped by set in order, tokens ascending. v: the vocabulary size.
+    prob: probability of each set [sets]
+    owner, token: [entries], grouped by set in order, tokens ascending
+    v: the vocabulary size
     """
 
     prob: np.ndarray
@@ -37,21 +41,21 @@ class DrawSets:
 
     @cached_property
     def index(self) -> dict[tuple[int, ...], int]:
-        """The number of a set, by its tokens in ascending order."""
+        """Numbers of the sets, by their tokens in ascending order."""
         ends = np.cumsum(np.bincount(self.owner, minlength=len(self.prob)))[:-1]
         return {tuple(tokens.tolist()): i for i, tokens in enumerate(np.split(self.token, ends))}
 
     def per_set(self, values: np.ndarray) -> np.ndarray:
-        """Sums of entry values over each set."""
+        """Sum entry values over each set."""
         return np.bincount(self.owner, values, len(self.prob))
 
     def per_token(self, values: np.ndarray) -> np.ndarray:
-        """Sums of entry values over each token."""
+        """Sum entry values over each token."""
         return np.bincount(self.token, values, self.v)
 
 
 def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
-    """Every set of distinct tokens that `law` can draw from q [v] (normalised), with its probability.
+    """Return every set of distinct tokens that `law` can draw from q [v] (normalised), with its probability.
 
     Raises ForetokenError where there are more than MOST_SETS of them.
     """
@@ -114,7 +118,7 @@ def _probability(law: Law, q: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 
 def _outside(q: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """The q-mass outside each set."""
+    """Return the q-mass outside each set [sets]."""
     q_support = q[q > 0]
     if len(members) * len(q_support) > DENSE:
         return np.maximum(1 - q[members].sum(axis=1), 0)
@@ -124,7 +128,7 @@ def _outside(q: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 
 def iid_probability(q: np.ndarray, members: np.ndarray, law: IID, free: float = 0.0) -> np.ndarray:
-    """P(the draws outside a free set of q-mass `free` are exactly the tokens of the row), for each row of members.
+    """Return P(the draws outside a free set of q-mass `free` are exactly the set), for each row of `members`.
 
     By exponential generating functions: N! times the coefficient of t^N in e^(free t) prod_i (e^(q_i t) - 1), whose
     terms are all positive, so that nothing cancels.
@@ -142,7 +146,7 @@ def iid_probability(q: np.ndarray, members: np.ndarray, law: IID, free: float = 
 
 
 def hall_set(sets: DrawSets, law: Law, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """H, a minimiser of p(H) - P(all draws in H), as a mask [v]; alpha* is 1 plus that minimum (Hu et al. 2025).
+    """Return H, a minimiser of p(H) - P(all draws in H), as a mask [v]; alpha* is 1 plus that minimum (`alpha_star`).
 
     It is a suffix of the tokens by p / P(drawn) descending for i.i.d. draws, draws without replacement, and hubs, which
     come last since nothing is caught without them.

@@ -1,16 +1,16 @@
-"""Exact transport in plain Python, quadratic in v: what the loops of `exact_fast` compute, and are tested against."""
+"""Exact transport in plain Python, quadratic in v: what the compiled loops are tested against."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from foretoken.verify.transport.groups import Groups
+from foretoken.verify.ratio_groups import Groups
 
 
 def plain_row(
     p: np.ndarray, q: np.ndarray, draws: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray
 ) -> np.ndarray:
-    """What `exact_fast.fast_row` computes."""
+    """What `exact_transport.compiled_row` computes."""
     group, p_mass, q_mass = groups
     rho = plain_selected(p_mass, q_mass, ns, cs)
     beta = plain_thresholds(rho, q_mass, ns, cs)

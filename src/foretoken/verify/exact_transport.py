@@ -1,39 +1,179 @@
-"""The compiled loops of exact transport; `exact.py` holds what they compute, in plain Python.
+"""Exact transport: the optimal rule for any number of i.i.d. draws, fixed or random, in O(v log v).
 
-Groups of tokens stand in the order of falling p/q; p and q are a group's masses, in float64. `ns` and `cs` are the
-possible numbers of draws and their probabilities. R_j is the q-mass after group j, so that G_j = 1 - E[R_j^N].
+With g(x) = 1 - E[(1 - x)^N] (`IID.hit`), tokens in the order of falling p/q, prefix sums P_j, Q_j and G_j = g(Q_j):
+
+    split       h minimises G_j - P_j: no rule accepts more than 1 + G_h - P_h
+    selection   s_i = q_i rho_i, rho falling; S_j = s_1 + .. + s_j <= G_j, S_h = G_h, S_K = g(1);
+                s <= p up to h and s >= p from there on, so that sum m, m = min(p, s), is that bound
+    thresholds  beta_j: the largest u for which j is a vertex of the least concave curve above S - u G
+    row         for u uniform in (0, 1), the boundaries with beta_j > u cut the tokens into blocks; the pick is the
+                first draw in the first block that is hit; it is accepted with probability min(1, p_i / s_i), else (and
+                where there is no draw) the token comes from norm(p - m)
+
+rho is p/q but for a cap, a floor, and steps: tokens side by side have one rho where there is room for that, since the
+thresholds cost most where there are many values of it. docs/transport.md proves all of this.
+
+`transport-grouped` puts groups of tokens of nearly equal ratio (ratio_groups.py) in the place of tokens, in O(v) and
+without a sort: a pick still has the law q_i rho_b of its token, so that m_i = min(p_i, q_i rho_b) is accepted and the
+row stays exactly lossless (docs/transport.md, section 4). What is given up of the optimum, alpha* - sum m, is at most
+gap(law) (1 + TV(p, q)).
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
+import torch
+from torch import Tensor
 
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Hub, Law, on_cpu
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings
+from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
-from foretoken.verify.transport.groups import Groups
+from foretoken.verify.acceptance import iid_optimum
+from foretoken.verify.hub import HubRule
+from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
+from foretoken.verify.rejection import TINY, count_chances, is_single
 
-SMALLEST = 1e-290  # of a residual mass, whose inverse would not be finite much below
+HUB = HubRule()
 
 
-def fast_row(
-    p: np.ndarray,
-    q: np.ndarray,
-    draws: np.ndarray,
-    groups: Groups,
-    ns: np.ndarray,
-    cs: np.ndarray,
+@dataclass(frozen=True)
+class Transport:
+    """The optimum for i.i.d. draws of any number, fixed or random, and for hub draws: accepts with probability alpha*.
+
+    One draw: the standard rule. Hub draws: rule `hub`, which is the optimum for them. O(v log v), on the CPU: rows on
+    an accelerator are copied there and back.
+    """
+
+    name: str = "transport"
+    laws: tuple[LawFamily, ...] = (IID, Hub)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID | Hub) or is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        return HUB(p, siblings) if isinstance(siblings.law, Hub) else transport_row(p, siblings, by_ratio)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return alpha* = 1 + min over j of G_j - P_j, where P_j counts the tokens with q = 0 too."""
+        return HUB.acceptance(p, q, law) if isinstance(law, Hub) else iid_optimum(p, q, as_iid(law))
+
+
+@dataclass(frozen=True)
+class TransportGrouped:
+    """Within `gap` of the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
+
+    O(v), on the CPU: rows on an accelerator are copied there and back.
+    """
+
+    name: str = "transport-grouped"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID) or is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        return transport_row(p, siblings, by_near_ratio)
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return sum m, the picks that are accepted.
+
+        The token after a rejected pick may by chance be a draw too: less than the gap in all, and not counted.
+        """
+        if law.k == 0:
+            return torch.zeros_like(p[:, 0])
+        pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
+        return torch.tensor([accepted_mass(*pair, as_iid(law)) for pair in pairs], dtype=p.dtype, device=p.device)
+
+
+def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
+    """Return sum m of `transport-grouped` for one pair of normalised float64 rows [v]."""
+    ns, cs, mean = draw_counts(law)
+    groups = by_near_ratio(p, q, mean)
+    rho = selection(groups, ns, cs)
+    return float(np.minimum(p, np.where(groups.group >= 0, rho[groups.group] * q, 0.0)).sum())
+
+
+def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping) -> Float[Tensor, " v"]:
+    """Return the row for tokens put into groups by `grouping`: optimal if tokens of one group have one ratio p/q.
+
+    Raises ForetokenError where the law or q cannot have made the draws.
+    """
+    law, q, draws = as_iid(siblings.law), siblings.q, siblings.draws
+    if len(draws) > law.k:
+        raise ForetokenError(f"The law makes at most {law.k} draws at a node, but there are {len(draws)}.")
+    if law.k == 0:
+        return p
+    assert q is not None
+    p_row, q_row = as_numpy(p), as_numpy(q)
+    ns, cs, mean = draw_counts(law)
+    groups = grouping(p_row, q_row, mean)
+    for x in draws:
+        if not 0 <= x < len(groups.group) or groups.group[x] < 0:
+            raise ForetokenError(f"Draw {x} cannot come from q: its probability is 0 or it is outside the vocabulary.")
+    return torch.from_numpy(compiled_row(p_row, q_row, np.array(draws, np.int64), groups, ns, cs)).to(p)
+
+
+def compiled_row(
+    p: np.ndarray, q: np.ndarray, draws: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray
 ) -> np.ndarray:
-    """`exact.plain_row`, compiled."""
-    group, p_mass, q_mass = groups
-    rho, beta = np.empty_like(p_mass), np.zeros_like(p_mass)
-    compiled(selected_loop)(p_mass, q_mass, ns, cs, rho)
-    compiled(threshold_loop)(rho, q_mass, ns, cs, beta)
-    row = np.empty_like(p)
-    compiled(row_loop)(p, q, group, rho, beta, draws, row)
+    """Return the row [v], of p's dtype, by the compiled loops below; their arguments are explained there."""
+    rho, row = selection(groups, ns, cs), np.empty_like(p)
+    compiled(row_loop)(p, q, groups.group, rho, thresholds(rho, groups, ns, cs), draws, row)
     return row
 
 
+def selection(groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
+    """Return rho, one number per group."""
+    rho = np.empty_like(groups.p)
+    compiled(selected_loop)(groups.p, groups.q, ns, cs, rho)
+    return rho
+
+
+def thresholds(rho: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
+    """Return beta, one number per group."""
+    beta = np.zeros_like(rho)
+    compiled(threshold_loop)(rho, groups.q, ns, cs, beta)
+    return beta
+
+
+def as_iid(law: Law) -> IID:
+    """Return the law as i.i.d. draws, which a single draw is under other laws too."""
+    if isinstance(law, IID):
+        return law
+    if is_single(law):
+        return IID(law.k)
+    raise ForetokenError(f"Transport is not lossless for law {law.name} with {law.k} draws: draw them i.i.d.")
+
+
+def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
+    """Return the row in CPU memory, contiguous; half precision as float32."""
+    row = row.detach()
+    if not on_cpu(row):
+        row = row.to("cpu", torch.promote_types(row.dtype, torch.float32))
+    return np.ascontiguousarray(row.numpy())
+
+
+@lru_cache(maxsize=256)
+def draw_counts(law: IID) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the possible numbers of draws [n] int64, the probability of each [n] float64, and their mean."""
+    counts = {n: c for n, c in enumerate(count_chances(law)) if c > 0}
+    ns, cs = np.array(list(counts), dtype=np.int64), np.array(list(counts.values()), dtype=np.float64)
+    return ns, cs, float(ns @ cs)
+
+
 def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:
-    """rho: the steps, the cap and the floor. Every q > 0."""
+    """Fill rho by the steps, the cap and the floor; see docs/transport.md, section 2.
+
+    p, q: masses of the groups in the order of falling p/q [groups], float64; every q > 0
+    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64
+    rho: the result [groups], float64
+    """
     k = p.shape[0]
-    spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and R
+    spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and the q-mass after group j, R_j: G_j = 1 - E[R_j^N]
     rest[k] = 0.0
     for j in range(k - 1, -1, -1):
         rest[j] = rest[j + 1] + q[j]
@@ -115,10 +255,17 @@ def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, 
 
 
 def threshold_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
-    """beta[j] = the time at which the boundary after group j dies, 1 for those that never do.
+    """Fill beta: as u grows from 0, the boundary after group j dies at the time beta[j]; never, where that is 1.
 
-    Block b lies to the left of boundary b, until it dies. `death` is when it would if nothing else died; what dies
-    beside it can only bring that forward. They are queued in lists by span of time, in the span at hand in a heap.
+    A boundary dies when the slopes of S - u G on both sides of it meet; the two blocks of groups become one.
+    Block b lies to the left of boundary b, until that dies. `death` is when it would if nothing else died; what dies
+    beside it can only bring that forward. Deaths are queued in lists by span of time, and those of the current span in
+    a heap.
+
+    rho: one number per group, falling [groups], float64
+    q: masses of the groups [groups], float64
+    ns, cs: as above
+    beta: the result [groups], float64, zeros at first
     """
     k = rho.shape[0]
     ends = np.empty(k, np.int64)
@@ -237,7 +384,14 @@ def row_loop(
     draws: np.ndarray,
     row: np.ndarray,
 ) -> None:
-    """The row: step 4."""
+    """Fill the row from the selection and the thresholds.
+
+    p, q: probabilities [v], float32 or float64, of any sum
+    group: the group of each token [v], int32, -1 where q is 0
+    rho, beta: per group [groups], float64
+    draws: tokens in draw order [d], int64
+    row: the result [v], of p's dtype
+    """
     p_total, q_total = 0.0, 0.0
     for x in range(p.shape[0]):
         p_total += np.float64(p[x])
@@ -272,7 +426,7 @@ def row_loop(
                 p_x -= min(p_x, rho[group[x]] * (np.float64(q[x]) / q_total))
             row[x] = p_x
             residual += p_x
-        if residual <= SMALLEST:  # p = m: reached with probability 0 up to rounding, and p serves
+        if residual <= TINY:  # p = m: reached with probability 0 up to rounding, and p serves
             residual = p_total
             for x in range(p.shape[0]):
                 row[x] = p[x]

@@ -1,4 +1,4 @@
-"""Global resolution (paper 003, Algorithm 1): the optimal transport of i.i.d. drafts by two convex minimisations.
+"""Global resolution: the optimal transport of i.i.d. draws by two convex minimisations.
 
 Let H minimise p(H) - q(H)^n, and let a draw set A be *outer* if it is not inside H. An optimal transport gives outer
 sets whole to their tokens outside H, and saturates p inside H with the sets inside (Theorem 5.1).
@@ -13,6 +13,9 @@ sets whole to their tokens outside H, and saturates p inside H with the sets ins
 
 What the sets do not give away goes to the residual. The gradient's entries are the errors of S in r and in p, so a
 small gradient and a small truncated mass bound the deviation of the emitted law from p.
+
+Source: Thomas and Pal 2025, Global Resolution: Optimal Multi-Draft Speculative Sampling via Convex Minimization,
+arXiv:2511.15898, Algorithm 1 and the theorems named above.
 """
 
 import itertools
@@ -27,22 +30,29 @@ from torch import Tensor
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
+from foretoken.verify.published.plan import Solution, Solver, over_sets, residual_of
+from foretoken.verify.published.sets import draw_sets, iid_probability
 from foretoken.verify.rejection import TINY
-from foretoken.verify.transport.plan import Rows, Solver, over_sets
-from foretoken.verify.transport.sets import draw_sets, iid_probability
 
 Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 MOST_STEPS = 25  # of L-BFGS-B
-MOST_TOKENS = {1: 2000, 2: 150, 3: 45, 4: 25, 5: 18}  # of T, by n: some 10,000 sets; the paper's own limits are lost
+MOST_TOKENS = {
+    1: 2000,
+    2: 150,
+    3: 45,
+    4: 25,
+    5: 18,
+}  # of T, by n: some 10,000 sets; ours, not the paper's
 MOST_TOKENS_BEYOND = 14
 LARGEST = math.log(1e100)  # of |theta|
 
 
 def greedy_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
-    """Outer residuals by the greedy polymatroid algorithm: differences of cumulative minima (paper 003, Theorem 6.2).
+    """Return outer residuals by the greedy polymatroid algorithm: differences of cumulative minima (Theorem 6.2).
 
-    p, q: the tokens outside H, by falling p / q. With G_j = P(draws hit the first j), P_j = p of the first j, the first
-    j tokens get at most f_j = P_j + min over i <= j of (G_i - P_i), and r_j = f_j - f_{j-1}. O(v).
+    With G_j = P(draws hit the first j), P_j = p of the first j, the first j tokens get at most
+    f_j = P_j + min over i <= j of (G_i - P_i), and r_j = f_j - f_{j-1}. O(v).
+    p, q: of the tokens outside H, by falling p / q [m]
     """
     g, total = _prefix_curve(q, n), np.append(0.0, p.cumsum())
     most = total + np.minimum.accumulate(g - total)
@@ -50,9 +60,10 @@ def greedy_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
 
 
 def capped_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
-    """Outer residuals min(p, tau q), tau such that they sum to P(draws hit the outside): an interior point. O(v).
+    """Return outer residuals min(p, tau q) that sum to P(draws hit the outside): an interior point. O(v).
 
-    Feasible: the sum is a line below the concave G until p takes over, and is nearest to G at the end. p, q: as above.
+    Feasible: the sum is a line below the concave G until p takes over, and is nearest to G at the end.
+    p, q: as above
     """
     goal = _prefix_curve(q, n)[-1]
     # Tokens by falling p / q: the first i are capped at tau q, the rest keep p.
@@ -70,7 +81,7 @@ def _prefix_curve(q: np.ndarray, n: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """One convex problem solved: sets B inside T pick i with weight(i) / (slack + sum_B weight), other sets nothing."""
+    """One convex problem solved: sets B inside T pick i with weight(i) / (slack + sum_B weight), others pick none."""
 
     weight: np.ndarray  # [v], 0 outside T
     known: np.ndarray  # T, mask [v]
@@ -81,14 +92,14 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Resolution:
-    """What was solved. residual: the law of the token where nothing is picked. accept: P(a pick is kept), by token."""
+    """The solution of both problems."""
 
-    p: np.ndarray
+    p: np.ndarray  # [v]
     inside: np.ndarray  # H, mask [v]
     outer: Weights
     inner: Weights
-    residual: np.ndarray
-    accept: np.ndarray
+    residual: np.ndarray  # [v], the law of the token where nothing is picked
+    accept: np.ndarray  # [v], P(a pick is kept)
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         tokens = np.array(sorted(set(draws)), dtype=np.int64)
@@ -130,22 +141,24 @@ class Resolving(Solver):
         return isinstance(law, IID) and law.counts is None
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """By one solve a row, summed over all draws: exact for the rule as it is. As many draw sets as for ot-lp."""
+        """Solve once per pair and sum over all draws: exact for the rule as it is. As many draw sets as for ot-lp."""
         pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
         return torch.tensor([over_sets(self.solve(*pair, law), draw_sets(law, pair[1])) for pair in pairs]).double()
 
 
 @dataclass(frozen=True)
 class GlobalResolution(Resolving):
-    """Nearly optimal transport of n i.i.d. drafts as published: APPROXIMATE, its law is off by up to `tolerance`.
+    """Nearly optimal transport of n i.i.d. draws as published: APPROXIMATE, its law is off by up to `tolerance`.
 
-    Formulas: the head of this file; paper 003, Algorithm 1, Lemma 6.6. Law: a fixed number n of i.i.d. draws.
+    Law: a fixed number n of i.i.d. draws. Fails, as published, where T has more tokens than MOST_TOKENS for n, or the
+    gradient is not small after MOST_STEPS; then the row is p itself, which is exact and accepts little; `attempt`
+    returns the reason. Cost: milliseconds, where it succeeds. The engine refuses this rule: take
+    global-resolution-thinned, which is exactly lossless.
+
     tolerance: bound on the L1 distance of the emitted law from p. An eighth of it each is the outer and the inner
-    gradient and truncated mass; an error counts twice, where it is made and in the residual. T takes the likeliest
-    tokens until what is truncated is small enough. residuals: `greedy_residuals`, as published, or `capped_residuals`.
-    Fails, as published, where T has more tokens than MOST_TOKENS for n, or the gradient is not small after MOST_STEPS;
-    then the row is p itself, which is exact and accepts little; `attempt` tells. Cost: milliseconds, where it succeeds.
-    The engine refuses this rule: take global-resolution-thinned, which is exactly lossless.
+        gradient and truncated mass; an error counts twice, where it is made and in the residual. T takes the likeliest
+        tokens until what is truncated is small enough (Lemma 6.6).
+    residuals: `greedy_residuals`, as published, or `capped_residuals`
     """
 
     tolerance: float = 1e-3
@@ -153,7 +166,7 @@ class GlobalResolution(Resolving):
     name: str = "global-resolution"
 
     def attempt(self, p: np.ndarray, q: np.ndarray, n: int) -> Resolution | Failure:
-        """The solution, or why there is none. p, q: [v], float64, normalised."""
+        """Return the solution, or why there is none. p, q: [v], float64, normalised."""
         tolerance = self.tolerance / 8
         inside, r, *both = problems(p, q, n, tolerance, self.residuals)
         left_out = max(problem.left_out for problem in both)
@@ -163,10 +176,10 @@ class GlobalResolution(Resolving):
         error = max(outer.error, inner.error)
         if error > tolerance:
             return Failure(f"the gradient's norm is {error:.1e} after {MOST_STEPS} steps")
-        left = np.where(inside, 0.0, np.maximum(p - r, 0))  # eq. 18
-        return Resolution(p, inside, outer, inner, _normalised(left, p), np.ones_like(p))
+        residual = residual_of(p, np.where(inside, p, r))  # equation 18
+        return Resolution(p, inside, outer, inner, residual, np.ones_like(p))
 
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Rows:
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Solution:
         attempt = self.attempt(p, q, law.k)
         return Fallback(p) if isinstance(attempt, Failure) else attempt
 
@@ -177,9 +190,11 @@ class ThinnedGlobalResolution(Resolving):
     min(1, p(i) / s(i)), and everything else goes to norm((p - s)+).
 
     Exact for any weights, so it never fails: what L-BFGS-B has after MOST_STEPS is used, and T is cut at MOST_TOKENS.
-    Its acceptance is below the optimum by at most the truncated mass and the gradient's norm; `solver_tolerance` is
-    where the minimisation stops. The outer residuals are the capped ones: they lie inside the feasible region, the
-    published ones at a corner of it. Law and cost as `global-resolution`.
+    Its acceptance is below the optimum by at most the truncated mass and the gradient's norm. The outer residuals are
+    the capped ones: they lie inside the feasible region, the published ones at a corner of it. Law and cost as
+    `global-resolution`.
+
+    solver_tolerance: where the minimisation stops
     """
 
     solver_tolerance: float = 1e-3
@@ -192,7 +207,7 @@ class ThinnedGlobalResolution(Resolving):
         outer, inner = (minimise(problem, tolerance) for problem in both)
         s = outer.given + inner.given
         accept = np.where(s > p, p / np.maximum(s, TINY), 1.0)
-        return Resolution(p, inside, outer, inner, _normalised(np.maximum(p - s, 0), p), accept)
+        return Resolution(p, inside, outer, inner, residual_of(p, s), accept)
 
 
 @dataclass(frozen=True)
@@ -205,32 +220,27 @@ class Fallback:
         return self.p
 
 
-def _normalised(left: np.ndarray, p: np.ndarray) -> np.ndarray:
-    total = left.sum()
-    return left / total if total > TINY else p
-
-
 def most_tokens(n: int) -> int:
     return MOST_TOKENS.get(n, MOST_TOKENS_BEYOND)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One of the two convex problems, truncated to `tokens`; `free`: mass of tokens that may be drawn besides."""
+    """One of the two convex problems, truncated to `tokens`."""
 
-    q: np.ndarray
-    goal: np.ndarray
-    tokens: np.ndarray
-    free: float
+    q: np.ndarray  # [v]
+    goal: np.ndarray  # [v], the probability with which each token is to be picked
+    tokens: np.ndarray  # T, likeliest first
+    free: float  # q-mass of tokens that may be drawn besides
     n: int
     slack: float
-    left_out: float
+    left_out: float  # the truncated mass
 
 
 def problems(
     p: np.ndarray, q: np.ndarray, n: int, tolerance: float, residuals: Residuals
 ) -> tuple[np.ndarray, np.ndarray, Problem, Problem]:
-    """(H, outer residuals, outer problem, inner problem), each truncated by at most `tolerance` if that is possible."""
+    """Return H, the outer residuals, the outer and the inner problem, truncated by `tolerance` at most if possible."""
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(-np.where(q > 0, p / q, np.inf), kind="stable")
     order = order[q[order] > 0]  # a token that is never drawn belongs nowhere
@@ -256,7 +266,7 @@ def _truncated(
 
 
 def minimise(problem: Problem, tolerance: float) -> Weights:
-    """L-BFGS-B until the gradient's L1 norm is below `tolerance`, MOST_STEPS at most. Sets of tokens are grouped."""
+    """Minimise by L-BFGS-B until the gradient's L1 norm is below `tolerance`, in MOST_STEPS at most."""
     from scipy.optimize import minimize
 
     q, tokens, n, slack = problem.q, problem.tokens, problem.n, problem.slack

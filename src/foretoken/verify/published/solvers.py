@@ -1,0 +1,139 @@
+"""Three published solvers of the relaxed optimal transport problem of `sets`.
+
+`ot-lp`: a linear program. `ot-maxflow`: a maximal flow, source -> sets A, capacity Q(A) -> their tokens -> sink,
+capacity p(i). `canonical`: select one of the draws, then verify it alone.
+
+Sources: Thomas and Pal 2025, Global Resolution, arXiv:2511.15898, equations 2 and 3, section 5.2, Theorems 4.1 and 5.1,
+here with draw tuples grouped by their set of tokens; Khisti et al. 2025, Multi-Draft Speculative Sampling: Canonical
+Decomposition and Theoretical Limits, arXiv:2410.18234, Theorem 1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.core.laws import Law
+from foretoken.verify.published.plan import Plan, SetSolver, feasible
+from foretoken.verify.published.sets import DrawSets, draw_sets, hall_set
+from foretoken.verify.rejection import TINY
+
+UNITS = 2**30  # of probability: SciPy's flows are 32-bit integers
+
+
+@dataclass(frozen=True)
+class LinearProgram(SetSolver):
+    """The relaxed optimal transport problem, solved by HiGHS.
+
+    max sum S(i, A), sum_i S(i, A) <= Q(A), sum_A S(i, A) <= p(i). Law: any that can be enumerated. Optimal up to
+    HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear program with (number of sets) (k + 1) entries:
+    milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
+
+    Raises ForetokenError where there are too many sets.
+    """
+
+    name: str = "ot-lp"
+
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan:
+        sets = draw_sets(law, q)
+        return Plan(sets, p, feasible(sets, p, flow_by_program(sets, p)))
+
+
+def flow_by_program(sets: DrawSets, p: np.ndarray) -> np.ndarray:
+    """Return S, one number per entry of `sets`."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, vstack
+
+    entries = np.arange(len(sets.owner))
+    if not len(entries):
+        return np.zeros(0)
+    ones = np.ones(len(entries))
+    by_set = csr_array((ones, (sets.owner, entries)), shape=(len(sets.prob), len(entries)))
+    by_token = csr_array((ones, (sets.token, entries)), shape=(sets.v, len(entries)))
+    tight = {"primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-9}
+    solved = linprog(
+        -ones, A_ub=vstack([by_set, by_token]), b_ub=np.concatenate([sets.prob, p]), method="highs", options=tight
+    )
+    return solved.x
+
+
+@dataclass(frozen=True)
+class MaxFlow(SetSolver):
+    """The relaxed optimal transport problem as one maximal flow.
+
+    By SciPy's Dinic algorithm. Law: any that can be enumerated. Lossless exactly; capacities are rounded down to units
+    of 2^-30, so that it accepts less than the optimum by at most (number of sets + v) 2^-30.
+
+    Raises ForetokenError where there are too many sets.
+    """
+
+    name: str = "ot-maxflow"
+
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan:
+        sets = draw_sets(law, q)
+        everything = np.ones(len(sets.owner), dtype=bool)
+        return Plan(sets, p, feasible(sets, p, maximal_flow(sets, p, everything)))
+
+
+@dataclass(frozen=True)
+class OptimisedMaxFlow(SetSolver):
+    """Two smaller flows, outside and inside of H, the minimiser of p(H) - P(all draws in H).
+
+    An optimal S uses no token of H for a set that is not inside H. So the outer flow has the sets that are not inside
+    H, with their tokens outside it, and the inner flow the sets inside. The rest as `MaxFlow`.
+    """
+
+    name: str = "ot-maxflow-optimised"
+
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan:
+        sets = draw_sets(law, q)
+        in_hall = hall_set(sets, law, p, q)[sets.token]
+        inside = sets.per_set(~in_hall)[sets.owner] == 0
+        flow = maximal_flow(sets, p, ~inside & ~in_hall) + maximal_flow(sets, p, inside)
+        return Plan(sets, p, feasible(sets, p, flow))
+
+
+def maximal_flow(sets: DrawSets, p: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Return S, one number per entry of `sets`; 0 for entries that are not `used`."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    flow = np.zeros(len(sets.owner))
+    if not used.any():
+        return flow
+    num_sets = len(sets.prob)
+    source, sink = num_sets + sets.v, num_sets + sets.v + 1
+    owner, token = sets.owner[used], num_sets + sets.token[used]
+    touched_sets, touched = np.unique(owner), np.unique(token)
+    tails = np.concatenate([np.full(len(touched_sets), source), owner, touched])
+    heads = np.concatenate([touched_sets, token, np.full(len(touched), sink)])
+    into, out = sets.prob[touched_sets], p[touched - num_sets]
+    capacity = np.concatenate([into, sets.prob[owner], out])
+    units = np.floor(capacity * UNITS).astype(np.int32)
+    graph = csr_array((units, (tails, heads)), shape=(sink + 1, sink + 1))
+    found = maximum_flow(graph, source, sink, method="dinic").flow
+    flow[used] = np.asarray(found[owner, token]).ravel() / UNITS
+    return flow
+
+
+@dataclass(frozen=True)
+class Canonical(SetSolver):
+    """Optimal transport in two steps: select one of the draws, then the standard rule for it.
+
+    Pick i in A with w(i | A), accept it with min(1, p(i) / s(i)), s = sum_A Q(A) w(i | A); else norm((p - s)+).
+    Lossless for any w: the pick has law s, and the rest is the standard rule for one draw of s. Here
+    w(i | A) = S(i, A) / sum_j S(j, A), or uniform where that sum is 0, with S an optimum of the relaxed problem: these
+    are the optimal selection weights. Law: any that can be enumerated. Optimal up to the linear program's tolerance,
+    lossless exactly. Cost: as ot-lp.
+    """
+
+    name: str = "canonical"
+
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan:
+        sets = draw_sets(law, q)
+        flow = feasible(sets, p, flow_by_program(sets, p))
+        total = sets.per_set(flow)[sets.owner]
+        size = np.bincount(sets.owner, minlength=len(sets.prob))[sets.owner]
+        used = total > 1e-12 * sets.prob[sets.owner]
+        picked = np.where(used, flow / np.where(used, total, 1.0), 1 / size) * sets.prob[sets.owner]
+        s = sets.per_token(picked)
+        return Plan(sets, p, picked * np.minimum(1, p / np.maximum(s, TINY))[sets.token])
