@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from importlib.util import find_spec
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import HasAcceptance, Verifier
 from foretoken.verify import VERIFIERS
+from foretoken.verify.published.sets import draw_sets
+from foretoken.verify.published.solvers import flow_by_program
 from foretoken.verify.successive import inside_suffixes
 
 SUM_TOLERANCE = 1e-3  # a float16 softmax over a large vocabulary is off by about that
@@ -53,7 +54,7 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
 
     For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
     p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 700 nodes of an integral. For hub and
-    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). Any other law: a linear program over its draws, to 1e-7.
+    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). Any other law: a linear program, to 1e-7.
 
     p, q: as for `acceptance`
 
@@ -96,22 +97,10 @@ def _by_falling_ratio(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"]) -> tuple
 
 
 def _by_linear_program(law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
-    """max sum S(i, draws), sum_i S <= P(draws), sum over draws of S <= p(i), i among the draws."""
+    """Return the value of the relaxed transport problem; see published/sets.py."""
     if find_spec("scipy") is None:
         raise ForetokenError(f"alpha_star for law {law.name} needs scipy: pip install 'foretoken[transport]'.")
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array
-
-    weighed = list(outcomes(law, q))
-    cells = [(row, token) for row, (draws, _) in enumerate(weighed) for token in set(draws)]
-    if not cells:
-        return 0.0
-    by_draws, tokens = np.array(cells).T
-    where = np.concatenate([by_draws, len(weighed) + tokens]), np.tile(np.arange(len(cells)), 2)
-    limits = csr_array((np.ones(2 * len(cells)), where), shape=(len(weighed) + len(p), len(cells)))
-    bounds = np.array([*(prob for _, prob in weighed), *p.tolist()])
-    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    return -float(linprog(-np.ones(len(cells)), limits, bounds, method="highs", options=tight).fun)
+    return float(flow_by_program(draw_sets(law, q.cpu().numpy()), p.cpu().numpy()).sum())
 
 
 def _pairs(

@@ -66,14 +66,14 @@ from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick
 from foretoken.verify.exact_transport import Transport
-from foretoken.verify.rejection import TINY, RRSw, is_single, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import TINY, RRSw, Standard, is_single, recursive_row
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(Standard):
     """Keep the longest prefix of a chain that its weight w allows: on average no fewer tokens than node by node.
 
     Law: one draw from q at every node, that is a chain. Optimal among the rules for a chain. O(v) per node, and every
@@ -82,18 +82,6 @@ class Block:
     """
 
     name: str = "block"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return is_single(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        assert siblings.q is not None
-        return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum min(p, q), the acceptance at one node by itself, that is of a chain of one draft token."""
-        return rrs_acceptance(p, q, law)
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
         """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""

@@ -62,12 +62,12 @@ class HubRule:
         return recursive_row(p, rest, (own,), without_replacement=False)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return p(T) + sum over the rest of min(p, q / q(rest))."""
-        return hub_acceptance(p, q, law)
+        """Return sum over x of min(p(x), P(x among the draws)), which is p for the hubs."""
+        return torch.minimum(p, law.marginals(q)).sum(-1) if isinstance(law, Hub) else rrs_acceptance(p, q, law)
 
 
 @dataclass(frozen=True)
-class SpecHub:
+class SpecHub(HubRule):
     """SpecHub as published: each draw at its own weight, then the hub, then the residual.
 
     With a the hub, Q(x, a) = q(x), Q(a, x) = q(a) q(x) / (1 - q(a)) for x != a, and
@@ -82,7 +82,6 @@ class SpecHub:
     """
 
     name: str = "spechub"
-    laws: tuple[LawFamily, ...] = (Hub,)
 
     def accepts(self, law: Law) -> bool:
         return (isinstance(law, Hub) and law.k <= 2) or is_single(law)
@@ -93,10 +92,6 @@ class SpecHub:
         if len(draws) < 2:
             return recursive_row(p, q, draws, without_replacement=False)
         return spechub_row(p, q, draws, by_rank(q, draws)[0])
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return p(T) + sum over the rest of min(p, q / q(rest))."""
-        return hub_acceptance(p, q, law)
 
 
 def spechub_row(
@@ -185,8 +180,3 @@ def spechub_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, hub: int) -> N
         p[x] = max(target - both, 0.0) * scale
     p[own] += accept
     p[hub] += (1.0 - accept) * accept_hub
-
-
-def hub_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-    """Return sum over x of min(p(x), P(x among the draws)), which is p for the hubs."""
-    return torch.minimum(p, law.marginals(q)).sum(-1) if isinstance(law, Hub) else rrs_acceptance(p, q, law)

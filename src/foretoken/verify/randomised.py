@@ -38,7 +38,7 @@ class Randomised:
         law, q = siblings.law, siblings.q
         assert isinstance(law, IID)
         assert q is not None
-        probability = draft_probability(law)
+        probability = sum(law.tails)  # a = P(N = 1)
         target, draft = p.double(), q.double()
         target, draft = target / target.sum(), probability * draft / draft.sum()
         residual = (target - draft).clamp_(min=0)
@@ -54,11 +54,4 @@ class Randomised:
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Return sum min(p, a q), P(a draft token is made and accepted), which is a times the rate of Lemma 4.1."""
         assert isinstance(law, IID)
-        return torch.minimum(p, draft_probability(law) * q).sum(1)
-
-
-def draft_probability(law: IID) -> float:
-    """Return a = P(N = 1)."""
-    if law.counts is not None:
-        return law.counts[1] if law.k else 0.0
-    return float(law.k)
+        return torch.minimum(p, sum(law.tails) * q).sum(1)

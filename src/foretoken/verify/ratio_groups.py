@@ -36,14 +36,9 @@ Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v
 
 def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
     """Make every token with q > 0 a group of its own."""
-    ratio, tokens, size = np.empty(len(p)), np.empty(len(p), np.int64), np.empty(1, np.int64)
-    compiled(ratio_loop)(p, q, ratio, tokens, size)
-    rising = np.empty(size[0], np.int64)
-    compiled(order_loop)(ratio[: size[0]], rising)
-    order = tokens[rising]
-    groups = Groups(np.empty(len(p), np.int32), np.empty(len(order)), np.empty(len(order)))
-    compiled(mass_loop)(p, q, order, *groups)
-    return groups
+    group, p_mass, q_mass = np.empty(len(p), np.int32), np.empty(len(p)), np.empty(len(p))
+    size = compiled(ratio_loop)(p, q, group, p_mass, q_mass)
+    return Groups(group, p_mass[:size], q_mass[:size])
 
 
 def by_near_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
@@ -69,26 +64,35 @@ def _per_unit(mean: float) -> int:
     return max(1, int((GROUPS - 1) / (octave - 1 + 2 * half)))
 
 
-def ratio_loop(p: np.ndarray, q: np.ndarray, ratio: np.ndarray, tokens: np.ndarray, size: np.ndarray) -> None:
-    """Find the tokens with q > 0 and their ratios.
+def ratio_loop(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray) -> int:
+    """Fill the fields of `Groups` where every token is a group of its own; return the number of groups.
 
     p, q: probabilities [v], float32 or float64, of any sum
-    ratio: the results -p/q, of p and q normalised, at the front of [v], float64
-    tokens: the tokens, at the front of [v], int64
-    size: their number [1], int64
+    group: as in `Groups` [v], int32
+    p_mass, q_mass: as in `Groups`, at the front of [v], float64
     """
+    v = p.shape[0]
     p_total, q_total = 0.0, 0.0
-    for x in range(p.shape[0]):
+    for x in range(v):
         p_total += np.float64(p[x])
         q_total += np.float64(q[x])
-    j = 0
-    for x in range(p.shape[0]):
+    ratio, tokens = np.empty(v), np.empty(v, np.int64)
+    k = 0
+    for x in range(v):
+        group[x] = -1
         q_x = np.float64(q[x]) / q_total
         if q_x > 0:
-            ratio[j] = -(np.float64(p[x]) / p_total) / q_x
-            tokens[j] = x
-            j += 1
-    size[0] = j
+            ratio[k] = -(np.float64(p[x]) / p_total) / q_x
+            tokens[k] = x
+            k += 1
+    order = np.empty(k, np.int64)
+    put_in_order(ratio[:k], order)
+    for j in range(k):
+        x = tokens[order[j]]
+        group[x] = j
+        p_mass[j] = np.float64(p[x]) / p_total
+        q_mass[j] = np.float64(q[x]) / q_total
+    return k
 
 
 def order_loop(ratio: np.ndarray, order: np.ndarray) -> None:
@@ -132,25 +136,7 @@ def order_loop(ratio: np.ndarray, order: np.ndarray) -> None:
         first = i
 
 
-def mass_loop(
-    p: np.ndarray, q: np.ndarray, order: np.ndarray, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray
-) -> None:
-    """Fill the fields of `Groups` where every token is a group of its own.
-
-    p, q: probabilities [v], float32 or float64, of any sum
-    order: the tokens with q > 0 in the order of falling p/q [groups], int64
-    group, p_mass, q_mass: the results, as in `Groups`
-    """
-    p_total, q_total = 0.0, 0.0
-    for x in range(p.shape[0]):
-        p_total += np.float64(p[x])
-        q_total += np.float64(q[x])
-        group[x] = -1
-    for j in range(order.shape[0]):
-        x = order[j]
-        group[x] = j
-        p_mass[j] = np.float64(p[x]) / p_total
-        q_mass[j] = np.float64(q[x]) / q_total
+put_in_order = compiled(order_loop)
 
 
 def group_loop(

@@ -61,30 +61,21 @@ class Standard:
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum min(p, q), if there is a draw."""
+        """Return 1 - Z_{k+1}, where c_{j+1} = c_j + Z_j: sum min(p, q) for one draw. O(k v)."""
         return rrs_acceptance(p, q, law)
 
 
 @dataclass(frozen=True)
-class RRS:
+class RRS(Standard):
     """Recursive rejection sampling: each draw in turn against the residual of those before it.
 
     Law: k i.i.d. draws. O(k v).
     """
 
     name: str = "rrs"
-    laws: tuple[LawFamily, ...] = (IID,)
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, IID) or is_single(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        assert siblings.q is not None
-        return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return 1 - Z_{k+1}, where c_{j+1} = c_j + Z_j, in O(k v)."""
-        return rrs_acceptance(p, q, law)
 
 
 @dataclass(frozen=True)

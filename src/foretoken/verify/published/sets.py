@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement, outcomes
 
 MOST_SETS = 300_000
 DENSE = 20_000_000  # numbers in a table of sets by tokens
@@ -57,8 +57,10 @@ class DrawSets:
 def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
     """Return every set of distinct tokens that `law` can draw from q [v] (normalised), with its probability.
 
-    Raises ForetokenError where there are more than MOST_SETS of them.
+    Raises ForetokenError where there are more than MOST_SETS of them, or the law has no density.
     """
+    if not isinstance(law, IID | WithoutReplacement | Hub):
+        return _enumerated(law, q)
     support = np.flatnonzero(q > 0)
     sizes = _sizes(law, len(support))
     if isinstance(law, Hub):
@@ -81,13 +83,22 @@ def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
     )
 
 
-def _sizes(law: Law, support: int) -> list[int]:
+def _enumerated(law: Law, q: np.ndarray) -> DrawSets:
+    """Return the draw sets of a law of any other kind, from all draws that it can make."""
+    chances: dict[tuple[int, ...], float] = {}
+    for draws, chance in outcomes(law, torch.from_numpy(q)):
+        key = tuple(sorted(set(draws)))
+        chances[key] = chances.get(key, 0.0) + chance
+    owner = np.repeat(np.arange(len(chances)), [len(key) for key in chances])
+    token = np.array([x for key in chances for x in key], dtype=np.int64)
+    return DrawSets(np.array([*chances.values()]), owner, token, len(q))
+
+
+def _sizes(law: IID | WithoutReplacement | Hub, support: int) -> list[int]:
     if isinstance(law, WithoutReplacement | Hub):
         return [min(law.k, support)]
-    if isinstance(law, IID):
-        least = 0 if law.k == 0 or (law.counts is not None and law.counts[0] > 0) else 1
-        return list(range(least, min(law.k, support) + 1))
-    raise ForetokenError(f"Law {law.name} has no density to enumerate: verify its draws with exact-match.")
+    least = 0 if law.k == 0 or (law.counts is not None and law.counts[0] > 0) else 1
+    return list(range(least, min(law.k, support) + 1))
 
 
 def _subsets(tokens: np.ndarray, size: int) -> np.ndarray:
