@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.draws import draw_iid
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, draw_iid
+from foretoken.core.laws import IID
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float

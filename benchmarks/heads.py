@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import torch
 import typer
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from benchmarks.head_clocks import PARTS, TimedHeadLM, TimedSession
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
@@ -168,7 +168,7 @@ def run(
             drafter = OnExpansion(drafter, narrow)
     timed = TimedLM(target, clocks[TARGET], Clock(target.device))
     decoder = Decoder(LMTarget(timed), drafter, chosen.verifier, 1, len(prompt) + new + drafter.max_nodes)
-    sequence = Running(list(prompt), Sampling(temperature=temperature), torch.Generator().manual_seed(seed), new)
+    sequence = Running(list(prompt), Sampling(temperature=temperature), seeded(seed), new)
     decoder.join(sequence)
     assert isinstance(decoder.target, LMTargetSession)
     decoder.target.catch_up([sequence])

@@ -6,11 +6,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.vocab_ways import Meter, Metered
 from foretoken.core import files
 from foretoken.core.errors import ForetokenError
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.verifier import Verifier
@@ -124,7 +123,7 @@ def run_from(cell: Cell, course: Course, round_: int, first: int) -> TreeRun:
     decoder = Decoder(timed, proposing, cell.verifier, len(chunk), slots)
     place = {}
     for i, ids in enumerate(chunk):
-        rng = torch.Generator().manual_seed(seed + first + i)
+        rng = seeded(seed + first + i)
         sequence = Running(list(ids), sampling, rng, min(deepest, limit - len(ids)))
         place[sequence] = i
         decoder.join(sequence)

@@ -1,13 +1,18 @@
 """Engines and decoders small enough for the audit to run on in seconds."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretoken.audit import decoding
 from foretoken.build import load
+from foretoken.core.draws import inverse_cdf
 from foretoken.core.policy import TreePolicy
+from foretoken.core.random import Random
+from foretoken.core.scores import draw
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.engine import Engine
 from models_zoo import tiny
@@ -25,6 +30,49 @@ def table_decoding(
     return decoding.Decoding(target, drafter, verifier, **settings)
 
 
-def each(p: Callable[[int], Tensor]) -> Callable[[range], Tensor]:
-    """A walk's probabilities from those of one node."""
-    return lambda nodes: torch.stack([p(node) for node in nodes])
+@dataclass(frozen=True)
+class each:
+    """The scores of a tree, or a walk's probabilities, from those of one node."""
+
+    p_of: Callable[[int], Tensor]
+    greedy: bool = False
+
+    def __call__(self, nodes: range) -> Tensor:
+        return torch.stack([self.p_of(node) for node in nodes])
+
+    def p(self, nodes: range) -> Tensor:
+        return self(nodes)
+
+    def draw(self, node: int, rng: Random) -> int:
+        return draw(self.p_of(node), rng)
+
+    def argmax(self) -> list[int]:
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class PlainNumbers:
+    """A source of the same uniforms that only plain code can draw by, since they are no tensors."""
+
+    source: Random
+    gives_numbers: bool = False
+
+    def uniforms(self, rows: int, columns: int) -> "Hidden":
+        return Hidden(self.source.uniforms(rows, columns))
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Uniforms that draw as the tensor `u` does, without being one."""
+
+    u: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.u.shape)
+
+    def __getitem__(self, index: Any) -> "Hidden":
+        return Hidden(self.u[index])
+
+    def choose(self, weights: Tensor) -> Tensor:
+        return inverse_cdf(weights, self.u)

@@ -20,6 +20,7 @@ from foretoken.audit.wrong import PeekingDrafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter, FeatureDrafter, LearningSession
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
@@ -71,10 +72,10 @@ def enumerated(drafter, target, verifier, num_tokens: int, prompt=(0, 1)) -> tup
     """({ids: probability}, the tuples of tree sizes that occurred), whole decodings of a fresh decoder each."""
     law, sizes = defaultdict(float), set()
 
-    def run():
+    def run(rng):
         decoder = Decoder(target, drafter(), verifier, 1, 64)
-        decoder._drafting = lambda call: call()  # a drafter that fails fails here
-        sequence = Sequence(list(prompt), Sampling(), torch.Generator(), num_tokens)
+        decoder._guard = lambda call, *args: call(*args)  # a drafter that fails fails here
+        sequence = Sequence(list(prompt), Sampling(), rng, num_tokens)
         decoder.join(sequence)
         drafted = []
         while decoder.sequences:
@@ -450,7 +451,7 @@ def proposals(drafter: Drafter, ids: list[int], start: int, shown: list[int]):
     """The greedy tree for `ids` of a session that was asked at the lengths `shown` before, in between not."""
     session = drafter.open(1, 400)
     session.join()
-    seq = Sequence(ids[:start], Sampling(temperature=0.0), torch.Generator().manual_seed(0), 10**6)
+    seq = Sequence(ids[:start], Sampling(temperature=0.0), seeded(0), 10**6)
     for length in shown:
         seq.ids = ids[:length]
         trees = session.propose([seq])
@@ -459,7 +460,7 @@ def proposals(drafter: Drafter, ids: list[int], start: int, shown: list[int]):
         session.observe([seq], trees, [(0,)])
         assert child is None or child == 1
     seq.ids = list(ids)
-    seq.rng.manual_seed(1)
+    seq.rng = seeded(1)
     (tree,) = session.propose([seq])
     return tree.tokens, tree.parents
 

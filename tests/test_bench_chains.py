@@ -17,6 +17,7 @@ from benchmarks.tree_runs import run as run_cell
 from command import run
 from foretoken.audit.branching import outcomes
 from foretoken.core.laws import IID
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.verifier import Verifier
@@ -41,8 +42,8 @@ def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
         tree = drafted(q, tokens)
         chance = math.prod(float(q[tokens[:i]][x]) for i, x in enumerate(tokens))
 
-        def walk(tree=tree, tokens=tokens):
-            return BLOCK.walk(tree, each(lambda node: p[tokens[:node]]), torch.Generator())
+        def walk(rng, tree=tree, tokens=tokens):
+            return BLOCK.walk(tree, each(lambda node: p[tokens[:node]]), rng)
 
         for (path, _), prob in outcomes(walk):
             for i in range(len(path)):
@@ -113,7 +114,7 @@ def test_paths_are_followed_as_far_as_trees_are_grown(name: str) -> None:
     policy = policy_for(one_path(tree_policy(name), name), BLOCK)
     session = LMDrafter(engine.drafter.lm, policy, IID, v).open(1, 400)
     session.join()
-    sequence = Sequence([3, 1, 4], sampling, torch.Generator().manual_seed(1), 200)
+    sequence = Sequence([3, 1, 4], sampling, seeded(1), 200)
     past, told, lengths = None, policy.at(IID, 0.6), []
     for _ in range(12):
         (tree,) = session.propose([sequence])

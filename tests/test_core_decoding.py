@@ -1,5 +1,9 @@
 """Trees, the walk over them, and what a sequence commits."""
 
+import inspect
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,10 +11,13 @@ from torch import Tensor
 from foretoken.audit.branching import outcomes
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
+from foretoken.core.scores import draw
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
-from foretoken.core.walk import draw, follow, walk
+from foretoken.core.walk import follow, walk
+from foretoken.decode import Decoder
 from foretoken.verify import VERIFIERS
 from tables import each
 
@@ -89,7 +96,7 @@ def test_the_walk_follows_the_target(wanted: tuple[int, ...], path: tuple[int, .
         asked.append(node)
         return one_hot(wanted[tree.depths[node]])
 
-    assert walk(tree, each(p), VERIFIERS["exact-match"], torch.Generator()) == (path, token)
+    assert walk(tree, each(p), VERIFIERS["exact-match"], seeded(0)) == (path, token)
     assert asked == list(path)  # visited nodes only
     assert follow(tree, [(*wanted, 0, 0)[depth] for depth in tree.depths]) == (path, token)
 
@@ -98,15 +105,14 @@ def test_opaque_children_never_reach_the_rule() -> None:
     def rule(p: Tensor, siblings: Siblings) -> Tensor:
         raise AssertionError
 
-    assert walk(example(), each(lambda node: one_hot(0)), rule, torch.Generator()) == ((0,), 0)
+    assert walk(example(), each(lambda node: one_hot(0)), rule, seeded(0)) == ((0,), 0)
 
 
 def test_the_law_of_the_walk() -> None:
     """Over all outcomes: P(path, token) is the product of the rows' entries along it."""
     tree = example()
-    rng = torch.Generator().manual_seed(0)
-    ps = torch.rand(4, 5, generator=rng, dtype=torch.float64).softmax(-1)
-    law = dict(outcomes(lambda: walk(tree, each(lambda node: ps[node]), VERIFIERS["exact-match"], rng)))
+    ps = torch.rand(4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    law = dict(outcomes(lambda rng: walk(tree, each(lambda node: ps[node]), VERIFIERS["exact-match"], rng)))
     assert sum(law.values()) == pytest.approx(1)
     assert len(law) == 3 + 4 + 5 + 5
     assert law[(0,), 0] == pytest.approx(float(ps[0, 0]))
@@ -114,16 +120,16 @@ def test_the_law_of_the_walk() -> None:
 
 
 def test_draw_uses_one_uniform_of_the_given_generator() -> None:
-    one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    one, other = seeded(3), torch.Generator().manual_seed(3)
     u = float(torch.rand(1, generator=other, dtype=torch.float64))
     assert draw(UNIFORM.float(), one) == int(u * 5)
-    assert torch.equal(one.get_state(), other.get_state())
+    assert torch.equal(one.generator.get_state(), other.get_state())
 
 
 def test_draw_has_the_rows_law() -> None:
     """Chi-square with 3 degrees of freedom over 4,000 draws; the seed is fixed, a fresh one fails 1 in 10,000."""
     row = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05])
-    rng = torch.Generator().manual_seed(0)
+    rng = seeded(0)
     counts = torch.bincount(torch.tensor([draw(row, rng) for _ in range(4000)]), minlength=5)
     assert counts[2] == 0
     expected = 4000 * row[row > 0]
@@ -131,7 +137,7 @@ def test_draw_has_the_rows_law() -> None:
 
 
 def sequence(max_new_tokens: int = 10, eos: frozenset[int] = frozenset()) -> Sequence:
-    return Sequence([9, 4], Sampling(), torch.Generator().manual_seed(0), max_new_tokens, eos)
+    return Sequence([9, 4], Sampling(), seeded(0), max_new_tokens, eos)
 
 
 def test_commit() -> None:
@@ -179,6 +185,13 @@ def test_uniforms_come_from_the_sequence_alone() -> None:
 
 
 def test_probabilities_of_suffixes() -> None:
-    seq = Sequence([0], Sampling(repetition_penalty=2.0), torch.Generator(), 5)
+    seq = Sequence([0], Sampling(repetition_penalty=2.0), seeded(0), 5)
     p = seq.probabilities(torch.ones(2, 3), [[], [2]])
     assert torch.allclose(p, torch.tensor([[0.5, 1.0, 1.0], [0.5, 1.0, 0.5]]).softmax(-1))
+
+
+def test_the_loop_in_the_readme_is_the_loop_that_runs() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    source = inspect.getsource(Decoder.step)
+    body = textwrap.dedent(source[source.index("        sequences, steps, paths = ") :])
+    assert f"```python\n{body}```\n" in readme

@@ -7,21 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.draws_fast import fast_draws, fast_hub_draws, fast_likeliest
-from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import (
-    IID,
-    NONE,
-    Hub,
-    Law,
-    Opaque,
-    WithoutReplacement,
+from foretoken.core.draws import (
+    fast_draws,
+    fast_hub_draws,
+    fast_likeliest,
     hub_inverse_cdf,
     inverse_cdf,
     largest_scores,
-    outcomes,
     successive_inverse_cdf,
 )
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement, outcomes
 
 QS = {
     "random": [0.15, 0.35, 0.3, 0.2],

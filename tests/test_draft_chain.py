@@ -10,6 +10,7 @@ import torch
 
 import foretoken
 from foretoken.cli.options import demo_folder
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
@@ -87,7 +88,7 @@ def level_by_level(name: str, monkeypatch) -> None:
 def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 4) -> list[TokenTree]:
     """What is proposed for a text that goes on with whatever was drafted first."""
     ids = list(range(40, 60))
-    seq = Sequence(ids, sampling, torch.Generator().manual_seed(1), 40)
+    seq = Sequence(ids, sampling, seeded(1), 40)
     session, found = engine.drafter.open(1, 200), []
     session.join()
     width = 192 * len(engine.drafter.feature_layers) if isinstance(engine.drafter, HeadDrafter) else 0
@@ -158,7 +159,7 @@ def test_other_samplings_go_level_by_level(engine, calls, options):
 @pytest.mark.parametrize("name", ["drafter"], indirect=True)
 def test_a_batch_and_a_wider_tree_go_level_by_level(name, engine, calls):
     session = engine.drafter.open(2, 40)
-    sequences = [Sequence([40, 41], Sampling(), torch.Generator().manual_seed(i), 20) for i in range(2)]
+    sequences = [Sequence([40, 41], Sampling(), seeded(i), 20) for i in range(2)]
     for _ in sequences:
         session.join()
     assert [len(tree) for tree in session.propose(sequences)] == [7, 7]
@@ -196,7 +197,7 @@ def test_a_sequence_with_logits_of_its_own_goes_level_by_level(engine, calls):
 
     session = engine.drafter.open(1, 40)
     session.join()
-    (tree,) = session.propose([Shaped([40, 41], Sampling(), torch.Generator().manual_seed(1), 20)])
+    (tree,) = session.propose([Shaped([40, 41], Sampling(), seeded(1), 20)])
     assert len(tree) == 7
     assert not calls
 
@@ -233,7 +234,7 @@ def test_the_q_of_a_trimmed_vocabulary_is_zero_elsewhere(tree, option):
     assert isinstance(engine.drafter, HeadDrafter)
     columns = engine.drafter.lm.head.columns
     sampling, states = Sampling(0.8, **option), torch.randn(60, 576, generator=torch.Generator().manual_seed(2))
-    seq = Sequence(list(range(40, 60)), sampling, torch.Generator().manual_seed(1), 40)
+    seq = Sequence(list(range(40, 60)), sampling, seeded(1), 40)
     session = engine.drafter.open(1, 60)
     session.join()
     session.learn([states[:19]])

@@ -10,6 +10,7 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 
 import foretoken
 import tiny
+from foretoken.core.random import seeded
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.models.text import TextStream
@@ -228,7 +229,7 @@ def test_memory_of_the_caches_does_not_grow(folders):
     engine = load(folders, tree="kary:2x3")
     decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, 250)
     sampling = foretoken.Sampling()
-    sequence = Sequence([5, 6], sampling, torch.Generator().manual_seed(0), 200)
+    sequence = Sequence([5, 6], sampling, seeded(0), 200)
     decoder.join(sequence)
     stores = [*decoder.target.rows._cache.stores, *decoder.drafter.rows._cache.stores]
     before = [(s.data_ptr(), s.shape) for s in stores]
@@ -348,7 +349,7 @@ def test_ngrams_propose_what_followed_before(folders):
     """A text that repeats itself is drafted in full: after the prompt 'abcdabcdab' comes 'cdab...'."""
     engine = replace(load(folders, "ngram", tree="chain:4"), eos_ids=frozenset())
     ids = engine.tokenizer("abcdabcdab")["input_ids"]
-    sequence = Sequence(ids, foretoken.Sampling(), torch.Generator(), 50)
+    sequence = Sequence(ids, foretoken.Sampling(), seeded(0), 50)
     session = engine.drafter.open(1, 100)
     session.join()
     tree = session.propose([sequence])[0]

@@ -11,7 +11,8 @@ import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.softmax import softmax
-from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.fused import FusedTree
+from foretoken.draft.lm import LMDrafter
 from foretoken.models import target
 from foretoken.models.features import FINAL
 from foretoken.models.llama_kernel import LlamaKernel
@@ -22,16 +23,30 @@ from foretoken.models.target import LMTargetSession
 PROMPT = "def read(self, path):\n    with open("
 
 
-@pytest.fixture
-def calls(answers) -> list[bool]:
-    """Whether each plain step asked for was taken in one call."""
-    return answers(LMTargetSession, "sample")
+def watched(monkeypatch: pytest.MonkeyPatch, roots: bool) -> list[bool]:
+    """Grows with every tree of one sequence that is only a root, or is not, by whether one call scores it."""
+    found, fused = [], LMTargetSession._fused
+
+    def watch(self, sequence, tree):
+        scores = fused(self, sequence, tree)
+        if (tree.siblings[0] is None) == roots:
+            found.append(isinstance(scores, target.RootScores) if roots else scores is not None)
+        return scores
+
+    monkeypatch.setattr(LMTargetSession, "_fused", watch)
+    return found
 
 
 @pytest.fixture
-def trees(answers) -> list[bool]:
+def calls(monkeypatch) -> list[bool]:
+    """Whether each plain step was taken in one call."""
+    return watched(monkeypatch, roots=True)
+
+
+@pytest.fixture
+def trees(monkeypatch) -> list[bool]:
     """Whether each tree was scored in one call."""
-    return answers(LMTargetSession, "tempered")
+    return watched(monkeypatch, roots=False)
 
 
 def load(dtype: str = "float32", drafter: str = "none", **options) -> foretoken.Engine:
@@ -45,7 +60,7 @@ def test_the_text_is_the_same(temperature, dtype, calls, monkeypatch):
     options = {"max_new_tokens": 80, "temperature": temperature, "seed": 5}
     fast = engine.generate(PROMPT, **options)
     assert calls == [True] * 80
-    monkeypatch.setattr(LMTargetSession, "sample", lambda *_: None)
+    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
     assert engine.generate(PROMPT, **options).token_ids == fast.token_ids
     assert engine.generate([PROMPT, "import"], **options)[0].token_ids == fast.token_ids
 
@@ -92,7 +107,7 @@ def test_a_prompt_longer_than_a_sliding_window_goes_the_longer_way(length, calls
     prompt, options = [i * 31 % 97 for i in range(length)], {"max_new_tokens": 12, "temperature": 0.0}
     fast = engine.generate(prompt, **options)
     assert calls == [length + i <= 9 for i in range(12)]
-    monkeypatch.setattr(LMTargetSession, "sample", lambda *_: None)
+    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
     assert engine.generate(prompt, **options).token_ids == fast.token_ids
 
 
@@ -104,14 +119,13 @@ def test_hidden_states_are_kept_the_longer_way(calls):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_name_the_model(temperature, calls):
+def test_logits_that_are_not_finite_name_the_model(temperature):
     engine = load()
     kernel = engine.target.lm.kernel
     assert isinstance(kernel, LlamaKernel)
     kernel.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
         engine.generate(PROMPT, max_new_tokens=2, temperature=temperature, seed=0)
-    assert calls == []
 
 
 TREES = {
@@ -128,7 +142,7 @@ TREES = {
 
 def the_longer_way(monkeypatch) -> None:
     """Neither the target's nor the drafter's trees in one call."""
-    monkeypatch.setattr(LMTargetSession, "tempered", lambda *_: None)
+    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
     monkeypatch.setattr(Rows, "scores_trees", False)
 
 
@@ -159,7 +173,7 @@ def test_every_level_is_drafted_in_one_call(which, temperature, monkeypatch):
             levels.append(args)
         return score(self, *args)
 
-    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)  # it would take all levels in one
+    monkeypatch.setattr(FusedTree, "grow", lambda *_: None)  # it would take all levels in one
     monkeypatch.setattr(Rows, "score_tree", counted)
     monkeypatch.setattr(Rows, "score", lambda *_: pytest.fail("the longer way"))
     result = engine.generate(PROMPT, max_new_tokens=40, temperature=temperature, seed=2)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import tiny
 from foretoken.core.laws import Opaque
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree
@@ -39,7 +40,7 @@ def drafted(spec: str) -> tuple[TokenTree, dict[tuple[int, ...], float]]:
     session = head_drafter(HeadLM(head, "head"), tree_policy(spec), Opaque, VOCAB).open(1, 100)
     session.join()
     session.learn([features])
-    (tree,) = session.propose([Sequence(ids, Sampling(temperature=0.0), torch.Generator(), 40)])
+    (tree,) = session.propose([Sequence(ids, Sampling(temperature=0.0), seeded(0), 40)])
 
     rows = HeadLM(head, "head").open(1, 100)
     assert isinstance(rows, GumihoRows)

@@ -13,9 +13,9 @@ from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.decoding import Decoding
 from foretoken.audit.table import TableLM, random_table
-from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Law, outcomes
+from foretoken.core.laws import IID, Coins, Law, outcomes
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
@@ -151,7 +151,7 @@ def test_the_share_of_accepted_drafts_is_the_formula(a):
     ((state, _),) = [(decoding._start(case), 1.0)]
     from foretoken.audit.branching import outcomes as ways
 
-    accepted = sum(p * n for (_, n), p in ways(lambda: decoding._step(case, state)))
+    accepted = sum(p * n for (_, n), p in ways(lambda rng: decoding._step(case, state, rng)))
     p, q = case.target.lm.table[0, 1], case.drafter.lm.table[0, 1]
     assert accepted == pytest.approx(float(torch.minimum(p, a * q).sum()), abs=1e-12)
 
@@ -196,19 +196,19 @@ def test_the_text_depends_on_the_seed_alone_not_on_the_batch(models, tree, promp
 def test_without_a_draft_the_drafter_runs_beside_the_target(models, monkeypatch):
     """q of the root is computed in another thread, and the tree is proposed before it is there."""
     may_go, threads = threading.Event(), []
-    scored = RandomisedSession._score_nodes
+    scored = RandomisedSession._weights_after
 
     def slow(self, *args):
         threads.append(threading.get_ident())
         assert may_go.wait(10)
         return scored(self, *args)
 
-    monkeypatch.setattr(RandomisedSession, "_score_nodes", slow)
+    monkeypatch.setattr(RandomisedSession, "_weights_after", slow)
     session = load(models, tree="chain:2", draft_probability=0.0).drafter.open(1, 40)
     session.join()
     from foretoken.core.sequence import Sequence
 
-    seq = Sequence([5, 6, 7], Sampling(), torch.Generator().manual_seed(0), 10)
+    seq = Sequence([5, 6, 7], Sampling(), seeded(0), 10)
     (tree,) = session.propose([seq])
     record = tree.siblings[0]
     assert isinstance(record, PendingSiblings)
@@ -234,7 +234,7 @@ def test_a_drafter_that_fails_in_its_thread_costs_speed_only(models, monkeypatch
         raise RuntimeError("broken")
 
     engine = load(models, tree="chain:2", draft_probability=0.0)
-    monkeypatch.setattr(RandomisedSession, "_score_nodes", broken)
+    monkeypatch.setattr(RandomisedSession, "_weights_after", broken)
     with pytest.warns(DraftFailedWarning, match="broken"):
         result = engine.generate("x", max_new_tokens=12, seed=0)
     assert len(result.token_ids) == 12

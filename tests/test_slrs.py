@@ -15,6 +15,7 @@ from foretoken.audit.decoding import Decoding, deviation, own_law
 from foretoken.audit.table import TableLM, random_table
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Opaque
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings, chain
@@ -142,10 +143,10 @@ def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals):
     lm, drafter = drafting(pair, 1)
     found = {}
 
-    def run():
+    def run(rng):
         session = drafter.open(1, 32)
         session.join()
-        seq = Sequence(list(prompt), Sampling(), torch.Generator(), 5, frozenset({0}))
+        seq = Sequence(list(prompt), Sampling(), rng, 5, frozenset({0}))
         (tree,) = session.propose([seq])
         record = tree.siblings[0]
         assert isinstance(record, PricedSiblings)
@@ -176,7 +177,7 @@ def test_at_temperature_0_the_likeliest_draft_is_written(prompt):
         _, drafter = drafting("apart", 1, seed=seed)
         session, table = drafter.open(1, 32), drafter.lm.table
         session.join()
-        (tree,) = session.propose([Sequence(list(prompt), Sampling(0.0), torch.Generator(), 5, frozenset({0}))])
+        (tree,) = session.propose([Sequence(list(prompt), Sampling(0.0), seeded(0), 5, frozenset({0}))])
         row, segmentation = session._rows[0], drafter.segmentation
         ids, state, edge = list(row.ids), b"", row.healing.edge
         code = OPEN
@@ -205,7 +206,7 @@ def test_a_target_drafting_for_itself_is_accepted():
 
 def decoder_of(engine, batch, slots=80):
     decoder = foretoken.decode.Decoder(engine.target, engine.drafter, engine.verifier, batch, slots)
-    decoder._drafting = lambda call: call()
+    decoder._guard = lambda call, *args: call(*args)
     return decoder
 
 
@@ -257,7 +258,7 @@ def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, nam
     decoder.drafter = SLRSSession(engine.drafter, 3, 8)
     vocab = engine.drafter.translation.source
     for i, text in enumerate((b" the hello ther", "é 日本".encode(), b"x")):
-        rng = torch.Generator().manual_seed(i)
+        rng = seeded(i)
         decoder.join(Sequence(vocab.encode(text), Sampling(temperature), rng, 3 + 3 * i))
     lm = CausalLM(engine.drafter.lm.model)
     checked = 0
@@ -353,9 +354,9 @@ def test_what_was_accepted_before_a_drafter_fails_stays():
     lm, psi = TableLM("t", random_table(3, 1)), torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
     law = {}
 
-    def step():
+    def step(rng):
         decoder = Decoder(LMTarget(lm), TwoDrafts(psi), RULE, 1, 8)
-        decoder.join(Sequence([1, 2], Sampling(), torch.Generator(), 8))
+        decoder.join(Sequence([1, 2], Sampling(), rng, 8))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftFailedWarning)
             ((_, step),) = decoder.step()

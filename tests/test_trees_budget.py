@@ -10,11 +10,11 @@ import torch
 from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
-from foretoken.core import draw_each as draw_each_module
+from foretoken.core import laws
 from foretoken.core.budgeted import laws_within
-from foretoken.core.draw_each import draw_each
+from foretoken.core.draws import draw_iid
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, draw_each
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
@@ -25,7 +25,7 @@ from foretoken.trees.budget_fast import share_loop, spend_loop
 from foretoken.trees.gain import CHOICES, EACH, HARDNESS, LOWEST, MORE, PRICE, STEP, STEPS, WIDE, Forecast, Gain
 from foretoken.verify import VERIFIERS
 from foretoken.verify.published.plan import Solver
-from tables import table_decoding, tiny_engine
+from tables import Hidden, table_decoding, tiny_engine
 
 SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)
 EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=3.0)  # thinks so badly of the drafter that it branches
@@ -66,11 +66,11 @@ def trees(case: decoding.Decoding, prompt=(0, 1), past=None):
     """Every tree that the drafter proposes for one prompt with an account of `past`, and the account after it, with
     their probability."""
 
-    def run():
+    def run(rng):
         session = case.drafter.open(1, 64)
         session.join()
         session.pasts = [past]
-        tree = session.propose([Sequence(list(prompt), case.sampling, torch.Generator(), 9)])[0]
+        tree = session.propose([Sequence(list(prompt), case.sampling, rng, 9)])[0]
         session.observe([], [tree], [(0,)])
         return tree, session.pasts[0]
 
@@ -310,8 +310,10 @@ def test_the_fast_number_of_draws_is_the_plain_one() -> None:
     """The plain one goes through `draw_iid`, so that the enumeration takes every way of it."""
     rng = torch.Generator().manual_seed(2)
     for counts in ((1.0,), (0.0, 1.0), (0.5, 0.5), (0.2, 0.0, 0.5, 0.3), (0.0, 0.7, 0.3, 0.0)):
-        for u in [0.0, 0.5, 0.7, 1.0, *torch.rand(50, generator=rng, dtype=torch.float64).tolist()]:
-            assert draw_each_module._number(counts, u) == draw_each_module._plain_number(counts, u)
+        for x in [0.0, 0.5, 0.7, 1.0, *torch.rand(50, generator=rng, dtype=torch.float64).tolist()]:
+            u = torch.tensor([[x]], dtype=torch.float64)
+            assert laws._number(counts, u) == int(draw_iid(torch.tensor([counts], dtype=torch.float64), u))
+            assert x == 1.0 or laws._number(counts, u) == laws._number(counts, Hidden(u))
 
 
 def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:

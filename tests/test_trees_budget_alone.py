@@ -9,12 +9,13 @@ import foretoken
 from foretoken.audit import models
 from foretoken.cli.options import demo_folder
 from foretoken.core.laws import Hub
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
-from foretoken.draft import lm
-from foretoken.draft.lm import LMDraftSession
+from foretoken.draft import fused
+from foretoken.draft.fused import FusedTree
 from foretoken.models.target import LMTarget
 from foretoken.trees import budget, budget_alone
 
@@ -33,12 +34,12 @@ def load(n: int = 12, dtype: str = "float32", **options) -> foretoken.Engine:
 @pytest.fixture
 def alone(answers) -> list[bool]:
     """Whether each tree asked for was grown in one call."""
-    return answers(LMDraftSession, "_grow_alone")
+    return answers(FusedTree, "grow")
 
 
 def trees(engine: foretoken.Engine, sampling: Sampling, steps: int = 6) -> list[TokenTree]:
     """What is proposed for a text that goes on along the first path."""
-    seq = Sequence(list(range(40, 60)), sampling, torch.Generator().manual_seed(1), 60)
+    seq = Sequence(list(range(40, 60)), sampling, seeded(1), 60)
     session, found = engine.drafter.open(1, 400), []
     session.join()
     for kept in range(steps):
@@ -69,7 +70,7 @@ def test_the_trees_are_the_same(verifier, temperature, n, dtype, alone, monkeypa
     assert sum(alone) >= 5
     if temperature >= 1 and n > 4:
         assert any(len(set(s.draws)) > 1 for tree in compiled for s in tree.siblings if s is not None)
-    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)
+    monkeypatch.setattr(FusedTree, "grow", lambda *_: None)
     assert_same(compiled, trees(engine, sampling))
 
 
@@ -92,7 +93,7 @@ def test_where_the_cap_on_draws_binds(n, alone, monkeypatch):
     compiled = trees(engine, sampling, 12)
     assert sum(alone) >= 8
     assert max(sum(s.law.k for s in tree.siblings if s is not None) for tree in compiled) == budget.CAP * n
-    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)
+    monkeypatch.setattr(FusedTree, "grow", lambda *_: None)
     assert_same(compiled, trees(engine, sampling, 12))
 
 
@@ -103,7 +104,7 @@ def test_the_text_is_the_same(seed, verifier, alone, monkeypatch):
     options = {"max_new_tokens": 60, "temperature": 1.0, "seed": seed}
     compiled = engine.generate(PROMPT, **options)
     assert sum(alone) > 3
-    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)
+    monkeypatch.setattr(FusedTree, "grow", lambda *_: None)
     assert engine.generate(PROMPT, **options).token_ids == compiled.token_ids
     assert engine.generate([PROMPT, "import"], **options)[0].token_ids == compiled.token_ids
 
@@ -118,7 +119,7 @@ def test_hub_draws_are_made_level_by_level(alone, monkeypatch):
     assert {True, False} == set(alone)
     for whole, tree in zip(alone, found, strict=True):
         assert whole != hubs(tree)
-    monkeypatch.setattr(LMDraftSession, "_grow_alone", lambda *_: None)
+    monkeypatch.setattr(FusedTree, "grow", lambda *_: None)
     assert [tree.tokens for tree in trees(engine, Sampling(1.0))] == [tree.tokens for tree in found]
 
 
@@ -126,7 +127,7 @@ def test_too_few_uniforms_are_noticed(alone, monkeypatch):
     options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 0}
     expected = load(16).generate(PROMPT, **options).token_ids
     alone.clear()
-    monkeypatch.setattr(lm, "UNIFORMS", 0.17)
+    monkeypatch.setattr(fused, "UNIFORMS", 0.17)
     assert load(16).generate(PROMPT, **options).token_ids == expected
     assert {True, False} == set(alone)
 
@@ -152,7 +153,7 @@ def test_it_ends_with_the_text(alone):
     assert alone[0]
     (tree,) = trees(load(32), Sampling(1.0), 1)
     assert max(tree.depths) > 1
-    seq = Sequence(list(range(40, 60)), Sampling(1.0), torch.Generator().manual_seed(1), 60, max_depth=1)
+    seq = Sequence(list(range(40, 60)), Sampling(1.0), seeded(1), 60, max_depth=1)
     session = load(32).drafter.open(1, 400)
     session.join()
     (cut,) = session.propose([seq])

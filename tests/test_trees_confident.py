@@ -1,11 +1,11 @@
 """Chains that end where the drafter is unsure: exact as they stand, lossy if the unsure draft itself is dropped."""
 
 import pytest
-import torch
 
 from foretoken.audit.decoding import TOLERANCE, Shape, measure
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
@@ -56,7 +56,7 @@ def test_a_law_may_give_fewer_draws_than_there_are_children():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_node_has_a_child_below_the_floor(temperature):
     engine = tiny_engine(tree="kary:2x4@0.01")
-    session, seq = engine.drafter.open(1, 64), Sequence([3, 1, 4], Sampling(temperature), torch.Generator(), 9)
+    session, seq = engine.drafter.open(1, 64), Sequence([3, 1, 4], Sampling(temperature), seeded(0), 9)
     session.join()
     (tree,) = session.propose([seq])
     (growth,) = session.growths

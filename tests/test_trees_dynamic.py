@@ -11,6 +11,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
 from foretoken.core.limits import MAX_NODES
 from foretoken.core.policy import TreePolicy
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.names import tree_policy
@@ -28,7 +29,7 @@ def proposed(policy: TreePolicy, v: int, temperature: float = 1.0):
     case = table_decoding(MATCH, Opaque, policy, v, seed=5)
     session = case.drafter.open(1, 64)
     session.join()
-    tree = session.propose([Sequence([0, 1], Sampling(temperature=temperature), torch.Generator(), MOST_DEPTH + 1)])[0]
+    tree = session.propose([Sequence([0, 1], Sampling(temperature=temperature), seeded(0), MOST_DEPTH + 1)])[0]
     return case, session, tree
 
 

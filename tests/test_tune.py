@@ -18,10 +18,9 @@ from command import Command
 from foretoken.audit.models import plain_logits
 from foretoken.build import check_profile
 from foretoken.cli import options
-from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Opaque, outcomes
+from foretoken.core.laws import IID, Coins, Opaque, outcomes
 from foretoken.core.sampling import Sampling
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter

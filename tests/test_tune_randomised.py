@@ -9,8 +9,8 @@ from benchmarks.expand import with_cost_ratio
 from benchmarks.objective import OBJECTIVES, accepted
 from benchmarks.randomised import GRID, Ratios, _optima, with_coins
 from foretoken.build import load
-from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Coins
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter

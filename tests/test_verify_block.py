@@ -11,6 +11,7 @@ from foretoken.audit import decoding
 from foretoken.audit.branching import outcomes
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
+from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, chain, root_only
 from foretoken.core.walk import PathVerifier, walk, walk_of
 from foretoken.trees import static
@@ -48,7 +49,7 @@ def law_and_length(rule, p: Table, q: Table, v: int, length: int) -> tuple[dict[
         tree = drafted(q, tokens)
         chance = math.prod(float(q[tokens[:i]][x]) for i, x in enumerate(tokens))
         for (path, token), prob in outcomes(
-            lambda tree=tree, tokens=tokens: run(tree, each(lambda node: p[tokens[:node]]), torch.Generator())
+            lambda rng, tree=tree, tokens=tokens: run(tree, each(lambda node: p[tokens[:node]]), rng)
         ):
             assert path == tuple(range(len(path)))
             expected += chance * prob * len(path)
@@ -117,16 +118,16 @@ def test_a_wrong_threshold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trees_without_drafts_or_without_q() -> None:
     p = torch.tensor([0.0, 1.0, 0.0])
-    assert walk_of(BLOCK)(root_only(0), each(lambda node: p), torch.Generator()) == ((0,), 1)
+    assert walk_of(BLOCK)(root_only(0), each(lambda node: p), seeded(0)) == ((0,), 1)
     opaque = chain([0, 1, 2], [Siblings((1,), None, Opaque(1)), Siblings((2,), None, Opaque(1)), None])
-    assert walk_of(BLOCK)(opaque, each(lambda node: p), torch.Generator()) == ((0, 1), 1)
+    assert walk_of(BLOCK)(opaque, each(lambda node: p), seeded(0)) == ((0, 1), 1)
 
 
 def test_a_chain_that_ended_early() -> None:
     """A node whose law drew nothing ends the block there."""
     q = torch.tensor([0.5, 0.5, 0.0])
     tree = chain([0, 1], [Siblings((1,), q, IID(1)), Siblings((), q, IID(1))])
-    path, token = walk_of(BLOCK)(tree, each(lambda node: torch.eye(3)[[1, 2][node]]), torch.Generator())
+    path, token = walk_of(BLOCK)(tree, each(lambda node: torch.eye(3)[[1, 2][node]]), seeded(0))
     assert (path, token) == ((0, 1), 2)
 
 
@@ -136,7 +137,7 @@ def test_only_rules_with_a_walk_of_their_own_take_it() -> None:
     assert own == {"block", "block-transport", "block-rrsw", "string-rejection"}
     p = torch.tensor([0.3, 0.7])
     tree = chain([0, 1], [Siblings((1,), torch.tensor([0.5, 0.5]), IID(1)), None])
-    rngs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    rngs = seeded(0), seeded(0)
     assert walk_of(STANDARD)(tree, each(lambda node: p), rngs[0]) == walk(tree, each(lambda node: p), STANDARD, rngs[1])
 
 
@@ -153,7 +154,7 @@ def test_the_compiled_decision_is_the_plain_one(dtype: torch.dtype, sharpness: f
             other = logits + sharpness * torch.randn(length + 1, v, generator=rng, dtype=torch.float64)
             p, q = 1.25 * logits.softmax(-1).to(dtype), 1.25 * other[:-1].softmax(-1).to(dtype)
             drafts = tuple(torch.multinomial(q, 1, generator=rng)[:, 0].tolist())
-            u = torch.rand(2, generator=rng, dtype=torch.float64)
+            u = torch.rand(1, 2, generator=rng, dtype=torch.float64)
             decision = decide(p, q, drafts, u)
             assert decision == plain_decision(p, q, drafts, u)
             lengths.add(decision[0])

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from foretoken.audit import decoding
-from foretoken.core import laws
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan
+from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, root_only
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import PathVerifier, walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, is_chain
-from tables import each, table_decoding, tiny_engine
+from tables import PlainNumbers, each, table_decoding, tiny_engine
 
 TRANSPORT = VERIFIERS["block-transport"]
 UNEVEN = static.StaticTree((-1, 0, 0, 1, 1, 2))
@@ -166,7 +166,7 @@ def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["block-transport", "block-rrsw"])
-def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype) -> None:
     """Trees of no, one and two draws a node; the same uniforms, so the same path and token."""
     rng, v = torch.Generator().manual_seed(0), 300
     kept: set[int] = set()
@@ -185,11 +185,8 @@ def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype, monke
         p = near * torch.exp(0.3 * torch.randn(near.shape, generator=rng, dtype=dtype))
         found = []
         for plainly in (False, True):
-            with monkeypatch.context() as patch:
-                if plainly:
-                    patch.setattr(laws, "on_cpu", lambda _: False)
-                walk = VERIFIERS[name].walk
-                found.append(walk(tree, each(p.__getitem__), torch.Generator().manual_seed(seed)))
+            source = PlainNumbers(seeded(seed)) if plainly else seeded(seed)
+            found.append(VERIFIERS[name].walk(tree, each(p.__getitem__), source))
         assert found[0] == found[1]
         kept.add(len(found[0][0]))
     assert kept >= {1, 2, 4, 5, 6}
@@ -207,7 +204,7 @@ def test_edges(case: str) -> None:
     builder = TreeBuilder(0)
     for node in builder.add(0, Siblings(draws * 2, q, IID(len(draws) * 2))).values():
         builder.add(node, Siblings(draws, q, IID(len(draws))))
-    tree, rng = builder.build(), torch.Generator().manual_seed(0)
+    tree, rng = builder.build(), seeded(0)
     for _ in range(50):
         path, token = walk_of(TRANSPORT)(tree, each(lambda node: p), rng)
         assert all(p[tree.tokens[node]] > 0 for node in path[1:])

@@ -30,10 +30,10 @@ WIDER = zoo.letters(["a", "c", "b", zoo.EOS])
 def step(lm, drafter, rule):
     """(P(the first drafted token is accepted), {first drafted token or None: probability}) of one step."""
 
-    def run():
+    def run(rng):
         decoder = Decoder(LMTarget(lm), drafter, VERIFIERS[rule], 1, 64)
-        decoder._drafting = lambda call: call()
-        sequence = Sequence(list(PROMPT), Sampling(), torch.Generator(), 2, frozenset({0}))
+        decoder._guard = lambda call, *args: call(*args)
+        sequence = Sequence(list(PROMPT), Sampling(), rng, 2, frozenset({0}))
         decoder.join(sequence)
         proposed = []
         propose = decoder.drafter.propose
@@ -135,15 +135,15 @@ def test_a_rejection_asks_for_at_most_one_more_psi_on_average():
     lm, small = tables.lms(tables.DRAFTER, tables.TARGET, 0)
     drafter = SLRSDrafter(small, tables.translation(), static.chain(1), vocab_size=lm.vocab_size)
 
-    def run():
+    def run(rng):
         session = drafter.open(1, 64)
         session.join()
-        (tree,) = session.propose([Sequence(list(PROMPT), Sampling(), torch.Generator(), 3)])
+        (tree,) = session.propose([Sequence(list(PROMPT), Sampling(), rng, 3)])
         record = tree.siblings[0]
         asked = []
         object.__setattr__(record, "psi", lambda t, psi=record.psi: asked.append(t) or psi(t))
         p = lm.table[PROMPT[-2], PROMPT[-1]]
-        VERIFIERS["string-rejection"].walk(tree, each(lambda node: p), torch.Generator())
+        VERIFIERS["string-rejection"].walk(tree, each(lambda node: p), rng)
         assert len(asked) == len(set(asked))
         return len(asked) - len(record.draws)
 

@@ -2,12 +2,11 @@
 
 from collections import defaultdict
 
-import torch
-
 import tokenizers_zoo as zoo
 from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Ids
 from foretoken.audit.table import TableLM, random_table
+from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
@@ -39,10 +38,10 @@ def lms(drafter=DRAFTER, target=TARGET, seed=0) -> tuple[TableLM, TableLM]:
 def law_of(lm: TableLM, drafter, verifier, num_tokens: int, prompt: Ids = (1, 2), **sampling) -> dict[Ids, float]:
     """{ids: probability} of the text that a real Decoder emits."""
 
-    def run() -> Ids:
+    def run(rng: Random) -> Ids:
         decoder = Decoder(LMTarget(lm), drafter, verifier, 1, 64)
-        decoder._drafting = lambda call: call()  # a drafter that fails fails here
-        sequence = Sequence(list(prompt), Sampling(**sampling), torch.Generator(), num_tokens, frozenset({0}))
+        decoder._guard = lambda call, *args: call(*args)  # a drafter that fails fails here
+        sequence = Sequence(list(prompt), Sampling(**sampling), rng, num_tokens, frozenset({0}))
         decoder.join(sequence)
         while decoder.sequences:
             decoder.step()

@@ -6,7 +6,7 @@ from torch import Tensor
 from benchmarks.objective import OBJECTIVES, accepted, best, breakpoints, conditions
 from benchmarks.papers.run import Run
 from foretoken.audit import enumerate as exact
-from foretoken.core.coins import Coins
+from foretoken.core.laws import Coins
 from foretoken.verify import VERIFIERS
 
 GRID = tuple(i / 10 for i in range(11))

@@ -7,10 +7,9 @@ from typing import TypeVar
 import torch
 
 from foretoken.choices import AUTO, FIXED, METHODS, NGRAM, VOCABS, check_method, check_vocab
-from foretoken.core.coins import Coins
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Opaque
+from foretoken.core.laws import IID, Coins, Opaque
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.decode import NoDrafter

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from foretoken.choices import NGRAM, VOCABS
-from foretoken.core.coins import Coins
 from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import Coins
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter

@@ -8,7 +8,6 @@ from numbers import Real
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from foretoken.core import sequence as core
@@ -16,6 +15,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_counts, check_seed, check_stops
 from foretoken.core.messages import Message, check_messages, is_conversation
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
 from foretoken.core.sequence import Origin
 from foretoken.core.verifier import Verifier
@@ -264,7 +264,7 @@ class Engine:
         while waiting or active:
             while waiting and len(active) < self.max_batch:
                 request = waiting.popleft()
-                rng = torch.Generator().manual_seed(request.seed)
+                rng = seeded(request.seed)
                 new = min(max_new_tokens, limit - len(request.ids))
                 sequence = core.Sequence(list(request.ids), sampling, rng, new, request.eos_ids)
                 request.stats = Stats()

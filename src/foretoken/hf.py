@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
@@ -55,7 +56,7 @@ def custom_generate(
             temperature=1.0 if generation_config.do_sample else 0.0,
             processors=tuple(_of_row(processor, row, len(input_ids), padding) for processor in logits_processor or ()),
         )
-        rng = torch.Generator().manual_seed(seed)
+        rng = seeded(seed)
         sequences.append(Sequence(ids[keep].tolist(), sampling, rng, max_new, eos))
         paddings.append(padding)
     slots = max(s.num_prompt for s in sequences) + max_new + engine.drafter.max_nodes

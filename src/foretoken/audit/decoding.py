@@ -12,15 +12,15 @@ import warnings
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-
-import torch
 
 from foretoken.audit.branching import outcomes
 from foretoken.audit.enumerate import remembering
 from foretoken.audit.table import TableLM, TableRows, random_table
 from foretoken.core.interfaces import Drafter, Target
 from foretoken.core.policy import TreePolicy
+from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.verifier import LawFamily, Verifier
@@ -127,7 +127,7 @@ def enumerate_law(decoding: Decoding) -> tuple[dict[Ids, float], float]:
     while running:
         after: dict[State, float] = defaultdict(float)
         for state, prob in running.items():
-            for (next_state, num_accepted), p in outcomes(lambda state=state: _step(decoding, state)):
+            for (next_state, num_accepted), p in outcomes(partial(_step, decoding, state)):
                 accepted += prob * p * num_accepted
                 if next_state.finished:
                     law[next_state.ids[len(decoding.prompt) :]] += prob * p
@@ -153,12 +153,10 @@ def _start(decoding: Decoding) -> State:
     return State(decoding.prompt, (), ())
 
 
-def _step(decoding: Decoding, state: State) -> tuple[State, int]:
+def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
     """One step of the real decoder from `state`; (the state after, drafted tokens accepted)."""
     decoder = Decoder(decoding.target, decoding.drafter, decoding.verifier, 1, 1)
-    sequence = Sequence(
-        list(decoding.prompt), decoding.sampling, torch.Generator(), decoding.num_tokens, decoding.eos_ids
-    )
+    sequence = Sequence(list(decoding.prompt), decoding.sampling, rng, decoding.num_tokens, decoding.eos_ids)
     sequence.ids = list(state.ids)
     decoder.join(sequence)
     target, drafter = _rows(decoder.target), _rows(decoder.drafter)

@@ -18,6 +18,7 @@ from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, verdict
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
@@ -231,7 +232,7 @@ def sample(
         together = samples - samples // ALONE
         for first, last in pairwise([0, *range(BATCH, together, BATCH), *range(together, samples + 1)]):
             for i in range(first, last):
-                rng = torch.Generator().manual_seed(1_000_003 * seed + i)
+                rng = seeded(1_000_003 * seed + i)
                 decoder.join(Running(list(prompt), sampling, rng, NUM_TOKENS))
             _prefill(decoder, prompt)
             while decoder.sequences:

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from foretoken.core.laws import Law
+from foretoken.core.scores import NodeScores
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
@@ -23,8 +24,11 @@ class TargetSession(Protocol):
 
     def leave(self, row: int) -> None: ...
 
-    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
-        """Logits after every node of every tree, in one forward; catches up with the committed ids by itself."""
+    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[NodeScores]:
+        """The scores of every tree's nodes, by one forward; catches up with the committed ids by itself.
+
+        The forward may run as late as the first use of the scores, which must come before `keep`.
+        """
         ...
 
     def keep(self, paths: Seq[Path]) -> None:
@@ -38,22 +42,6 @@ class FeatureSession(TargetSession, Protocol):
 
     def features(self, sequences: Seq[Sequence]) -> list[Float[Tensor, "_ f"]]:
         """Those of every committed id but the last, after prefilling what is missing; none costs a forward again."""
-        ...
-
-
-@runtime_checkable
-class SamplingSession(TargetSession, Protocol):
-    """A target's session that can take a lone sequence's plain step in one call, or score its tree."""
-
-    def sample(self, sequence: Sequence) -> int | None:
-        """The token after its committed ids, by one uniform of its own at temperature > 0; the root is scored then, as
-        after `score`. None where it cannot, and nothing was done."""
-        ...
-
-    def tempered(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
-        """p after every node of its tree, at temperature 0 the scores; the nodes are scored then, as after `score`.
-        None where it cannot, as where some p is not finite, which may be one that is never asked for; nothing was done
-        then."""
         ...
 
 

@@ -14,17 +14,23 @@ caller owns all randomness; `prob` is the exact probability of a draw tuple, for
 
 import itertools
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.draws_fast import NONE, fast_draws, fast_hub_draws, fast_likeliest, on_cpu
+from foretoken.core.draws import draw_distinct, draw_hub, draw_iid, draw_likeliest
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_probability
+from foretoken.core.random import Uniforms
 from foretoken.core.shapes import Float, Int
+from foretoken.kernel.sizes import NONE
 
 
 @runtime_checkable
@@ -41,85 +47,13 @@ class Law(Protocol):
         """Uniforms that `draw` takes for one node."""
         ...
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> Int[Tensor, "m _"]:
-        """Draw for m nodes at once, from float64 uniforms in [0, 1). NONE where nothing is left to draw."""
+    def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m _"]:
+        """Draw for m nodes at once, by [m, num_uniforms] uniforms. NONE where nothing is left to draw."""
         ...
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
         """P(draws | q), draws in draw order."""
         ...
-
-
-def draw_iid(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-    """Independent draws from each row; compiled on a CPU."""
-    return fast_draws(weights, u, replace=True) if on_cpu(weights) else inverse_cdf(weights, u)
-
-
-def draw_distinct(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-    """Successive draws from each row without replacement; compiled on a CPU."""
-    return fast_draws(weights, u, replace=False) if on_cpu(weights) else successive_inverse_cdf(weights, u)
-
-
-def inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-    """Token j of row i, where u[i] falls in j's share of weights[i]; weights need not sum to one.
-
-    The running sum is float64: with a float32 one the tail of a 150k vocabulary would lose its probability.
-    """
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(cdf, u.to(cdf.device) * cdf[:, -1:], right=True)
-    return tokens.clamp_(max=weights.shape[-1] - 1)  # u * total can round up to total
-
-
-def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-    """inverse_cdf column after column, each drawn token's weight set to 0 before the next; NONE where none is left."""
-    left = weights.clone()
-    columns = []
-    for j in range(u.shape[1]):
-        x = inverse_cdf(left, u[:, j : j + 1])
-        exhausted = left.gather(1, x) <= 0
-        columns.append(x.masked_fill(exhausted, NONE))
-        left.scatter_(1, x, 0.0)
-    return torch.cat(columns, 1)
-
-
-FEW = 128  # more are found sooner by torch
-
-
-def draw_likeliest(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
-    """The k largest of each row, NONE for those that are ruled out; compiled on a CPU, where it keeps a few sorted."""
-    return fast_likeliest(scores, k) if on_cpu(scores) and k <= FEW else largest_scores(scores, k)
-
-
-def largest_scores(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
-    """By topk, which may take any of equals."""
-    found = min(k, scores.shape[1])
-    largest, tokens = scores.topk(found, dim=1)
-    tokens = tokens.masked_fill(largest == -torch.inf, NONE)  # a token that is ruled out is no child
-    return torch.nn.functional.pad(tokens, (0, k - found), value=NONE)
-
-
-def draw_hub(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-    """Hubs and one draw from the rest of each row; compiled on a CPU."""
-    return fast_hub_draws(weights, u) if on_cpu(weights) else hub_inverse_cdf(weights, u)
-
-
-def hub_inverse_cdf(weights: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
-    """The draws of `Hub`, column after column; NONE where nothing is left."""
-    rest = weights.clone()  # without the hubs so far
-    own = inverse_cdf(rest, u[:, :1])  # the one draw that is no hub so far
-    own = own.masked_fill(rest.gather(1, own) <= 0, NONE)
-    columns = [own]
-    for j in range(1, u.shape[1]):
-        hub = rest.argmax(1, keepdim=True)  # the first of equals
-        hub_alone = torch.zeros_like(rest).scatter_(1, hub, rest.gather(1, hub))
-        rest.scatter_(1, hub, 0.0)
-        again = own == hub
-        left = torch.where(again, rest, hub_alone)
-        x = inverse_cdf(left, u[:, j : j + 1])
-        x = x.masked_fill(left.gather(1, x) <= 0, NONE)
-        own = torch.where(again, x, own)
-        columns.append(x)
-    return torch.cat(columns, 1)
 
 
 @dataclass(frozen=True)
@@ -145,7 +79,7 @@ class IID:
         """One a draw; where N is random one more, the last, which decides it."""
         return self.k if self.counts is None else self.k + 1
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> Int[Tensor, "m k"]:
+    def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
         if self.counts is None:
             return draw_iid(q, u)
         draws = draw_iid(q, u[:, :-1])
@@ -192,7 +126,7 @@ class WithoutReplacement:
     def num_uniforms(self) -> int:
         return self.k
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
         return draw_iid(q, u) if u.shape[1] == 1 else draw_distinct(q, u)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
@@ -224,7 +158,7 @@ class Hub:
     def num_uniforms(self) -> int:
         return self.k
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m k"]) -> Int[Tensor, "m k"]:
+    def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
         return draw_iid(q, u) if u.shape[1] == 1 else draw_hub(q, u)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
@@ -269,7 +203,7 @@ class Opaque:
     def num_uniforms(self) -> int:
         return 0
 
-    def draw(self, q: Float[Tensor, "m v"], u: Float[Tensor, "m n"]) -> Int[Tensor, "m k"]:
+    def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
         return draw_likeliest(q, self.k)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
@@ -298,3 +232,74 @@ def outcomes(law: Law, q: Float[Tensor, " v"], limit: int = 1_000_000) -> Iterat
             prob = law.prob(q, draws)
             if prob > 0:
                 yield draws, prob
+
+
+@dataclass(frozen=True)
+class Coins:
+    """k -> the law of N i.i.d. draws with N ~ Binomial(k, probability), which is decided before q is known.
+
+    A chain: one coin a position, so the chain ends before its full length where a coin says so. Probability 1: IID(k).
+    """
+
+    probability: float
+    name: str = "iid"
+
+    def __post_init__(self) -> None:
+        check_probability(self.probability)
+
+    def __call__(self, k: int) -> IID:
+        a = self.probability
+        if a == 1:
+            return IID(k)
+        counts = [math.comb(k, n) * a**n * (1 - a) ** (k - n) for n in range(k + 1)]
+        total = math.fsum(counts)
+        return IID(k, tuple(c / total for c in counts))
+
+
+def draw_each(laws: Sequence[Law], q: Float[Tensor, "m v"], u: Uniforms) -> list[tuple[int, ...]]:
+    """draws[i] from row i of q by laws[i]; u: [m, as many as the neediest law takes] uniforms."""
+    draws: list[tuple[int, ...]] = [()] * len(laws)
+    independent: dict[int, int] = {}  # how many draws
+    others: dict[Law, list[int]] = {}
+    for i, law in enumerate(laws):
+        if isinstance(law, IID):
+            independent[i] = law.k if law.counts is None else _number(law.counts, u[i : i + 1, -1:])
+        elif law.k:
+            others.setdefault(law, []).append(i)
+    if most := max(independent.values(), default=0):  # the first n of `most` draws are n draws
+        rows, uniforms = _of(list(independent), q, u)
+        if most < uniforms.shape[1]:  # a slice takes as long as a draw
+            uniforms = uniforms[:, :most]
+        for (i, n), row in zip(independent.items(), draw_iid(rows, uniforms).tolist(), strict=True):
+            draws[i] = tuple(row[:n])
+    for law, places in others.items():
+        rows, uniforms = _of(places, q, u)
+        for i, row in zip(places, law.draw(rows, uniforms[:, : law.num_uniforms]).tolist(), strict=True):
+            draws[i] = tuple(x for x in row if x != NONE) if NONE in row else tuple(row)
+    return draws
+
+
+def weights_of(draws: Sequence[tuple[int, ...]], q: Float[Tensor, "m v"]) -> np.ndarray:
+    """[m, k] float64: q of every draw; a row of fewer draws than the longest ends in numbers of no meaning. Read in one
+    go, since a read of a tensor costs as much as a hundred numbers."""
+    most = max(map(len, draws))
+    padded = np.array([row + (0,) * (most - len(row)) for row in draws], np.int64)  # torch.tensor takes thrice as long
+    return q.gather(1, torch.from_numpy(padded).to(q.device)).cpu().double().numpy()
+
+
+def _of(places: list[int], q: Tensor, u: Uniforms) -> tuple[Tensor, Uniforms]:
+    return (q, u) if len(places) == len(q) else (q[places], u[places])
+
+
+def _number(counts: tuple[float, ...], u: Uniforms) -> int:
+    """How many draws, where that is random: drawn from the counts by one uniform [1, 1].
+
+    Of a number by Python's own lists, in a twentieth of the time of `draw_iid`, which gives the same.
+    """
+    if not isinstance(u, Tensor):
+        return int(draw_iid(torch.tensor([counts], dtype=torch.float64), u))
+    running = list(accumulate(counts))  # `sum` would round otherwise
+    n = bisect_right(running, float(u) * running[-1])
+    if n == len(counts):  # u times the sum can round up to the sum
+        n = max(n for n, count in enumerate(counts) if count > 0)
+    return n

@@ -128,14 +128,16 @@ class LonePolicy(Protocol):
 
     def grow_alone(
         self,
-        past: Any,
+        root: Any,
         token: int,
         levels: int,
         vocab_size: int,
         u: Float[Tensor, " n"],
         call: Call,
     ) -> LoneTree | None:
-        """The tree below `token`, of at most so many levels, that `plan` to `select` would grow, node for node, from
-        uniforms that levels take in order. None where it cannot, and nothing was done.
+        """The tree that `plan` to `select` would grow, node for node, from uniforms that levels take in order.
+
+        root: the root's state. token: the root's token. levels: the most that the tree may have. u: uniforms at hand.
+        call: runs a compiled function on the drafter's state. Returns None where it cannot, and nothing was done.
         """
         ...

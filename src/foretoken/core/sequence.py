@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from foretoken.core.random import Random, Uniforms
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
@@ -42,13 +42,13 @@ class Step:
 class Sequence:
     """Committed ids, and what decides the next ones. The last id is always the next tree's root.
 
-    rng: a CPU generator of this sequence alone, so its text does not depend on the batch around it.
+    rng: a source of random numbers of this sequence alone, so its text does not depend on the batch around it.
     max_depth: of the next tree; whoever sets it does so before the tree is drawn.
     """
 
     ids: list[int]
     sampling: Sampling
-    rng: torch.Generator
+    rng: Random
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
     num_prompt: int = field(init=False)
@@ -72,14 +72,21 @@ class Sequence:
         """Depth at which the next tree ends at the latest; its last token needs no draft."""
         return min(self.num_left - 1, self.max_depth)
 
-    def uniforms(self, rows: int, columns: int) -> Float[Tensor, "rows columns"]:
-        """float64 uniforms in [0, 1) from this sequence's own generator."""
-        return torch.rand(rows, columns, generator=self.rng, dtype=torch.float64)
+    def uniforms(self, rows: int, columns: int) -> Uniforms:
+        """[rows, columns] uniforms from this sequence's own source."""
+        return self.rng.uniforms(rows, columns)
 
     @property
     def shapes_logits(self) -> bool:
         """Whether p is more than `sampling` makes of the logits."""
         return False
+
+    @property
+    def softmax_only(self) -> bool:
+        """Whether p is softmax(logits / temperature) and no more, at temperature 0 one-hot at the largest logit."""
+        if self.sampling.moves_scores or self.shapes_logits:
+            return False
+        return self.sampling.temperature == 0 or self.sampling.tempers_only
 
     def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
         """p after the committed ids and each of m suffixes."""

@@ -4,8 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from foretoken.core.coins import Coins
-from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Coins, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 

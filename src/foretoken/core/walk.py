@@ -1,40 +1,50 @@
-"""The walk: from the target's probabilities on a token tree to the tokens that are emitted."""
+"""The walk: from the target's scores of a token tree to the tokens that are emitted."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from foretoken.core.laws import draw_iid
+from foretoken.core.random import Random
+from foretoken.core.scores import NodeScores, draw
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 
 Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
 Probabilities = Callable[[range], Float[Tensor, "m v"]]  # p after each node of a range
-Walk = Callable[[TokenTree, Probabilities, torch.Generator], tuple[tuple[int, ...], int]]
+Walk = Callable[[TokenTree, NodeScores, Random], tuple[tuple[int, ...], int]]
 
 
 @runtime_checkable
 class PathVerifier(Protocol):
     """A rule that decides over a whole path at once, and so walks the tree itself."""
 
-    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
         """As `walk` below."""
         ...
 
 
 def walk_of(verifier: Rule) -> Walk:
-    """The rule's own walk where it has one, else the walk below, node by node."""
-    if isinstance(verifier, PathVerifier):
-        return verifier.walk
-    return lambda tree, probabilities, rng: walk(tree, probabilities, verifier, rng)
+    """The walk of a rule: its own where it decides over whole paths, else node by node.
+
+    Greedy scores need no rule: every p is one-hot, so that every rule is exact match (docs/losslessness.md, section 3).
+    Nor does a tree that is only its root: its token is drawn from p.
+    """
+    own = verifier.walk if isinstance(verifier, PathVerifier) else partial(_by_node, verifier)
+
+    def of_scores(tree: TokenTree, scores: NodeScores, rng: Random) -> tuple[tuple[int, ...], int]:
+        if scores.greedy:
+            return follow(tree, scores.argmax())
+        if tree.siblings[0] is None:
+            return (0,), scores.draw(0, rng)
+        return own(tree, scores.p, rng)
+
+    return of_scores
 
 
-def draw(row: Float[Tensor, " v"], rng: torch.Generator) -> int:
-    """One token from a distribution, with one uniform of `rng` (a CPU generator, on any device)."""
-    u = torch.rand(1, 1, generator=rng, dtype=torch.float64)
-    return int(draw_iid(row[None], u))
+def _by_node(verify: Rule, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
+    return walk(tree, probabilities, verify, rng)
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> tuple[tuple[int, ...], int]:
@@ -45,12 +55,7 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> tuple[tuple[int, ...], int
     return tuple(path), tokens[path[-1]]
 
 
-def walk(
-    tree: TokenTree,
-    probabilities: Probabilities,
-    verify: Rule,
-    rng: torch.Generator,
-) -> tuple[tuple[int, ...], int]:
+def walk(tree: TokenTree, probabilities: Probabilities, verify: Rule, rng: Random) -> tuple[tuple[int, ...], int]:
     """The accepted path (node indices, root first) and the one token that follows it.
 
     At each node the row verify(p, siblings) is drawn from once; if a child carries the token the walk descends, else

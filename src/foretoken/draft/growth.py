@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import TreePolicy
+from foretoken.core.random import Uniforms
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, opaque_tree
 from foretoken.core.verifier import LawFamily
@@ -15,17 +16,25 @@ from foretoken.core.verifier import LawFamily
 
 @dataclass
 class Growth:
-    """One sequence's tree while it grows. scored[node]: its index among the row's scored nodes in the cache."""
+    """One sequence's tree while it grows.
+
+    policy: decides which children a node gets. law: how they are drawn. builder: the nodes so far. states: the policy's
+    memory of each node. scored[node]: the node's index among the row's scored nodes in the cache. num_pending: scored
+    nodes up to the root, that is the committed ids which the cache had not seen. frontier: nodes that will have
+    children. depth: levels drawn so far. uniforms: of a chain, one per level. decided[node]: the law with the number of
+    draws that a coin decided before q was known.
+    """
 
     policy: TreePolicy
     law: LawFamily
     builder: TreeBuilder
     states: list
-    scored: dict[int, int]
-    num_pending: int  # scored nodes before the root's children: committed ids the cache had not seen, root last
+    scored: dict[int, int] = field(default_factory=dict)
+    num_pending: int = 0
     frontier: list[int] = field(default_factory=list)
-    uniforms: Tensor | None = None  # of a chain: one for each level, whether or not it is reached
-    tempered: bool = False  # whether the frontier's scores are q
+    depth: int = 0
+    uniforms: Uniforms | None = None
+    decided: dict[int, Law] = field(default_factory=dict)
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""

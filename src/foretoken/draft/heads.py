@@ -9,7 +9,6 @@ from torch import Tensor
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float, Int
-from foretoken.core.tree import TokenTree
 from foretoken.draft.growth import Growth
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.draft.rows import DraftRows
@@ -57,18 +56,12 @@ class HeadDraftSession(LMDraftSession):
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
         self.rows.learn(features)
 
-    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        limits = [seq.max_depth for seq in sequences]
-        for seq in sequences:
-            if len(seq.ids) < 2:  # there is no state before the first token, so nothing to draft from
-                seq.max_depth = 0
-        try:
-            return super().propose(sequences)
-        finally:
-            for seq, limit in zip(sequences, limits, strict=True):
-                seq.max_depth = limit
+    def _deepest(self, seq: Sequence) -> int:
+        if len(seq.ids) < 2:  # there is no state before the first token, so nothing to draft from
+            return 0
+        return seq.depth_left if self.drafter.lm.depth is None else min(seq.depth_left, self.drafter.lm.depth)
 
-    def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]], at: float | None) -> list[Float[Tensor, "_ c"]]:
+    def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ c"]]:
         return self.rows.score_own(tokens, parents)
 
     def _weights(
@@ -91,9 +84,3 @@ class HeadDraftSession(LMDraftSession):
             draws = [tuple(self._columns[token] for token in drawn) for drawn in draws]
             q = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
         super()._add(g, nodes, laws, q, draws, states)
-
-    def _draw(self, sequences: Seq[Sequence], logits: list[Float[Tensor, "_ v"]], depth: int) -> None:
-        super()._draw(sequences, logits, depth)
-        if depth == self.drafter.lm.depth:
-            for growth in self.growths:
-                growth.frontier = []

@@ -16,8 +16,8 @@ from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, opaque_tree
+from foretoken.draft.growth import Growth
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession, LearningRows
-from foretoken.draft.lm import Growth
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ class ParallelRows(LearningRows, Protocol):
 class ProductSession(HeadDraftSession):
     drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
     rows: ParallelRows  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def _begin(self, row: int, seq: Sequence) -> Growth:
+        g = super()._begin(row, seq)
+        if self._deepest(seq) > 0:
+            g.frontier = [0]  # its state is read even where no level is serial
+        return g
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         parallel = self._parallel_levels(sequences)

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.draws import draw_iid
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.interfaces import Path
-from foretoken.core.laws import Law, Opaque, draw_iid
+from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
+from foretoken.core.random import Random
+from foretoken.core.scores import LogitScores, NodeScores, ReadyScores
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
@@ -31,17 +33,53 @@ class LMTarget:
         return self.lm.vocab_size
 
     def open(self, batch: int, slots: int) -> "LMTargetSession":
-        return LMTargetSession(self.lm.open(batch, slots))
+        return LMTargetSession(self.name, self.lm.open(batch, slots))
 
     def open_with_features(self, batch: int, slots: int, layers: tuple[int, ...]) -> "LMTargetSession":
-        return LMTargetSession(self.lm.open(batch, slots, layers))
+        return LMTargetSession(self.name, self.lm.open(batch, slots, layers))
+
+
+class RootScores(LogitScores):
+    """The scores of a tree that is only its root: the forward, p and the draw from it are one compiled call, which runs
+    when the token is asked for."""
+
+    def __init__(self, model: str, rows: Rows, sequence: Sequence, tree: TokenTree) -> None:
+        """rows: those of the one sequence, which has caught up."""
+        self._model, self._rows, self._sequence, self._tree = model, rows, sequence, tree
+        self._p: Tensor | None = None
+
+    def argmax(self) -> list[int]:
+        token, _ = self._forward(NO_DRAW)
+        self._p = torch.zeros(1, self._rows.vocab_size)
+        self._p[0, token] = 1.0
+        return [token]
+
+    def p(self, nodes: range) -> Tensor:
+        if self._p is None:
+            (self._logits,) = self._rows.score([self._tree.tokens], [self._tree.parents])
+            self._p = super().p(range(1))
+        return self._p[nodes.start : nodes.stop]
+
+    def draw(self, node: int, rng: Random) -> int:
+        if self._p is not None:
+            return super().draw(node, rng)
+        u = rng.uniforms(1, 1)
+        assert isinstance(u, Tensor)
+        token, self._p = self._forward(u)
+        return token
+
+    def _forward(self, u: Float[Tensor, "1 1"]) -> tuple[int, Tensor]:
+        """(the token drawn by u or the likeliest, p [1, v] at temperature > 0)."""
+        (token,), p = self._rows.draft_chain(0, self._tree.tokens, u, self._sequence.sampling.temperature)
+        return token, p
 
 
 class LMTargetSession:
     """Invariant between steps: a row's cache holds all its committed ids but the last, which is the next root."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(self, name: str, rows: Rows) -> None:
+        """name: of the model, for errors."""
+        self.name, self.rows = name, rows
 
     def join(self) -> None:
         self.rows.join()
@@ -58,34 +96,27 @@ class LMTargetSession:
         self.catch_up(sequences)
         return [self.rows.features(row) for row in range(len(sequences))]
 
-    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[Float[Tensor, "_ v"]]:
+    def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[NodeScores]:
         self.catch_up(sequences)
-        return self.rows.score([tree.tokens for tree in trees], [tree.parents for tree in trees])
+        if len(sequences) == 1 and (fused := self._fused(sequences[0], trees[0])) is not None:
+            return [fused]
+        logits = self.rows.score([tree.tokens for tree in trees], [tree.parents for tree in trees])
+        return [LogitScores(self.name, *each) for each in zip(sequences, trees, logits, strict=True)]
 
-    def sample(self, sequence: Sequence) -> int | None:
-        # Caught up before the question: sliding windows are another for a long prompt.
-        if not self._tempers(sequence) or not self.rows.drafts_chains(0, 1):
+    def _fused(self, sequence: Sequence, tree: TokenTree) -> NodeScores | None:
+        """The same scores for one sequence by one compiled call, where there is one for them."""
+        if not (self.rows.scores_trees and sequence.softmax_only):
+            return None
+        if tree.siblings[0] is None and sequence.rng.gives_numbers and self.rows.drafts_chains(0, 1):
+            return RootScores(self.name, self.rows, sequence, tree)
+        large = max(tree.depths) + 1 < len(tree) and len(tree) * self.rows.vocab_size > MOST_TEMPERED
+        if large:
             return None
         temperature = sequence.sampling.temperature
-        u = sequence.uniforms(1, 1) if temperature > 0 else NO_DRAW
-        (token,), _ = self.rows.draft_chain(0, sequence.ids[-1:], u, temperature)
-        return token
-
-    def tempered(self, sequence: Sequence, tree: TokenTree) -> Float[Tensor, "n v"] | None:
-        if not self._tempers(sequence) or not self.rows.scores_trees:
+        rows = self.rows.score_tree(0, tree.tokens, tree.parents, temperature)
+        if rows is None:  # some p is not finite, which may be one that is never asked for
             return None
-        if max(tree.depths) + 1 < len(tree) and len(tree) * self.rows.vocab_size > MOST_TEMPERED:
-            return None
-        return self.rows.score_tree(0, tree.tokens, tree.parents, sequence.sampling.temperature)
-
-    def _tempers(self, sequence: Sequence) -> bool:
-        """Whether p is the softmax of the tempered logits, or greedy; it has caught up then."""
-        sampling = sequence.sampling
-        greedy = sampling.temperature == 0 and not sampling.moves_scores
-        if not (greedy or sampling.tempers_only) or sequence.shapes_logits:
-            return False
-        self.catch_up([sequence])
-        return True
+        return ReadyScores(rows) if temperature > 0 else LogitScores(self.name, sequence, tree, rows)
 
     def keep(self, paths: Seq[Path]) -> None:
         self.rows.keep(paths)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.files import check_file, write
+from foretoken.core.scores import NodeScores
 from foretoken.core.sequence import Origin, Sequence, origin_after
 from foretoken.core.tree import TokenTree
-from foretoken.core.walk import Probabilities
 from foretoken.engine import Engine
 from foretoken.trace.page import page
 
@@ -69,7 +69,7 @@ class Trace:
         return list(self._texts.values())
 
     def __call__(
-        self, sequence: Sequence, tree: TokenTree, probabilities: Probabilities, path: tuple[int, ...], token: int
+        self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: tuple[int, ...], token: int
     ) -> None:
         text = self._texts.setdefault(sequence, TracedText(sequence))
         if len(text.ends) < len(text.steps):
@@ -80,7 +80,7 @@ class Trace:
         if self._steps < MOST_STEPS and self._nodes + len(tree) <= MOST_NODES:
             self._steps += 1
             self._nodes += len(tree)
-            text.steps.append(_step(sequence, tree, probabilities, path, token))
+            text.steps.append(_step(sequence, tree, scores, path, token))
 
     def save(self, file: str | Path) -> None:
         """Write the page, whole or not at all: one HTML file that needs no network. Raises ForetokenError."""
@@ -89,9 +89,7 @@ class Trace:
         write(Path(file), lambda temporary: temporary.write_text(html, encoding="utf-8"))
 
 
-def _step(
-    sequence: Sequence, tree: TokenTree, probabilities: Probabilities, path: tuple[int, ...], token: int
-) -> TracedStep:
+def _step(sequence: Sequence, tree: TokenTree, scores: NodeScores, path: tuple[int, ...], token: int) -> TracedStep:
     p: list[float | None] = [None] * len(tree)
     q: list[float | None] = [None] * len(tree)
     p_token = None
@@ -104,7 +102,7 @@ def _step(
             for node in nodes:
                 q[node] = float(siblings.q[tree.tokens[node]])
         with suppress(NotFiniteError):  # of a node that the walk did not come to, which is no reason to stop
-            row = probabilities(range(parent, parent + 1))[0]
+            row = scores.p(range(parent, parent + 1))[0]
             for node in nodes:
                 p[node] = float(row[tree.tokens[node]])
             if parent == path[-1]:

@@ -202,7 +202,7 @@ class BudgetTree:
 
     def grow_alone(
         self,
-        past: Account | None,
+        root: Node,
         token: int,
         levels: int,
         vocab_size: int,
@@ -213,7 +213,7 @@ class BudgetTree:
         tree of hundreds."""
         from foretoken.trees.budget_alone import grow_alone
 
-        return grow_alone(self, past, token, levels, vocab_size, u, call)
+        return grow_alone(self, root, token, levels, vocab_size, u, call)
 
     def _left(self, ledger: Ledger) -> float:
         """Expected nodes that may still be spent on this tree; a draw is one node at most."""

@@ -10,14 +10,14 @@ from foretoken.core.budgeted import law_with
 from foretoken.core.policy import Call, LoneTree
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.trees.budget import ADVANCE, CAP, ENOUGH, HUB_SHARE, PRICES, Account, BudgetTree, Ledger, Node
+from foretoken.trees.budget import ADVANCE, CAP, ENOUGH, HUB_SHARE, PRICES, BudgetTree, Ledger, Node
 from foretoken.trees.budget_grow import grow_budget
 from foretoken.trees.gain import CHOICES, EACH, MORE, PRICE, STEPS, WIDE
 
 
 def grow_alone(
     policy: BudgetTree,
-    past: Account | None,
+    root: Node,
     token: int,
     levels: int,
     vocab_size: int,
@@ -25,7 +25,7 @@ def grow_alone(
     call: Call,
 ) -> LoneTree | None:
     """`BudgetTree.grow_alone`."""
-    root, most = policy.root(past), CAP * policy.budget
+    most = CAP * policy.budget
     ledger, forecast, size = root.ledger, policy._forecast, 1 + most
     tree, scored, made = np.empty((2, size), np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     q, seen = np.empty((size, vocab_size), np.float32), np.empty((2, size))

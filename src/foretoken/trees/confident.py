@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from foretoken.core.draw_each import weights_of
 from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import weights_of
 from foretoken.core.policy import Plan
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily

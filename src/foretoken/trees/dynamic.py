@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from foretoken.core.draw_each import weights_of
-from foretoken.core.laws import Law, Opaque
+from foretoken.core.laws import Law, Opaque, weights_of
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily

@@ -57,12 +57,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core import laws  # `laws.on_cpu` by its module: the audit replaces it there
-from foretoken.core.laws import IID, Law, draw_iid
+from foretoken.core.draws import draw_iid, on_cpu
+from foretoken.core.laws import IID, Law
+from foretoken.core.random import Random, Uniforms
+from foretoken.core.scores import draw
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.core.walk import Probabilities, draw, walk
+from foretoken.core.walk import Probabilities, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick
 from foretoken.verify.exact_transport import Transport
@@ -83,7 +85,7 @@ class Block(Standard):
 
     name: str = "block"
 
-    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
         """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
         rows = []
         for siblings in tree.siblings:  # every node has one child at most, so nodes stand in the order of the chain
@@ -93,32 +95,29 @@ class Block(Standard):
         if not rows:
             return walk(tree, probabilities, self, rng)
         p, q, drafts = probabilities(range(len(rows) + 1)), torch.stack(rows), tree.tokens[1 : len(rows) + 1]
-        u = torch.rand(2, generator=rng, dtype=torch.float64)
-        kept, token = decide(p, q, drafts, u)
+        kept, token = decide(p, q, drafts, rng.uniforms(1, 2))
         return tuple(range(kept + 1)), token
 
 
 BLOCK = Block()
 
 
-def decide(
-    p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Float[Tensor, " 2"]
-) -> tuple[int, int]:
+def decide(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Uniforms) -> tuple[int, int]:
     """Draw (tau, the token after the first tau draft tokens), by the compiled loop where p and q are in CPU memory.
 
     p: target probabilities at the root and after each draft token [l + 1, v]
     q: probabilities that each draft token was drawn from [l, v]
     drafts: the draft tokens, l of them
-    u: uniforms, for tau and for the token
+    u: uniforms, for tau and for the token [1, 2]
     """
-    if not (laws.on_cpu(p) and laws.on_cpu(q) and p.dtype == q.dtype):
+    if not (isinstance(u, Tensor) and on_cpu(p) and on_cpu(q) and p.dtype == q.dtype):
         return plain_decision(p, q, drafts, u)
-    arrays = p.detach().numpy(), q.detach().numpy(), np.array(drafts), u.numpy()
+    arrays = p.detach().numpy(), q.detach().numpy(), np.array(drafts), u[0].numpy()
     return compiled(block_loop, reorder_sums=True)(*arrays)
 
 
 def plain_decision(
-    p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Float[Tensor, " 2"]
+    p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Uniforms
 ) -> tuple[int, int]:
     """`decide` by torch, on any device."""
     p, q = _normalised(p), _normalised(q)
@@ -133,10 +132,10 @@ def plain_decision(
     for i in reversed(range(len(keep))):
         chances[i] = keep[i] * chances[i]
         chances[:i] = [c * (1 - keep[i]) for c in chances[:i]]
-    tau = int(draw_iid(torch.tensor([chances], dtype=torch.float64), u[None, :1]))
+    tau = int(draw_iid(torch.tensor([chances], dtype=torch.float64), u[:, :1]))
     # p == q leaves no residual; tau stops there with probability 0 up to rounding, and p serves.
     row = excess[tau] if tau < len(drafts) and left[tau] > TINY else p[tau]
-    return tau, int(draw_iid(row[None], u[None, 1:]))
+    return tau, int(draw_iid(row[None], u[:, 1:]))
 
 
 def _normalised(rows: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
@@ -217,7 +216,7 @@ class TreeBlock:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return self.rule(p, siblings)
 
-    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
         """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
         root = tree.siblings[0]
         if root is None or root.q is None:
@@ -228,7 +227,7 @@ class TreeBlock:
         assert outcome is not None
         return outcome
 
-    def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: torch.Generator) -> Outcome:
+    def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: Random) -> Outcome:
         """Accept `node` with probability `weight` and go on from it, or reject it."""
         siblings, p = tree.siblings[node], after(node)
         if siblings is not None and siblings.law.k == 0:
@@ -236,7 +235,7 @@ class TreeBlock:
         assert siblings is None or siblings.q is not None
         single = siblings is None or is_one_draw(siblings)
         q = None if siblings is None else siblings.q
-        if single and laws.on_cpu(p) and (q is None or (laws.on_cpu(q) and p.dtype == q.dtype)):
+        if single and rng.gives_numbers and on_cpu(p) and (q is None or (on_cpu(q) and p.dtype == q.dtype)):
             return self._visit_single(tree, node, weight, p, q, after, rng)
         row = self.law(p, siblings, weight)
         if siblings is not None:
@@ -266,7 +265,7 @@ class TreeBlock:
         p: Float[Tensor, " v"],
         q: Float[Tensor, " v"] | None,
         after: After,
-        rng: torch.Generator,
+        rng: Random,
     ) -> Outcome:
         """`_visit` of a node of at most one draw, by compiled passes over rows in CPU memory.
 
@@ -282,9 +281,10 @@ class TreeBlock:
             outcome = self._visit(tree, child, share, after, rng) if share > 0 else None
             if outcome is not None:
                 return (node, *outcome[0]), outcome[1]
-        u = float(torch.rand(1, 1, generator=rng, dtype=torch.float64))  # as `draw` takes it
+        u = rng.uniforms(1, 1)
+        assert isinstance(u, Tensor)  # as the caller asked of `rng`
         drafted = np.empty(0, p.numpy().dtype) if q is None else q.numpy()
-        token = compiled(end_loop, reorder_sums=True)(p.numpy(), drafted, weight, u)
+        token = compiled(end_loop, reorder_sums=True)(p.numpy(), drafted, weight, float(u))
         return None if token == len(p) else ((node,), token)
 
     def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from foretoken.core.errors import DraftError
 from foretoken.core.laws import Law, Opaque
+from foretoken.core.random import Random
+from foretoken.core.scores import draw
 from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 from foretoken.core.verifier import LawFamily
-from foretoken.core.walk import Probabilities, draw
+from foretoken.core.walk import Probabilities
 from foretoken.verify.rejection import TINY
 
 
@@ -46,7 +48,7 @@ class StringRejection:
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return p
 
-    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: torch.Generator) -> tuple[tuple[int, ...], int]:
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
         """Return the accepted path and the token after it, as core.walk."""
         path = [0]
         while True:
@@ -62,7 +64,7 @@ class StringRejection:
             path.append(child)
 
 
-def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: torch.Generator) -> int:
+def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: Random) -> int:
     """Draw the token after one node: the draft token, or one from the residual."""
     left = p.double() / p.double().sum()
     known = set(siblings.draws)
@@ -91,5 +93,5 @@ def _psi(siblings: PricedSiblings, token: int) -> float:
         raise DraftError from error  # the walk adds its path
 
 
-def _coin(chance: float, rng: torch.Generator) -> bool:
+def _coin(chance: float, rng: Random) -> bool:
     return draw(torch.tensor([1 - chance, chance], dtype=torch.float64), rng) == 1
