@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.draws import on_cpu
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Hub, Law, on_cpu
+from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
