@@ -29,9 +29,9 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
 from foretoken.measure.clocks import clock_named, seconds
-from foretoken.measure.interleaved import Runs, Workload, interleaved
+from foretoken.measure.continuations import Runs, Workload, continued
 from foretoken.measure.machine import machine
-from foretoken.measure.table import Report, Table
+from foretoken.measure.report import Report, Table
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.text import encode
@@ -166,7 +166,7 @@ def command(
 
     def run(title: str, engines: Mapping[str, Engine], workload: Workload) -> "tuple[Table, Mapping[str, Runs]]":
         table = report.table(title, COLUMNS)
-        runs = interleaved(engines, workload, rounds, lambda line: options.progress(f"{title}: {line}"))
+        runs = continued(engines, workload, rounds, lambda line: options.progress(f"{title}: {line}"))
         _fill(table, runs)
         return table, runs
 

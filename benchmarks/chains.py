@@ -26,7 +26,7 @@ from foretoken.core.shapes import Float
 from foretoken.engine import Engine
 from foretoken.measure.machine import machine
 from foretoken.measure.pair import load_pair
-from foretoken.measure.table import Report, Table
+from foretoken.measure.report import Report, Table
 from foretoken.measure.teacher_forcing import drafter_lm, written
 from foretoken.names import policy_for, tree_policy, verifier_named
 from foretoken.trees.grammar import read_tree

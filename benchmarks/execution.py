@@ -8,33 +8,31 @@ Forwards on paper: tables of milliseconds, one JSON object, a picture of the thr
 """
 
 import copy
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import typer
-from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.expand import Expand, check_expansion, expand, size_named
 from foretoken.cli import options
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import clock_named, seconds
-from foretoken.measure.figure import save
 from foretoken.measure.forwards import OurPath, Path, Place, Timing, measure, tokens, weight_bytes
+from foretoken.measure.harness import until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import THEIRS
-from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR
-from foretoken.measure.report import Lines, as_json, machine_line, wide_console
-from foretoken.measure.summary import Spread
+from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel
+from foretoken.measure.plot import plot as draw
+from foretoken.measure.report import Cell, Report, Spread
+from foretoken.measure.results import write_lines
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import choose_device, choose_dtype, load_model
 from foretoken.models.named import located
@@ -68,6 +66,11 @@ class Curves:
     @property
     def over_batch(self) -> list[Place]:
         return [Place(n, self.contexts[0], b) for n in BASE_NODES for b in sorted(self.batches)]
+
+    @property
+    def panels(self) -> dict[str, list[Place]]:
+        """The three by what they are over."""
+        return {"nodes": self.over_nodes, "context": self.over_context, "batch": self.over_batch}
 
     @property
     def places(self) -> list[Place]:
@@ -186,17 +189,13 @@ def summarise(timings: Sequence[Timing]) -> list[Row]:
                     place.context,
                     place.batch,
                     len(rounds),
-                    _spread([of[path].ms for of in rounds]),
+                    Spread.of([of[path].ms for of in rounds]),
                     median(of[path].gb_s for of in rounds),
-                    _spread([of[THEIRS].ms / of[path].ms for of in rounds]),
-                    _spread([of[EAGER].ms / of[path].ms for of in rounds]),
+                    Spread.of([of[THEIRS].ms / of[path].ms for of in rounds]),
+                    Spread.of([of[EAGER].ms / of[path].ms for of in rounds]),
                 )
             )
     return rows
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(median(values), min(values), max(values))
 
 
 def memory_bandwidth(device: torch.device, now: Callable[[], float]) -> float:
@@ -210,100 +209,60 @@ def memory_bandwidth(device: torch.device, now: Callable[[], float]) -> float:
     return READ / best / 1e9
 
 
-CLOCKS = {True: "CPU time of the one thread", False: "wall clock"}
 COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b", TRACED: "#7a4fa3"}
-NOTES = """\
-ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as transformers, and as our eager path;
-medians of ratios taken inside a round. GB/s: weights read a second; weights that fit the processor's caches can pass
-the memory's bandwidth."""
+NOTES = [
+    "ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as transformers, and as our eager "
+    "path; medians of ratios taken inside a round.",
+    "GB/s: weights read per second; weights that fit the processor's caches can pass the memory's bandwidth.",
+]
 
 
-@dataclass(frozen=True)
-class Report:
-    """header: machine, model and settings, as plain values; header["paths"]: {name: what it is}."""
+def report(header: dict[str, Any], curves: Curves, rows: Sequence[Row], interrupted: bool) -> Report:
+    """Tables over nodes, context and batch. header: machine, model and settings, as plain values; header["paths"]:
+    {name: what it is}."""
+    found = Report("benchmarks execution", header, [], interrupted, {"rows": [asdict(row) for row in rows]})
+    for title, places in curves.panels.items():
+        if title == "nodes" or len(places) > 2:
+            _fill(found, f"over {title}", places, rows)
+    found.tables[-1].notes = NOTES
+    return found
 
-    header: dict[str, Any]
-    curves: Curves
-    rows: Sequence[Row]
-    interrupted: bool = False
 
-    def json(self) -> dict[str, Any]:
-        return as_json(self.header, self.rows, self.interrupted)
-
-    def print(self) -> None:
-        """To stdout."""
-        console = wide_console()
-        h = self.header
-        console.print(
-            machine_line(h),
-            f"target {h['target']}, {h['num_params'] / 1e6:.1f} M parameters, {h['label']}; memory "
-            f"{h['memory_gb_s']:.1f} GB/s; {CLOCKS[h['clock'] == THREAD]}; {h['rounds']} rounds",
-            *(f"{name}: {what}" for name, what in h["paths"].items()),
-            sep="\n",
-        )
-        curves = self.curves
-        titles = (("nodes", curves.over_nodes), ("context", curves.over_context), ("batch", curves.over_batch))
-        for title, places in titles:
-            if title == "nodes" or len(places) > 2:
-                console.print(self._table(f"over {title}", places))
-        console.print(NOTES)
-        if self.interrupted:
-            console.print("Interrupted: the figures are of the rounds that were done.")
-
-    def _table(self, title: str, places: Sequence[Place]) -> Table:
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("nodes", "context", "batch"):
-            table.add_column(column, justify="right")
-        names = list(self.header["paths"])
+def _fill(found: Report, title: str, places: Sequence[Place], rows: Sequence[Row]) -> None:
+    names = list(found.header["paths"])
+    columns = ["nodes", "context", "batch"]
+    for name in names:
+        columns += [f"{name} ms", *([] if name == THEIRS else [f"{name} x"]), f"{name} GB/s"]
+    table = found.table(title, columns)
+    known = {(row.place, row.path): row for row in rows}
+    for place in places:
+        if (place, names[0]) not in known:
+            continue
+        cells: list[Cell] = [place.nodes, place.context, place.batch]
         for name in names:
-            table.add_column(f"{name} ms", justify="right")
+            row = known[place, name]
+            cells.append(row.ms.show(2))
             if name != THEIRS:
-                table.add_column("x", justify="right")
-            table.add_column("GB/s", justify="right")
-        found = {(row.place, row.path): row for row in self.rows}
-        for place in places:
-            if (place, names[0]) not in found:
-                continue
-            cells = [str(place.nodes), str(place.context), str(place.batch)]
-            for name in names:
-                row = found[place, name]
-                cells.append(f"{row.ms.median:.2f} ({row.ms.low:.2f}-{row.ms.high:.2f})")
-                if name != THEIRS:
-                    of_eager = "" if name == EAGER else f", {row.vs_eager.median:.2f}"
-                    cells.append(f"{row.vs_transformers.median:.2f}{of_eager}")
-                cells.append(f"{row.gb_s:.1f}")
-            table.add_row(*cells)
-        return table
+                of_eager = "" if name == EAGER else f", {row.vs_eager.median:.2f}"
+                cells.append(f"{row.vs_transformers.median:.2f}{of_eager}")
+            cells.append(f"{row.gb_s:.1f}")
+        table.add(*cells)
 
 
-def plot_curves(report: Report, path: str) -> None:
-    """One panel a curve: medians of ms a forward on logarithmic axes; dashed at 1 node where there are two."""
-
-    curves = report.curves
-    panels = {"nodes": curves.over_nodes, "context": curves.over_context, "batch": curves.over_batch}
-    figure = Figure(figsize=(13.5, 4.0), layout="constrained")
-    figure.suptitle(f"{report.header['target']}, {report.header['label']}: one forward")
-    found = {(row.place, row.path): row.ms.median for row in report.rows}
-    for i, (axis, places) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, 3, i)
-        for name in report.header["paths"]:
+def panels(names: Sequence[str], curves: Curves, rows: Sequence[Row]) -> list[Panel]:
+    """A panel per curve: medians of ms of a forward; dashed at 1 node where there are two numbers of nodes."""
+    found = {(row.place, row.path): row.ms.median for row in rows}
+    drawn = []
+    for axis, places in curves.panels.items():
+        lines = []
+        for name in names:
             for nodes in [None] if axis == "nodes" else sorted({p.nodes for p in places}):
                 shown = [p for p in places if nodes in (None, p.nodes) and (p, name) in found]
-                axes.plot(
-                    [getattr(p, axis) for p in shown],
-                    [found[p, name] for p in shown],
-                    marker="o",
-                    markersize=3,
-                    linestyle="--" if nodes == 1 else "-",
-                    color=COLORS.get(name, OUR_COLOR),
-                    label=name if nodes is None else f"{name}, {nodes} nodes",
-                )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel(axis)
-        axes.set_ylabel("ms")
-        axes.legend(fontsize="x-small")
-    save(figure, path)
+                label = name if nodes is None else f"{name}, {nodes} nodes"
+                x, y = [getattr(p, axis) for p in shown], [found[p, name] for p in shown]
+                lines.append(Line(label, x, y, style="--" if nodes == 1 else "-", color=COLORS.get(name, OUR_COLOR)))
+        drawn.append(Panel("", axis, "ms", lines, "xy"))
+    return drawn
 
 
 DEFAULT_OUT = "foretoken-execution.jsonl"
@@ -355,20 +314,15 @@ def command(
         "memory_gb_s": memory_bandwidth(of_device, now),
     }
     done: list[Timing] = []
-    with Lines(out, header) as lines:
-        interrupted = lines.collect(measure(forwards.paths, curves.places, rounds, now, options.progress), done)
+    paths = {path.name: path.what for path in forwards.paths}
+    interrupted = until_interrupted(measure(forwards.paths, curves.places, rounds, now, options.progress), done)
+    write_lines(out, map(asdict, done), header)
     options.progress("")
     print(f"{len(done)} turns written to {out}", file=sys.stderr)
-    paths = {path.name: path.what for path in forwards.paths}
-    report = Report(header | {"paths": paths, "rounds": rounds}, curves, summarise(done), interrupted)
-    if json_:
-        print(json.dumps(report.json()))
-    else:
-        report.print()
+    rows = summarise(done)
     if plot is not None:
-        plot_curves(report, plot)
-    if interrupted:
-        raise typer.Exit(130)
+        draw(panels(list(paths), curves, rows), f"{target}, {forwards.label}: one forward", plot)
+    show(report(header | {"paths": paths, "rounds": rounds}, curves, rows, interrupted), json_, False)
 
 
 def numbers(text: str, name: str) -> tuple[int, ...]:

@@ -5,11 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foretoken.core.interfaces import DraftSession, Path
-from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
-from foretoken.core.tree import TokenTree
-from foretoken.draft.wrapped import WrappedSession
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.rows import HeadRows
 from foretoken.heads.serial_rows import SerialRows
@@ -63,17 +59,3 @@ class TimedHeadRows:
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._level = 0
         self._rows.keep(paths)
-
-
-class TimedSession(WrappedSession[Any]):
-    """`clock` runs while it proposes and observes."""
-
-    def __init__(self, inner: DraftSession, clock: Clock) -> None:
-        super().__init__(inner)
-        self.clock = clock
-
-    def propose(self, sequences: Sequence[Running]) -> list[TokenTree]:
-        return self.clock.time(self.inner.propose, sequences)
-
-    def observe(self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
-        self.clock.time(self.inner.observe, sequences, trees, paths)

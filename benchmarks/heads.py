@@ -6,8 +6,7 @@ that other programs do not count; what the parts of a step take is wall clock, t
 `python -m benchmarks heads`: draft heads side by side on one target.
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from benchmarks.expand import Expand, check_expansion, size_named
 from benchmarks.expand import expand as expanded
-from benchmarks.head_clocks import PARTS, TimedHeadLM, TimedSession
+from benchmarks.head_clocks import PARTS, TimedHeadLM
 from foretoken.cli import options
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.core.random import seeded
@@ -27,7 +27,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import Verifier
-from foretoken.decode import Decoder, NoDrafter
+from foretoken.decode import NoDrafter
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
@@ -36,16 +36,17 @@ from foretoken.heads.flat import Medusa
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import load_head
 from foretoken.heads.serial import Gumiho
-from foretoken.measure.clocks import Clock, TimedLM, clock_named, seconds
+from foretoken.measure.clocks import Clock, TimedLM, TimedSession, clock_named, opened, seconds
+from foretoken.measure.harness import WARM_TOKENS, Block, blocks, interleave
 from foretoken.measure.machine import machine
-from foretoken.measure.table import Report
+from foretoken.measure.report import Report
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_model, load_tokenizer
 from foretoken.models.named import check_head_folder
 from foretoken.models.panels import pack
 from foretoken.models.parts import parts
-from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.models.target import LMTarget
 from foretoken.models.text import encode
 from foretoken.names import verifier_named
 from foretoken.trees.grammar import check_size, read_tree
@@ -166,12 +167,9 @@ def run(
         drafter = replace(drafter, lm=TimedHeadLM(drafter.lm, clocks))
         if narrow is not None:
             drafter = OnExpansion(drafter, narrow)
-    timed = TimedLM(target, clocks[TARGET], Clock(target.device))
-    decoder = Decoder(LMTarget(timed), drafter, chosen.verifier, 1, len(prompt) + new + drafter.max_nodes)
+    timed = LMTarget(TimedLM(target, clocks[TARGET], Clock(target.device)))
     sequence = Running(list(prompt), Sampling(temperature=temperature), seeded(seed), new)
-    decoder.join(sequence)
-    assert isinstance(decoder.target, LMTargetSession)
-    decoder.target.catch_up([sequence])
+    decoder = opened(timed, drafter, chosen.verifier, [sequence], len(prompt) + new + drafter.max_nodes)
     if chosen.drafter is not None:
         decoder.drafter = TimedSession(decoder.drafter, clocks[DRAFT])
     clocks[TARGET].lap()
@@ -217,24 +215,25 @@ def measure(
     plain = Method("plain", None, verifier_named("exact-match"))
     found: list[Result] = []
     for t in temperatures:
-        every = [plain, *(chosen for chosen in methods if t > 0 or not chosen.sampled)]
-        tallies = [Tally() for _ in every]
-        for chosen in every:  # compile and warm up
-            run(target, chosen, narrow, prompts[0], 8, t, seed, Tally())
-        for i in range(rounds):
-            for number, prompt in enumerate(prompts, start=1):
-                progress(f"temperature {t:g}, round {i + 1}/{rounds}, prompt {number}/{len(prompts)}")
-                wanted: list[int] | None = None
-                for chosen, tally in zip(every, tallies, strict=True):
-                    got = run(target, chosen, narrow, prompt, new, t, seed + i, tally)
-                    if t == 0:
-                        wanted = wanted or got
-                        assert got == wanted, f"{chosen.name} wrote another text than plain decoding"
-        base = tallies[0].ms_per_token
-        found += [
-            Result(chosen.name, t, tally, base / tally.ms_per_token)
-            for chosen, tally in zip(every, tallies, strict=True)
-        ]
+        every = {m.name: m for m in (plain, *methods) if t > 0 or not m.sampled}
+        tallies = {name: Tally() for name in every}
+
+        def warm(chosen: Method, t: float = t) -> None:
+            run(target, chosen, narrow, prompts[0], WARM_TOKENS, t, seed, Tally())
+
+        def one(chosen: Method, block: Block, tallies: Mapping[str, Tally] = tallies) -> list[int]:
+            prompt, tally = prompts[block.prompt], tallies[chosen.name]
+            return run(target, chosen, narrow, prompt, new, block.temperature, seed + block.round, tally)
+
+        texts: dict[Block, dict[str, list[int]]] = {}
+        for turn in interleave(every, blocks(rounds, len(prompts), [t]), one, warm, progress):
+            here = texts.setdefault(turn.block, {})
+            here[turn.name] = turn.result
+            if t == 0 and turn.last:
+                for name, text in here.items():
+                    assert text == here[plain.name], f"{name} wrote another text than plain decoding"
+        base = tallies[plain.name].ms_per_token
+        found += [Result(name, t, tally, base / tally.ms_per_token) for name, tally in tallies.items()]
     return found
 
 
@@ -328,10 +327,7 @@ def command(
     options.progress("")
     header = {**machine(chosen), "target": scored.name, "num_params": params, "prompts": len(ids),
               "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed}  # fmt: skip
-    if json_:
-        print(json.dumps({**header, "results": [result.record() for result in found]}))
-    else:
-        _tables(header, found).print()
+    show(_tables(header, found), json_, False)
 
 
 def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":
@@ -347,7 +343,7 @@ def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":
 
 def _tables(header: dict[str, object], found: "list[Result]") -> Report:
 
-    report = Report("benchmarks heads", header)
+    report = Report("benchmarks heads", header, figures={"results": [result.record() for result in found]})
     fields = {"ms/token": "ms_per_token", "tokens/step": "tokens_per_step", "nodes": "nodes_per_step",
               "draft ms": "draft_ms_per_step", "target ms": "target_ms_per_step",
               "other ms": "other_ms_per_step"}  # fmt: skip

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.expand import Expand, check_expansion, load_expanded
@@ -28,17 +27,18 @@ from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
 from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
-from foretoken.measure.figure import save
-from foretoken.measure.interleaved import Workload, interleaved
+from foretoken.measure.continuations import Workload, continued
+from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
-from foretoken.measure.table import Report
+from foretoken.measure.plot import Line, Panel
+from foretoken.measure.plot import plot as draw
+from foretoken.measure.report import Report
+from foretoken.measure.results import Journal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.tune.acceptance import forced, has_distribution
 from foretoken.tune.costs import ForwardCosts, forward_costs
-from foretoken.tune.journal import Journal
 from foretoken.tune.run import written_texts
 
-Progress = Callable[[str], None]
 DEFAULT_PART = "foretoken-randomised.part"
 GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -80,7 +80,7 @@ def randomised(
     ratios = _ratios(engine, workload, journal, progress)
     _optima(report, p, q, ratios)
     engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}
-    runs = interleaved(engines, workload, rounds, progress, journal.once)
+    runs = continued(engines, workload, rounds, progress, journal)
     plain = runs["a = 0"].tokens_per_s
     grid = torch.tensor(GRID, dtype=torch.float64)
     z, one = accepted(p, q, grid), accepted(p[:1], q[:1], grid)
@@ -164,29 +164,27 @@ def _by_context(p: Tensor, q: Tensor, lam: float, objective: Callable[..., Tenso
     return torch.tensor(every, dtype=torch.float64)
 
 
-def draw(points: Sequence[Point], label: str, path: str) -> None:
+def panels(points: Sequence[Point]) -> list[Panel]:
     """Paper 002, Figures 3 and 4, for this pair: acceptance of a draft, and tokens/s, against a."""
+    a = [point.a for point in points]
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    figure.suptitle(label)
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    for name, pairs, style in (
-        ("mean of the workload", [(x.a, x.accepted) for x in points], "-o"),
-        ("one context", [(x.a, x.in_one_context) for x in points], "--s"),
-    ):
-        known = [(a, y) for a, y in pairs if y is not None]
-        left.plot([a for a, _ in known], [y for _, y in known], style, markersize=3, label=name)
-    left.set(title="Figure 3", xlabel="draft probability a", ylabel="acceptance of a draft")
-    for name, values, style in (
-        ("measured", [x.measured for x in points], "-o"),
-        ("predicted", [x.predicted for x in points], "--s"),
-        ("paper's rate", [x.paper for x in points], ":^"),
-    ):
-        right.plot([x.a for x in points], values, style, markersize=3, label=name)
-    right.set(title="Figure 4", xlabel="draft probability a", ylabel="tokens/s, x plain decoding")
-    for axes in (left, right):
-        axes.legend(fontsize=8)
-    save(figure, path)
+    def accepted_by(label: str, values: Sequence[float | None], style: str) -> Line:
+        known = [(x, y) for x, y in zip(a, values, strict=True) if y is not None]
+        return Line(label, [x for x, _ in known], [y for _, y in known], style=style)
+
+    rates = [
+        accepted_by("mean of the workload", [point.accepted for point in points], "-"),
+        accepted_by("one context", [point.in_one_context for point in points], "--"),
+    ]
+    speeds = [
+        Line("measured", a, [point.measured for point in points]),
+        Line("predicted", a, [point.predicted for point in points], style="--", marker="s"),
+        Line("paper's rate", a, [point.paper for point in points], style=":", marker="^"),
+    ]
+    return [
+        Panel("Figure 3", "draft probability a", "acceptance of a draft", rates),
+        Panel("Figure 4", "draft probability a", "tokens/s, x plain decoding", speeds),
+    ]
 
 
 def command(
@@ -237,4 +235,4 @@ def command(
     journal.close()
     show(report, json_, False)
     if plot is not None:
-        draw(points, f"{settings['target']}, drafter {settings['drafter']}, temperature {temperature:g}", plot)
+        draw(panels(points), f"{settings['target']}, drafter {settings['drafter']}, temperature {temperature:g}", plot)

@@ -29,7 +29,7 @@ from foretoken.engine import Engine
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import load_head
 from foretoken.measure.machine import machine
-from foretoken.measure.table import Report
+from foretoken.measure.report import Report
 from foretoken.measure.teacher_forcing import ScoredText
 from foretoken.models.parts import parts
 from foretoken.models.text import encode

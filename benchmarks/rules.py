@@ -6,14 +6,13 @@ A comparison as lines: acceptance against the number of drafts.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import typer
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.contenders import Acceptance, Contender, Effort, all_rules, any_size
@@ -24,13 +23,15 @@ from foretoken.cli.measuring import Markdown, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law
 from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed
-from foretoken.measure.exactly import Outcome, draw, enumerated, siblings
-from foretoken.measure.figure import check_plot, save
+from foretoken.measure.exactly import Outcome, enumerated, siblings
+from foretoken.measure.exactly import draw as draws_of
+from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
-from foretoken.measure.table import Cell, Report, Table
+from foretoken.measure.plot import Line, Panel, check_plot
+from foretoken.measure.plot import plot as draw
+from foretoken.measure.report import Cell, Report, Table
 from foretoken.measure.teacher_forcing import ScoredText
 
-Progress = Callable[[str], None]
 TUPLES = 400  # draws enumerated at a pair, at most
 MOST_TOY_TOKENS, LEAST_TOY_TOKENS = 20, 4
 TOY_PAIRS, TIMED_PAIRS, ENUMERATED_PAIRS = 5, 24, 2
@@ -119,7 +120,7 @@ def call_us(contender: Contender, p: Tensor, q: Tensor, k: int, seed: int) -> fl
         if node is None:
             return None
         rule, law = node
-        record = siblings(draw(law, q[i], 1, rng)[0], q[i], law)
+        record = siblings(draws_of(law, q[i], 1, rng)[0], q[i], law)
         if i == 0:
             rule(p[i].clone(), record)  # compiles
         begin = time.process_time()  # not the wall clock: other programs may want this core
@@ -210,25 +211,20 @@ def _toy_row(
     table.add(contender.name, contender.law_name, *cells, max(worst, default=None))
 
 
-def draw_tables(tables: Sequence[Table], label: str, path: str) -> None:
-    """One panel a table that has columns "rule" and "k=..."; one line a rule, bounds dashed."""
-
-    panels = [table for table in tables if table.title.startswith(("Acceptance", "Toy"))]
-    figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
-    figure.suptitle(label)
-    for i, table in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), i)
+def panels(tables: Sequence[Table]) -> list[Panel]:
+    """Acceptance against the number of drafts: a panel per table that has it, a line per rule, bounds dashed."""
+    found = []
+    for table in tables:
+        if not table.title.startswith(("Acceptance", "Toy")):
+            continue
         places = [j for j, column in enumerate(table.columns) if column.startswith("k=")]
+        lines = []
         for row in table.rows:
-            points = [(int(table.columns[j][2:]), row[j]) for j in places]
-            known = [(k, y) for k, y in points if isinstance(y, float)]
+            points = [(int(table.columns[j][2:]), y) for j in places if isinstance(y := row[j], float)]
             style = "--" if row[1] == "bound" else "-"
-            axes.plot([k for k, _ in known], [y for _, y in known], style, marker="o", markersize=3, label=str(row[0]))
-        axes.set_title(table.title)
-        axes.set_xlabel("drafts k")
-        axes.set_ylabel("acceptance")
-        axes.legend(fontsize=7)
-    save(figure, path)
+            lines.append(Line(str(row[0]), [k for k, _ in points], [y for _, y in points], style=style))
+        found.append(Panel(table.title, "drafts k", "acceptance", lines))
+    return found
 
 
 CELL_SECONDS = 5.0  # of --speed
@@ -298,7 +294,7 @@ def command(
     except KeyboardInterrupt:
         report.interrupted = True
     if plot is not None:
-        draw_tables(report.tables, report.title, plot)
+        draw(panels(report.tables), report.title, plot)
     show(report, json_, markdown)
 
 

@@ -16,12 +16,12 @@ from foretoken.core.laws import IID
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.measure.exactly import draw, siblings
-from foretoken.measure.table import Cell, Report
+from foretoken.measure.harness import Progress
+from foretoken.measure.report import Cell, Report
 from foretoken.verify import VERIFIERS
 from foretoken.verify.published.global_resolution import Failure, GlobalResolution, Resolving
 from foretoken.verify.published.plan import Solver
 
-Progress = Callable[[str], None]
 TOO_LARGE = "refused: too large"
 GRID = ((10, 2), (10, 5), (100, 2), (1000, 2), (1000, 16), (32_000, 4), (32_000, 16), (128_000, 4), (128_000, 16))
 OURS = ("transport", "transport-grouped", "rrs", "rrsw", "kseq", "hub", "spechub")

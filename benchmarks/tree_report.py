@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.tree_runs import TreeRun
-from foretoken.measure.figure import save
-from foretoken.measure.table import Report
+from foretoken.measure.plot import Line, Panel
+from foretoken.measure.report import Report
 
 NOTES = [
     "Bonus included; ±: standard error over prompts and rounds. Steps are those of the real engine.",
@@ -133,41 +133,21 @@ def _parts(sample: TimedSample) -> list[float]:
     return [1000 * seconds / float(sample.steps.sum()) for seconds in spent]
 
 
-def plot(found: dict[Place, TimedSample], label: str, path: str) -> None:
-    """One panel a temperature: tokens a step against nodes; a colour a rule, a line style and marker a shape."""
-    from matplotlib.figure import Figure
-
-    temperatures = sorted({place[0] for place in found})
+def panels(found: dict[Place, TimedSample]) -> list[Panel]:
+    """Tokens per step against nodes, a panel per temperature; a colour per rule, a line style and marker per shape."""
     names = list(dict.fromkeys(place[2] for place in found))
     rules = list(dict.fromkeys(name.partition("+")[2] for name in names))
     shapes = list(dict.fromkeys(name.partition("+")[0] for name in names))
     styles, markers = ["-", "--", ":", "-."], "osv^Dx"
-    figure = Figure(figsize=(4.2 * len(temperatures) + 2, 4.2), layout="constrained")
-    figure.suptitle(label)
-    grid = figure.subplots(1, len(temperatures), squeeze=False)[0]
-    for axes, temperature in zip(grid, temperatures, strict=True):
+    drawn = []
+    for temperature in sorted({place[0] for place in found}):
+        lines = []
         for name in names:
             points = sorted((n, s) for (t, n, other), s in found.items() if (t, other) == (temperature, name))
-            if not points:
-                continue
             shape, _, rule = name.partition("+")
-            axes.errorbar(
-                [n for n, _ in points],
-                [s.efficiency for _, s in points],
-                yerr=[s.error for _, s in points],
-                color=f"C{rules.index(rule)}",
-                linestyle=styles[shapes.index(shape) % len(styles)],
-                marker=markers[shapes.index(shape)],
-                markersize=4,
-                label=name,
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_title(f"temperature {temperature:g}")
-        axes.set_xlabel("drafted nodes")
-        axes.set_ylabel("tokens a target forward")
-    handles = {}
-    for axes in grid:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(name, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=7)
-    save(figure, path)
+            look = styles[shapes.index(shape) % len(styles)], markers[shapes.index(shape)], f"C{rules.index(rule)}"
+            if points:
+                values = [s.efficiency for _, s in points]
+                lines.append(Line(name, [n for n, _ in points], values, [s.error for _, s in points], *look))
+        drawn.append(Panel(f"temperature {temperature:g}", "drafted nodes", "tokens per target forward", lines, "x"))
+    return drawn

@@ -1,28 +1,20 @@
 """Runs of trees side by side: tokens a target forward brings, counted on the real engine."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from benchmarks.vocab_ways import Meter, Metered
-from foretoken.core import files
-from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.verifier import Verifier
-from foretoken.decode import Decoder
-from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.measure.clocks import Clock, TimedLM
-from foretoken.measure.records import as_line, check, parsed
-from foretoken.models.causal_lm import CausalLM
-from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.measure.clocks import Clocks, opened
+from foretoken.measure.harness import WARM_TOKENS, Progress, interleave, rotated
+from foretoken.measure.results import Book
+from foretoken.models.target import LMTarget
 
 Key = tuple[float, int, str, int]  # temperature, nodes, method, round
-WARM = 16  # tokens of a run before the first that is timed
 
 
 @dataclass(frozen=True)
@@ -49,12 +41,6 @@ class TreeRun:
         return self.temperature, self.nodes, self.method, self.round
 
 
-@dataclass
-class Count:
-    steps: int = 0
-    drafted: int = 0
-
-
 @dataclass(frozen=True)
 class Cell:
     """A method at a number of nodes and a temperature, ready to run."""
@@ -68,6 +54,10 @@ class Cell:
     @property
     def key(self) -> tuple[float, int, str]:
         return self.temperature, self.nodes, self.method
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}, {self.nodes} nodes, temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +76,18 @@ class Course:
     def firsts(self) -> range:
         """The first of the prompts that are decoded side by side, for all of them."""
         return range(0, len(self.prompts), self.batch)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts that are decoded side by side with prompt `first`, in a round."""
+
+    round: int
+    first: int
+    course: Course
+
+    def __str__(self) -> str:
+        return f"round {self.round + 1}/{self.course.rounds}, prompt {self.first + 1}/{len(self.course.prompts)}"
 
 
 def run(cell: Cell, course: Course, round_: int = 0) -> TreeRun:
@@ -108,114 +110,66 @@ def run_from(cell: Cell, course: Course, round_: int, first: int) -> TreeRun:
     """`run` of the prompts that are decoded side by side with prompt `first`."""
     target, prompts, num_tokens = course.target, course.prompts, course.num_tokens
     seed = course.seed + len(prompts) * round_
-    meter, scoring, forwards = Meter(), Clock(target.lm.device), Clock(target.lm.device)
-    drafter = cell.drafter
-    if isinstance(drafter.lm, CausalLM):
-        drafter = replace(drafter, lm=meter.timed(drafter.lm))
-    proposing = drafter if isinstance(drafter, HeadDrafter) else Metered(drafter, meter)
-    timed = LMTarget(TimedLM(target.lm, scoring, forwards))
-    sampling = Sampling(temperature=cell.temperature)
-    deepest = num_tokens + len(drafter.policy.sizes())
+    clocks, sampling = Clocks(target.lm.device), Sampling(temperature=cell.temperature)
+    drafter = clocks.on_drafter(cell.drafter)
+    deepest = num_tokens + len(cell.drafter.policy.sizes())
     limit = target.lm.context or deepest + max(map(len, prompts))
     slots = max(map(len, prompts)) + deepest + drafter.max_nodes
-    chunk = prompts[first : first + course.batch]
-    counts, tokens = [Count() for _ in chunk], [0] * len(chunk)
-    decoder = Decoder(timed, proposing, cell.verifier, len(chunk), slots)
-    place = {}
-    for i, ids in enumerate(chunk):
-        rng = seeded(seed + first + i)
-        sequence = Running(list(ids), sampling, rng, min(deepest, limit - len(ids)))
-        place[sequence] = i
-        decoder.join(sequence)
-    assert isinstance(decoder.target, LMTargetSession)
-    decoder.target.catch_up(decoder.sequences)
-    scoring.lap()
+    sequences = [
+        Running(list(ids), sampling, seeded(seed + i), min(deepest, limit - len(ids)))
+        for i, ids in enumerate(prompts[first : first + course.batch], start=first)
+    ]
+    place = {sequence: i for i, sequence in enumerate(sequences)}
+    tokens, steps, drafted = ([0] * len(sequences) for _ in range(3))
+    decoder = opened(clocks.on_target(target), drafter, cell.verifier, sequences, slots)
+    clocks.target.lap()
     begin = time.perf_counter()
     while decoder.sequences:
         for sequence, step in decoder.step():
             i = place[sequence]
-            counts[i].steps += 1
-            counts[i].drafted += step.num_drafted
+            steps[i] += 1
+            drafted[i] += step.num_drafted
             tokens[i] = sequence.num_new
             if sequence.num_new >= num_tokens and not sequence.finished:
                 decoder.leave(sequence)
     wall_s = time.perf_counter() - begin
     return TreeRun(
         *(cell.temperature, cell.nodes, cell.method, round_, seed),
-        *(tuple(tokens), tuple(c.steps for c in counts), tuple(c.drafted for c in counts)),
-        *(wall_s, scoring.lap(), meter.scoring.seconds, meter.own_s),
+        *(tuple(tokens), tuple(steps), tuple(drafted)),
+        *(wall_s, clocks.target.lap(), clocks.drafter.seconds, clocks.own_s),
     )
 
 
 def measure(
-    course: Course, cells: Sequence[Cell], book: "RunBook", progress: Callable[[str], None], timed: bool = False
+    course: Course, cells: Sequence[Cell], book: Book[TreeRun], progress: Progress, timed: bool = False
 ) -> None:
-    """Every cell once a round, in rotated order; those that the book has are passed over.
+    """Every cell once per round, in rotated order; those that the book has are passed over.
 
-    timed: the cells of a temperature take turns at every prompt (or prompts side by side), since a shared machine's
-    pace changes within a run, and each has run before, since a first run may compile. What is stopped then loses the
-    round of a temperature, else a cell.
+    timed: the cells of a temperature take turns at every prompt (or prompts side by side), each warm. What is stopped
+    then loses the round of a temperature, else a cell.
     """
-    warm = set[tuple[float, int, str]]()
+    done, warmed = {run.key for run in book.found}, set[tuple[float, int, str]]()
+
+    def warm(cell: Cell) -> None:
+        if cell.key not in warmed:
+            run_from(cell, replace(course, num_tokens=WARM_TOKENS), 0, 0)
+        warmed.add(cell.key)
+
     for round_ in range(course.rounds):
-        turn = round_ * len(cells) // course.rounds
-        turned = [cell for cell in [*cells[turn:], *cells[:turn]] if (*cell.key, round_) not in book.runs]
-        temperatures = dict.fromkeys(cell.temperature for cell in turned)
-        groups = [[cell for cell in turned if cell.temperature == t] for t in temperatures]
-        for group in groups if timed else [[cell] for cell in turned]:
-            runs: list[list[TreeRun]] = [[] for _ in group]
-            for first in course.firsts:
-                for cell, own in zip(group, runs, strict=True):
-                    progress(
-                        f"round {round_ + 1}/{course.rounds}, temperature {cell.temperature:g}, {cell.nodes} nodes: "
-                        f"{cell.method}, prompt {first + 1}/{len(course.prompts)}"
-                    )
-                    if timed and cell.key not in warm:
-                        run_from(cell, replace(course, num_tokens=WARM), round_, first)
-                        warm.add(cell.key)
-                    own.append(run_from(cell, course, round_, first))
-            for own in runs:
-                book.add(joined(own))
-
-
-class RunBook:
-    """Runs in a JSONL file that grows by a line a run, so that a stopped benchmark goes on where it was.
-
-    settings: what must be equal for runs to be comparable; it stands in every line.
-    """
-
-    def __init__(self, path: str, settings: dict[str, Any], header: dict[str, Any]) -> None:
-        self.path, self.header = Path(path), {**settings, **header}
-        self.runs: dict[Key, TreeRun] = {}
-        try:
-            text = self.path.read_text() if self.path.exists() else ""
-            whole = text[: text.rfind("\n") + 1]  # a line that was cut off when the last run was stopped
-            for found in self._parsed(whole.splitlines(), settings):
-                self.runs[found.key] = found
-            if whole != text:
-                start = f'{{"{fields(TreeRun)[0].name}": '
-                if not (text[len(whole) :].startswith(start) or start.startswith(text[len(whole) :])):
-                    raise self._not_ours()
-                files.write(self.path, lambda path: path.write_text(whole))
-            with self.path.open("a"):  # now, not after minutes of measuring
-                pass
-        except OSError as error:
-            raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise self._not_ours() from error
-
-    def _not_ours(self) -> ForetokenError:
-        return ForetokenError(f"{self.path} holds no runs of benchmarks trees: name another --out.")
-
-    def _parsed(self, lines: Iterable[str], settings: dict[str, Any]) -> Iterable[TreeRun]:
-        for line in lines:
-            try:
-                found, record = parsed(TreeRun, line)
-            except (ValueError, KeyError, TypeError) as error:
-                raise self._not_ours() from error
-            check(self.path, record, settings, "--out")
-            yield found
-
-    def add(self, found: TreeRun) -> None:
-        self.runs[found.key] = found
-        files.append(self.path, as_line(found, self.header))
+        turned = rotated(cells, round_ * len(cells) // course.rounds)
+        left = [cell for cell in turned if (*cell.key, round_) not in done]
+        groups = [[cell] for cell in left]
+        if timed:
+            temperatures = dict.fromkeys(cell.temperature for cell in left)
+            groups = [[cell for cell in left if cell.temperature == t] for t in temperatures]
+        for group in groups:
+            blocks = [Prompts(round_, first, course) for first in course.firsts]
+            methods = {cell.name: cell for cell in group}
+            runs: dict[str, list[TreeRun]] = {name: [] for name in methods}
+            for turn in interleave(
+                methods, blocks, lambda cell, block: run_from(cell, course, block.round, block.first),
+                warm if timed else None, progress,
+            ):  # fmt: skip
+                runs[turn.name].append(turn.result)
+            for of_cell in runs.values():
+                book.add(joined(of_cell))

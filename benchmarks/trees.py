@@ -9,9 +9,8 @@ from benchmarks.execution import numbers
 from benchmarks.expand import Expand, check_expansion, expanded
 from benchmarks.tree_methods import DEFAULT, at_zero
 from benchmarks.tree_methods import method as named
-from benchmarks.tree_report import plot as draw
-from benchmarks.tree_report import samples, tables
-from benchmarks.tree_runs import Cell, Course, RunBook, measure
+from benchmarks.tree_report import panels, samples, tables
+from benchmarks.tree_runs import Cell, Course, TreeRun, measure
 from foretoken.cli import acceptance as vectors_of
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, show
@@ -19,7 +18,9 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
 from foretoken.core.limits import check_counts
 from foretoken.draft.lm import LMDrafter
-from foretoken.measure.table import Report
+from foretoken.measure.plot import plot as draw
+from foretoken.measure.report import Report
+from foretoken.measure.results import Book
 from foretoken.trees.grammar import check_size
 
 OUT = "foretoken-trees.jsonl"
@@ -82,7 +83,7 @@ def command(
     engine = loaded.engine if expand is None else expanded(loaded.engine, loaded.source, expand)
     settings = {**loaded.settings, "batch": batch, "expand": expand}
     header = loaded.header(settings)
-    book = RunBook(out, settings, {"commit": header["commit"]})
+    book = Book(out, TreeRun, settings, {"commit": header["commit"]}, "--out", "runs of benchmarks trees")
     cells = []
     report = Report("Token trees compared", header)
     try:
@@ -97,8 +98,8 @@ def command(
         measure(course, cells, book, options.progress, speed)
     except KeyboardInterrupt:
         report.interrupted = True
-    found = samples(list(book.runs.values()))
+    found = samples(book.found)
     tables(report, found, BASE, speed)
     if plot is not None and found:
-        draw(found, "Tokens a target forward against drafted nodes", plot)
+        draw(panels(found), "Tokens per target forward against drafted nodes", plot)
     show(report, json_, markdown)

@@ -3,36 +3,47 @@
 `python -m benchmarks vocab`: every way to draft with another vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from benchmarks.expand import Expand, check_expansion, expanded_pair
-from benchmarks.vocab_ways import Ours, Taken, Way, ways
 from foretoken.audit import fit
 from foretoken.audit.models import plain_logits, sample
 from foretoken.choices import VOCABS
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_seed, check_temperatures
 from foretoken.core.sampling import Sampling
+from foretoken.core.verifier import Verifier
+from foretoken.draft.lm import LMDrafter
+from foretoken.drafters import SAME, lm_drafter, plain, vocab_drafter
+from foretoken.engine import Engine
+from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.machine import machine
-from foretoken.measure.pair import load_pair
-from foretoken.measure.table import Report
-from foretoken.models.load import load_model
+from foretoken.measure.methods import OURS, Foretoken, Run, Transformers
+from foretoken.measure.pair import constant_drafts, load_pair
+from foretoken.measure.report import Report
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.load import load_model, load_tokenizer
+from foretoken.models.named import located
 from foretoken.models.target import LMTarget
+from foretoken.models.text import Tokenizer
+from foretoken.models.translation import Translation
+from foretoken.models.vocabulary import vocabulary
 from foretoken.profile import PLAIN
 from foretoken.trees.grammar import read_tree
 
 NUM_TOKENS = 3  # of the joint law that is tested, as in the audit
 FALSE_ALARM = 1e-4  # of one test
-WARM_TOKENS = 8
 LOSSLESS, WRONG = "equal", "WRONG"
 COLUMNS = [
     "way",
@@ -55,6 +66,11 @@ NOTES = [
 ]
 
 
+TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:3", "slem": "chain:8", "slrs": "chain:3"}
+BYTES_TREE = "chain:12"  # of slem where the drafter's tokens are bytes
+THEIR_DRAFTS = 5  # transformers' num_assistant_tokens
+
+
 @dataclass(frozen=True)
 class Settings:
     """temperatures, prompts in the target's ids; samples: generations for the test of the law, 0 for none."""
@@ -67,18 +83,33 @@ class Settings:
     seed: int
 
 
+@dataclass(frozen=True)
+class Way:
+    """One of the ways to draft that are compared. method: "plain", "same", one of --vocab, or transformers' own."""
+
+    method: str
+    drafter_name: str
+    tree: str
+    runs: Foretoken | Transformers
+
+    @property
+    def system(self) -> str:
+        return self.runs.system
+
+    def run(self, ids: list[int], new: int, temperature: float, seed: int) -> Run:
+        return self.runs.run([ids], new, temperature, seed)
+
+
 @dataclass
 class Runs:
-    """What one way did at one temperature, by (round, prompt); why it could not go on, if so."""
+    """What one way did at one temperature, by block; why it could not go on, if so."""
 
-    taken: dict[tuple[int, int], Taken] = field(default_factory=dict)
+    taken: dict[Block, Run] = field(default_factory=dict)
     failed: str | None = None
 
 
-def bench(
-    report: Report, ways: Sequence[Way], target: LMTarget, settings: Settings, progress: Callable[[str], None]
-) -> None:
-    """target: with the law of the ways' own, and cheap to sample from."""
+def bench(report: Report, ways: Sequence[Way], target: LMTarget, settings: Settings, progress: Progress) -> None:
+    """A table per temperature. target: has the law of the ways' own target, and may be a smaller one to sample from."""
     for temperature in settings.temperatures:
         table = report.table(f"temperature {temperature:g}", COLUMNS, 2)
         runs = {i: Runs() for i in range(len(ways))}
@@ -93,37 +124,31 @@ def bench(
 
 
 def _interleave(
-    ways: Sequence[Way], runs: dict[int, Runs], temperature: float, settings: Settings, progress: Callable[[str], None]
+    ways: Sequence[Way], runs: dict[int, Runs], temperature: float, settings: Settings, progress: Progress
 ) -> None:
-    for i, way in enumerate(ways):
-        progress(f"temperature {temperature:g}: warming up {way.system} {way.method}")
-        _attempt(way, runs[i], None, settings.prompts[0], WARM_TOKENS, temperature, settings.seed)
-    for round_ in range(settings.rounds):
-        for n, ids in enumerate(settings.prompts):
-            turn = (round_ * len(settings.prompts) + n) % len(ways)
-            seed = settings.seed + 1000 * round_ + n
-            for i in [*range(turn, len(ways)), *range(turn)]:
-                progress(
-                    f"temperature {temperature:g}, round {round_ + 1}/{settings.rounds}, prompt "
-                    f"{n + 1}/{len(settings.prompts)}: {ways[i].system} {ways[i].method} {ways[i].drafter_name}"
-                )
-                _attempt(ways[i], runs[i], (round_, n), ids, settings.max_new_tokens, temperature, seed)
+    def attempt(i: int, prompt: int, new: int, seed: int) -> Run | None:
+        """None where transformers could not: a finding about the other software."""
+        if runs[i].failed is not None:
+            return None
+        try:
+            return ways[i].run(settings.prompts[prompt], new, temperature, seed)
+        except Exception as error:
+            if ways[i].system == OURS:
+                raise
+            runs[i].failed = f"failed: {type(error).__name__}"
+            return None
 
+    def warm(i: int) -> None:
+        attempt(i, 0, WARM_TOKENS, settings.seed)
 
-def _attempt(
-    way: Way, runs: Runs, place: tuple[int, int] | None, ids: list[int], new: int, temperature: float, seed: int
-) -> None:
-    if runs.failed is not None:
-        return
-    try:
-        taken = way.run(ids, new, temperature, seed)
-    except Exception as error:
-        if isinstance(way, Ours):
-            raise
-        runs.failed = f"failed: {type(error).__name__}"  # a finding about the other software
-        return
-    if place is not None:
-        runs.taken[place] = taken
+    def run(i: int, block: Block) -> None:
+        taken = attempt(i, block.prompt, settings.max_new_tokens, settings.seed + 1000 * block.round + block.prompt)
+        if taken is not None:
+            runs[i].taken[block] = taken
+
+    named = {f"{way.system} {way.method} {way.drafter_name} {way.tree}": i for i, way in enumerate(ways)}
+    for _ in interleave(named, blocks(settings.rounds, len(settings.prompts), [temperature]), run, warm, progress):
+        pass
 
 
 def _plain(way: Way, runs: dict[int, Runs], ways: Sequence[Way]) -> Runs:
@@ -135,15 +160,15 @@ def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | No
     done = runs.taken
     if runs.failed is not None or not done:
         return [*head, *[None] * 6, runs.failed or law]
-    tokens, forwards = sum(len(t.ids) for t in done.values()), sum(t.num_forwards for t in done.values())
+    tokens, forwards = sum(t.num_tokens for t in done.values()), sum(t.num_target_forwards for t in done.values())
     drafted, accepted = sum(t.num_drafted for t in done.values()), sum(t.num_accepted for t in done.values())
     both = [(t, plain.taken[place]) for place, t in done.items() if place in plain.taken]
     own = [t.own_s for t in done.values() if t.own_s is not None]
     return [
         *head,
-        median(len(t.ids) / t.wall_s for t in done.values()),
-        median(len(t.ids) / t.wall_s / (len(p.ids) / p.wall_s) for t, p in both),
-        median(len(t.ids) / t.cpu_s / (len(p.ids) / p.cpu_s) for t, p in both),
+        median(t.num_tokens / t.wall_s for t in done.values()),
+        median(t.num_tokens / t.wall_s / (p.num_tokens / p.wall_s) for t, p in both),
+        median(t.num_tokens / t.cpu_s / (p.num_tokens / p.cpu_s) for t, p in both),
         tokens / forwards,
         accepted / drafted if drafted else None,
         sum(own) / sum(t.wall_s for t in done.values()) if own else None,
@@ -166,7 +191,7 @@ def _law(
         return runs.failed
     if temperature == 0:
         plain = _plain(way, all_runs, ways).taken
-        equal = sum(t.ids == plain[place].ids for place, t in runs.taken.items() if place in plain)
+        equal = sum(t.texts == plain[place].texts for place, t in runs.taken.items() if place in plain)
         return f"{equal}/{len(runs.taken)} {LOSSLESS}"
     if settings.samples == 0:
         return "-"
@@ -179,10 +204,12 @@ def _law(
     cells = fit.choose_cells(law, NUM_TOKENS, settings.samples)
     test = fit.FitTest.prepare(cells.probabilities(law), settings.samples, FALSE_ALARM, settings.seed)
     progress(f"temperature {temperature:g}: sampling the law of {way.system} {way.method} {way.drafter_name}")
-    if isinstance(way, Ours):
-        ids, _ = sample(target, way.drafter, way.verifier, prompt, sampling, settings.samples, settings.seed + 1)
+    if isinstance(way.runs, Foretoken):
+        drafter, verifier = way.runs.engine.drafter, way.runs.engine.verifier
+        ids, _ = sample(target, drafter, verifier, prompt, sampling, settings.samples, settings.seed + 1)
     else:
-        ids = [tuple(way.run(prompt, NUM_TOKENS, temperature, settings.seed + i).ids) for i in range(settings.samples)]
+        seeds = range(settings.seed, settings.seed + settings.samples)
+        ids = [tuple(way.run(prompt, NUM_TOKENS, temperature, seed).texts[0]) for seed in seeds]
     counts = cells.count(ids)
     return f"{WRONG if test.rejects(counts) else 'p'} {test.p_value(counts):.1g}"
 
@@ -194,6 +221,45 @@ def _law_note(temperature: float, settings: Settings) -> str:
         f"law: p-value of {settings.samples} generations of {NUM_TOKENS} tokens against the target's own law, from "
         f"plain forwards; {WRONG} where the test rejects, which a lossless way does once in {1 / FALSE_ALARM:.0f}."
     )
+
+
+def ways(
+    engine: Engine,
+    theirs: PreTrainedModel,
+    target_tokenizer: Tokenizer,
+    drafters: Sequence[str],
+    methods: Sequence[str],
+    trees: Mapping[str, Sequence[str]],
+) -> list[Way]:
+    """Plain decoding on both sides, the engine's own drafter if it has one, then every method with every drafter.
+
+    trees: of a method, where not the usual one.
+    """
+
+    def ours(drafter: Drafter, rule: Verifier) -> Foretoken:
+        return Foretoken(replace(engine, drafter=drafter, verifier=rule))
+
+    found = [Way(PLAIN, "-", "-", Foretoken(plain(engine))), Way(PLAIN, "-", "-", Transformers(PLAIN, theirs))]
+    if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
+        drafter, rule = lm_drafter(engine.drafter.lm, TREES[SAME], None, engine.drafter.vocab_size)
+        found.append(Way(SAME, drafter.name, TREES[SAME], ours(drafter, rule)))
+    source, like = vocabulary(target_tokenizer), engine.target.lm
+    for name in drafters:
+        tokenizer = load_tokenizer(name)
+        lm = load_model(name, like.device, like.dtype)
+        translation = Translation(source, vocabulary(tokenizer).within(lm.vocab_size))
+        for method in methods:
+            usual = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
+            for tree in trees.get(method, (usual,)):
+                drafter, rule = vocab_drafter(method, lm, translation, tree, None, engine.target.vocab_size)
+                found.append(Way(method, name, tree, ours(drafter, rule)))
+        model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
+        model.generation_config = GenerationConfig(pad_token_id=0)
+        assistant, both = model.to(like.device).eval(), (target_tokenizer, tokenizer)
+        settings = constant_drafts(THEIR_DRAFTS)
+        method = Transformers("two vocabularies", theirs, 1, {}, assistant, settings, both)
+        found.append(Way(method.name, name, f"{THEIR_DRAFTS} drafts", method))
+    return found
 
 
 def command(

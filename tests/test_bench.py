@@ -8,7 +8,7 @@ import pytest
 from benchmarks import expand
 from command import Command
 from foretoken.cli import options
-from foretoken.measure.rounds import Measurement
+from foretoken.measure.methods import Foretoken, Run
 
 LINE = {
     "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
@@ -124,15 +124,15 @@ def test_without_a_drafter_plain_decoding_is_compared(bench: Command) -> None:
 
 
 def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    record, calls = Measurement.record, []
+    run, calls = Foretoken.run, []
 
-    def interrupted(self: Measurement) -> dict[str, object]:
+    def interrupted(self: Foretoken, *arguments: object) -> Run:
         calls.append(self)
-        if len(calls) == 4:
+        if len(calls) == 3:  # the first warms up; transformers' plain run comes between
             raise KeyboardInterrupt
-        return record(self)
+        return run(self, *arguments)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(Measurement, "record", interrupted)
+    monkeypatch.setattr(Foretoken, "run", interrupted)
     code, out, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0)
     assert code == 130
     assert "Interrupted" in out

@@ -9,7 +9,7 @@ import tiny
 from benchmarks.auto import Replay, changing, halves, rows, useless
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
-from foretoken.measure.interleaved import Continued, Runs
+from foretoken.measure.continuations import Continued, Runs
 
 
 def runs(*of: tuple[tuple[int, ...], float]) -> Runs:

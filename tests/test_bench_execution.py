@@ -63,7 +63,7 @@ def test_the_table_and_the_plot(execution: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code, out, _ = execution("--nodes", 1, "--context", "8", "--batch", 1, "--rounds", 1, "--plot", "x.png")
     assert code == 0
-    for words in ("compiled: kernel", "GB/s", "over nodes", "CPU time of the one thread", "float32"):
+    for words in ("'compiled': 'kernel'", "GB/s", "over nodes", "clock thread", "dtype float32"):
         assert words in out
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

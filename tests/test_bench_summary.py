@@ -2,9 +2,8 @@
 
 import pytest
 
+from foretoken.measure.comparison import Measurement, Row, Spread, summarise
 from foretoken.measure.methods import Run
-from foretoken.measure.rounds import Measurement
-from foretoken.measure.summary import Row, Spread, summarise
 
 
 def measurement(system: str, method: str, round_: int, tokens_per_s: float, **changes: object) -> Measurement:

@@ -12,7 +12,7 @@ from benchmarks.papers import global_resolution_steps
 from benchmarks.papers.global_resolution_steps import Paths, TopDrafter
 from benchmarks.tree_methods import DEFAULT, TreeMethod, at_zero, method
 from benchmarks.tree_report import PARTS, Sample, ratio, samples, with_error
-from benchmarks.tree_runs import Cell, Course, RunBook, TreeRun, measure
+from benchmarks.tree_runs import Cell, Course, TreeRun, measure
 from benchmarks.tree_runs import run as run_cell
 from command import run
 from foretoken.audit import decoding
@@ -20,7 +20,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.draft.lm import LMDrafter
 from foretoken.measure.child_acceptance import child_acceptance
-from foretoken.measure.table import Report
+from foretoken.measure.report import Report
+from foretoken.measure.results import Book
 from foretoken.measure.teacher_forcing import ScoredText
 from foretoken.models.target import LMTarget
 from foretoken.names import tree_policy, verifier_named
@@ -79,6 +80,10 @@ def test_steps_are_counted_to_a_stopping_time() -> None:
     assert found.target_s + found.drafter_s + found.own_s < found.wall_s
 
 
+def book(path: Path, settings: dict | None = None, commit: str = "a") -> Book[TreeRun]:
+    return Book(str(path), TreeRun, settings or {}, {"commit": commit}, "--out", "runs")
+
+
 def test_methods_in_turn_at_every_prompt_count_what_they_count_alone(tmp_path: Path) -> None:
     """With and without times: the same texts. In turn: a method's second prompt comes after every method's first."""
     engine, rule = tiny_engine(), verifier_named("rrs")
@@ -91,18 +96,22 @@ def test_methods_in_turn_at_every_prompt_count_what_they_count_alone(tmp_path: P
     course = Course(engine.target, [[3, 1, 4], [1, 5], [9]], num_tokens=6, batch=2, rounds=2)
     books, told = [], []
     for timed in (False, True):
-        books.append(RunBook(str(tmp_path / f"{timed}.jsonl"), {}, {}))
+        books.append(book(tmp_path / f"{timed}.jsonl"))
         told.append([])
         measure(course, cells, books[-1], told[-1].append, timed)
-    assert len(books[0].runs) == 8
-    for key, found in books[0].runs.items():
-        other = books[1].runs[key]
+    assert len(books[0].found) == 8
+    others = {found.key: found for found in books[1].found}
+    for found in books[0].found:
+        other = others[found.key]
         assert (found.tokens, found.steps, found.drafted) == (other.tokens, other.steps, other.drafted)
-    first_round = [line.split("nodes: ")[1] for line in told[1][:4]]
-    assert first_round == [f"chain:{n}, prompt {i}/3" for i in (1, 3) for n in (2, 3)]
-    assert [line.split("nodes: ")[1] for line in told[0][:2]] == ["chain:2, prompt 1/3", "chain:2, prompt 3/3"]
+    alone, in_turn = ([line for line in lines if "warming" not in line] for lines in told)
+    shown = "round 1/2, prompt {}/3: chain:{}, {} nodes, temperature 0.5"
+    assert [line.partition("] ")[2] for line in in_turn[:4]] == [
+        shown.format(i, n, n) for i, n in ((1, 2), (1, 3), (3, 3), (3, 2))
+    ]
+    assert [line.partition("] ")[2] for line in alone[:2]] == [shown.format(i, 2, 2) for i in (1, 3)]
     again: list[str] = []
-    measure(course, cells, RunBook(str(tmp_path / "True.jsonl"), {}, {}), again.append, True)
+    measure(course, cells, book(tmp_path / "True.jsonl"), again.append, True)
     assert not again
 
 
@@ -145,25 +154,22 @@ def some_run(round_: int) -> TreeRun:
 
 def test_a_stopped_benchmark_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    book = RunBook(str(path), {"seed": 0}, {"commit": "a"})
-    book.add(some_run(0))
-    book.add(some_run(1))
+    first = book(path, {"seed": 0})
+    first.add(some_run(0))
+    first.add(some_run(1))
     whole = path.read_text()
     path.write_text(whole[:-40])  # stopped in the middle of a line
-    again = RunBook(str(path), {"seed": 0}, {"commit": "b"})
-    assert list(again.runs.values()) == [some_run(0)]
+    again = book(path, {"seed": 0}, "b")
+    assert again.found == [some_run(0)]
     again.add(some_run(1))
-    assert list(RunBook(str(path), {"seed": 0}, {}).runs.values()) == [some_run(0), some_run(1)]
-    assert samples(list(again.runs.values()))[1.0, 8, "chain+block"].efficiency == 3
+    assert book(path, {"seed": 0}).found == [some_run(0), some_run(1)]
+    assert samples(again.found)[1.0, 8, "chain+block"].efficiency == 3
     with pytest.raises(ForetokenError, match="seed 0, not 1"):
-        RunBook(str(path), {"seed": 1}, {})
-    path.write_text("{}\n")
-    with pytest.raises(ForetokenError, match="holds no runs"):
-        RunBook(str(path), {"seed": 0}, {})
-    for foreign in (b'{"results": []}', b"\xff\xfe\x00", b"no line ends here"):  # without the end of a line, too
+        book(path, {"seed": 1})
+    for foreign in (b"{}\n", b'{"results": []}', b"\xff\xfe\x00", b"no line ends here"):
         path.write_bytes(foreign)
         with pytest.raises(ForetokenError, match="holds no runs"):
-            RunBook(str(path), {"seed": 0}, {})
+            book(path, {"seed": 0})
         assert path.read_bytes() == foreign
 
 

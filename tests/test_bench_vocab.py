@@ -1,41 +1,43 @@
 """The benchmark of vocabularies, and the paper's table of combinations."""
 
 import json
+from dataclasses import replace
 
 import pytest
-import torch
 
 import tiny
 import tokenizers_zoo as zoo
 from benchmarks import vocab as vocab_bench
-from benchmarks.vocab import Settings, bench
-from benchmarks.vocab_ways import Meter, Metered, Ours, Taken, Theirs
+from benchmarks.vocab import Settings, Way, bench
 from command import run
 from foretoken.build import load
 from foretoken.cli.options import demo_folder
 from foretoken.core.interfaces import Drafter
+from foretoken.decode import NoDrafter
 from foretoken.draft.slrs import SLRSDrafter
-from foretoken.measure.table import Report
+from foretoken.measure.clocks import Clocks
+from foretoken.measure.methods import Foretoken, Run, Transformers
+from foretoken.measure.report import Report
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 
 
-class Lossy(Ours):
-    """The temperature is half of what was asked for."""
+class Lossy(Foretoken):
+    """The temperature is half of what was asked for, and a prompt's last token is dropped."""
 
-    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
-        return super().run(ids[:-1], max_new_tokens, temperature / 2, seed)
-
-
-class Sharper(Theirs):
-    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
-        return super().run(ids, max_new_tokens, temperature / 4, seed)
+    def run(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
+        return super().run([ids[:-1] for ids in prompts], max_new_tokens, temperature / 2, seed)
 
 
-class Broken(Theirs):
-    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Taken:
+class Sharper(Transformers):
+    def run(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
+        return super().run(prompts, max_new_tokens, temperature / 4, seed)
+
+
+class Broken(Transformers):
+    def run(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         raise IndexError("index out of range")
 
 
@@ -46,15 +48,15 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     engine = load(model, tokenizer=zoo.byte_level(), device="cpu")
     small = load(tiny.llama(1, vocab=257), tokenizer=zoo.byte_only(), device="cpu").target.lm
     translation = Translation(vocabulary(zoo.byte_level()), vocabulary(zoo.byte_only()))
-    meter = Meter()
-    drafter = SLRSDrafter(meter.timed(small), translation, static.chain(2), vocab_size=engine.target.vocab_size)
+    drafter = SLRSDrafter(small, translation, static.chain(2), vocab_size=engine.target.vocab_size)
+    strings = replace(engine, drafter=drafter, verifier=VERIFIERS["string-rejection"])
     ways = [
-        Ours("plain", "-", "-", engine, engine.verifier),
-        Theirs("plain", "-", model),
-        Ours("slrs", "small", "chain:2", engine, VERIFIERS["string-rejection"], drafter, meter),
-        Lossy("lossy", "-", "-", engine, engine.verifier),
-        Sharper("sharper", "-", model),
-        Broken("broken", "-", model),
+        Way("plain", "-", "-", Foretoken(engine)),
+        Way("plain", "-", "-", Transformers("plain", model)),
+        Way("slrs", "small", "chain:2", Foretoken(strings)),
+        Way("lossy", "-", "-", Lossy(engine)),
+        Way("sharper", "-", "-", Sharper("sharper", model)),
+        Way("broken", "-", "-", Broken("broken", model)),
     ]
     report = Report("test", {})
     settings = Settings((0.0, 0.4), [[5, 6, 7, 8, 9]], 8, 1, 120, 0)
@@ -75,16 +77,14 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     assert len(vocab_bench.COLUMNS) == len(plain)
 
 
-def test_the_meter_leaves_the_drafter_as_it_is():
-    meter = Meter()
+def test_clocks_leave_the_drafter_as_it_is():
     small = load(tiny.llama(1, vocab=257), device="cpu").target.lm
     translation = Translation(vocabulary(zoo.byte_level()), vocabulary(zoo.byte_only()))
     inner = SLRSDrafter(small, translation, static.chain(2))
-    metered = Metered(inner, meter)
-    assert isinstance(metered, Drafter)
-    assert (metered.name, metered.laws, metered.max_nodes) == (inner.name, inner.laws, 3)
-    assert meter.time(lambda: torch.zeros(1)).item() == 0
-    assert meter.own_s > 0
+    timed = Clocks().on_drafter(inner)
+    assert isinstance(timed, Drafter)
+    assert (timed.name, timed.laws, timed.max_nodes) == (inner.name, inner.laws, 3)
+    assert Clocks().on_drafter(NoDrafter()) == NoDrafter()
 
 
 def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monkeypatch, capsys):

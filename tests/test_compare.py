@@ -14,7 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.engine import Engine
 from foretoken.measure.exactly import enumerated, sampled, standard_error
-from foretoken.measure.table import Report, Table
+from foretoken.measure.report import Report, Table
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
 

@@ -8,7 +8,7 @@ import pytest
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, check_file, check_folder, write
 from foretoken.measure import child_acceptance
-from foretoken.measure.report import Lines
+from foretoken.measure.results import write_lines
 from foretoken.profile import write_json
 
 
@@ -76,18 +76,10 @@ def test_what_cannot_be_written_is_refused_before_it_is_made(tmp_path):
 
 
 def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path):
-    class Line:
-        def record(self):
-            return {"long": "x" * 100_000}
-
-    path = tmp_path / "b.jsonl"
-    (tmp_path / "b.jsonl.tmp").symlink_to("/dev/full")  # where its lines go until all is done
     full = pytest.raises(ForetokenError, match=r"Cannot write .*b\.jsonl: No space left on device\.$")
-    with full, Lines(str(path), {}) as lines:
-        lines.add(Line())
-    (tmp_path / "b.jsonl.tmp").symlink_to("/dev/full")
-    with full, Lines(str(path), {}) as lines:
-        lines._file.write("short")  # it fails when the file is closed
+    (tmp_path / "b.jsonl.tmp").symlink_to("/dev/full")  # where its lines go until all are written
+    with full:
+        write_lines(str(tmp_path / "b.jsonl"), [{"long": "x" * 100_000}], {})
     assert not list(tmp_path.iterdir())
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(ForetokenError, match=r"Cannot write .*log\.jsonl: No space left on device\.$"):

@@ -33,7 +33,8 @@ from foretoken.draft.tli import tli
 from foretoken.drafters import fingerprint_of, plain
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
-from foretoken.measure.interleaved import Continued, Runs, Workload
+from foretoken.measure.continuations import Continued, Runs, Workload
+from foretoken.measure.results import Journal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
 from foretoken.models.panels import HALVED, PanelLinear, pack
@@ -55,7 +56,6 @@ from foretoken.tune.acceptance import (
 )
 from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
 from foretoken.tune.grid import modelled
-from foretoken.tune.journal import Journal
 from foretoken.tune.watch import Watched, watched
 
 # Acceptance.
@@ -561,7 +561,7 @@ def test_a_journal_goes_on_where_it_stopped(tmp_path):
     assert len(calls) == 1
     assert len(Journal(path, {"seed": 1})) == 0
     assert [Journal(path, {"seed": seed}).replaces for seed in (0, 1)] == [False, True]
-    for useless in ("{}", "[1]", "{", json.dumps({"key": {"seed": 0}, "done": 3})):
+    for useless in ("{}", "[1]", "[" * 10_000, json.dumps({"key": {"seed": 0}, "done": 3})):
         (tmp_path / "j").write_text(useless)
         assert len(Journal(path, {"seed": 0})) == 0
         assert Journal(path, {"seed": 0}).replaces

@@ -14,8 +14,8 @@ from foretoken.core.laws import Coins
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.measure.interleaved import Workload
-from foretoken.measure.table import Report
+from foretoken.measure.continuations import Workload
+from foretoken.measure.report import Report
 
 
 def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
@@ -75,6 +75,10 @@ def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, m
         assert (code, says in err) == (2, True), err
 
 
+def entries(path):
+    return {entry["name"]: entry["value"] for entry in map(json.loads, path.read_text().splitlines())}
+
+
 def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, unchecked):
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
     arguments = ("benchmarks", "randomised", "--prompts", 2, "--max-new-tokens", 16, "--json")
@@ -93,18 +97,20 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
         patched.setattr("benchmarks.randomised.forward_costs", interrupted)
         code, _, err = run(*arguments)
     assert (code, "goes on from here" in err) == (130, True)
-    texts = json.loads(path.read_text())["done"]
+    texts = entries(path)
     assert set(texts) == {"text 1", "text 2"}
     with monkeypatch.context() as patched:
         patched.setattr(Workload, "run", broken_off)
         code, _, err = run(*arguments)
     assert (code, "going on after 2 measurements" in err) == (130, True), err
-    done = json.loads(path.read_text())["done"]
+    done = entries(path)
     assert {name: done[name] for name in texts} == texts
     assert len(done) == 4, "two texts, the forwards, the grid on the first prompt"
     (first,) = (found for name, found in done.items() if name.endswith("prompt 1"))
     first["a = 0.4"][1] = 1e6  # seconds
-    path.write_text(json.dumps({**json.loads(path.read_text()), "done": done}))
+    key = json.loads(path.read_text().splitlines()[0])["key"]
+    lines = [json.dumps({"name": name, "value": value, "key": key}) for name, value in done.items()]
+    path.write_text("\n".join(lines) + "\n")
     code, out, err = run(*arguments)
     assert (code, "going on after 4 measurements" in err) == (0, True), err
     slow = {row["a"]: row["measured x plain"] < 1e-3 for row in json.loads(out)["tables"][1]["rows"]}

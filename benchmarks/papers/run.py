@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from foretoken.engine import Engine
 from foretoken.heads.lm import HeadLM
-from foretoken.measure.table import Report
+from foretoken.measure.report import Report
 from foretoken.measure.teacher_forcing import ScoredText
 
 

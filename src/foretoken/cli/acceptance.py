@@ -57,7 +57,7 @@ def acceptance(
     for name in verifier or ():
         check_verifier(name)
     check_folder(Path(out))
-    from foretoken.measure.table import Report
+    from foretoken.measure.report import Report
     from foretoken.names import verifier_named
 
     loaded = load(target, drafter, prompts, max_new_tokens, children, seed, device, dtype)

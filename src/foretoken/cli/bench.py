@@ -1,18 +1,17 @@
 """`foretoken bench`: how fast, against plain decoding and against transformers' own generate."""
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretoken.cli import acceptance, options
-from foretoken.cli.measuring import WorkloadFile, chosen_prompts, encoded
+from foretoken.cli.measuring import WorkloadFile, chosen_prompts, encoded, show
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
-    from foretoken.measure.rounds import Measurement
+    from foretoken.measure.comparison import Measurement
 
 
 app = typer.Typer(cls=options.DefaultCommand, help="Measure speed.")
@@ -72,12 +71,12 @@ def bench(
         read_tree(name)
     from foretoken.build import check_profile
     from foretoken.drafters import CHAINS_ONLY, way_of
+    from foretoken.measure.comparison import Settings, bars, compare, report, summarise
+    from foretoken.measure.harness import until_interrupted
     from foretoken.measure.machine import machine
     from foretoken.measure.pair import load_pair, methods
     from foretoken.measure.plot import plot as draw
-    from foretoken.measure.report import Lines, Report
-    from foretoken.measure.rounds import Prompt, Settings, measure
-    from foretoken.measure.summary import summarise
+    from foretoken.measure.results import write_lines
     from foretoken.profile import PLAIN, read_profile
 
     options.quiet()
@@ -98,7 +97,6 @@ def bench(
     trees, batches = list(dict.fromkeys(tree or usual)), list(dict.fromkeys(batch or [1]))
     compared = methods(pair, trees, verifier, batches, coins)
     ids = encoded(pair.engine, texts, max_new_tokens)
-    chosen = [Prompt(str(number), each) for number, each in enumerate(ids, start=1)]
     lm = pair.engine.target.lm
     header = {
         **machine(lm.device),
@@ -110,20 +108,15 @@ def bench(
         "execution": lm.execution,
     }
     done: list[Measurement] = []
-    with Lines(out, header) as lines:
-        interrupted = lines.collect(measure(compared, chosen, settings, options.progress), done)
+    interrupted = until_interrupted(compare(compared, ids, settings, options.progress), done)
+    write_lines(out, (each.record() for each in done), header)
     options.progress("")
     print(f"{len(done)} runs written to {out}", file=sys.stderr)
-    counts = {"max_new_tokens": max_new_tokens, "num_prompts": len(chosen), "rounds": rounds, "seed": seed}
-    report = Report(header | counts, summarise(done), interrupted)
-    if json_:
-        print(json.dumps(report.json()))
-    else:
-        report.print()
+    rows = summarise(done)
     if plot is not None:
-        draw(report.rows, f"{target}, {pair.label}", plot)
-    if interrupted:
-        raise typer.Exit(130)
+        draw(bars(rows), f"{target}, {pair.label}", plot)
+    counts = {"max_new_tokens": max_new_tokens, "num_prompts": len(ids), "rounds": rounds, "seed": seed}
+    show(report(header | counts, rows, interrupted), json_, False)
 
 
 app.command("acceptance")(acceptance.acceptance)

@@ -5,11 +5,12 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from foretoken.measure.harness import WARM_TOKENS, interleave
+
 if TYPE_CHECKING:
     from foretoken.engine import Engine, Prompt
     from foretoken.stats import Stats
 
-WARM_TOKENS = 16
 COMPARED, COMPARING_S = 3, 5.0  # runs of each way, and seconds after which no more are begun
 
 
@@ -20,11 +21,15 @@ def compared(
     tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
     from foretoken.drafters import plain
 
+    def run(each: "Engine", _: int) -> "Stats":
+        return each.generate(prompt, max_new_tokens=num_tokens, seed=seed, **arguments).stats
+
     begun = time.perf_counter()
     runs: dict[str, list[Stats]] = {"ours": [], "plain": []}
-    while len(runs["ours"]) < COMPARED and (not runs["ours"] or time.perf_counter() - begun < COMPARING_S):
-        for name, each in (("plain", plain(engine)), ("ours", engine)):
-            runs[name].append(each.generate(prompt, max_new_tokens=num_tokens, seed=seed, **arguments).stats)
+    for turn in interleave({"plain": plain(engine), "ours": engine}, range(COMPARED), run, None, lambda _: None):
+        runs[turn.name].append(turn.result)
+        if turn.last and time.perf_counter() - begun > COMPARING_S:
+            break
     ours, base = (median(stats.tokens_per_s for stats in runs[name]) for name in ("ours", "plain"))
     later, later_base = (median(stats.decoding_tokens_per_s for stats in runs[name]) for name in ("ours", "plain"))
     return {

@@ -11,7 +11,7 @@ from foretoken.core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
-    from foretoken.measure.table import Report
+    from foretoken.measure.report import Report
 
 WorkloadFile = Annotated[
     str | None,

@@ -137,7 +137,7 @@ def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
 def check_outputs(out: str, plot: str | None = None) -> None:
     """Refuse, before models are loaded, files that cannot be written."""
     from foretoken.core.files import check_file
-    from foretoken.measure.figure import check_plot
+    from foretoken.measure.plot import check_plot
 
     check_file(Path(out))
     if plot is not None:

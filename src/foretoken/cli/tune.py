@@ -16,7 +16,7 @@ from foretoken.core.limits import check_counts, check_sampling, check_seed
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
-    from foretoken.tune.journal import Journal
+    from foretoken.measure.results import Journal
 
 
 DEFAULT_OUT = "foretoken-profile.json"
@@ -60,9 +60,9 @@ def tune(
     from foretoken.choices import AUTO, VOCABS
     from foretoken.drafters import way_of
     from foretoken.measure.clocks import clock_named, seconds
-    from foretoken.measure.interleaved import Workload
+    from foretoken.measure.continuations import Workload
     from foretoken.measure.machine import machine
-    from foretoken.measure.table import Report
+    from foretoken.measure.report import Report
     from foretoken.tune.run import tune as measure
 
     engine = options.load_engine(target, drafter, None, None, None, device, dtype, vocab=vocab, compile=compile)
@@ -103,8 +103,8 @@ def digest(prompts: list[Prompt]) -> str:
 def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iterator[Journal]":
     """Of what was measured with these settings, models, machine and versions; says on stderr what becomes of it."""
     from foretoken.drafters import fingerprint_of
+    from foretoken.measure.results import Journal
     from foretoken.models.identity import fingerprint, host, versions
-    from foretoken.tune.journal import Journal
 
     models = [fingerprint(engine.target.lm), fingerprint_of(engine.drafter)]
     key = {**settings, "models": models, "host": host(engine.target.lm), "versions": versions()}

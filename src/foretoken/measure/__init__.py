@@ -1,14 +1,12 @@
-"""`foretoken bench`: our decoding and transformers' own `generate` on the same prompts, interleaved in one process.
+"""What everything that is measured stands on: `foretoken bench`, `foretoken tune` and the scripts of benchmarks/.
 
-pair       -> the models, two copies of each: ours may be packed, transformers' is as it was loaded
-methods    -> one way of generating: prompts in, one Run out
-rounds     -> every method once on the same prompt, in rotated order, again and again; one line of JSONL each
-summary    -> medians of the runs, and medians of ratios taken inside a round
-report, plot
-
-`foretoken bench execution`: what one forward costs, by each way of running it.
-
-forwards   -> the ways, and the places (nodes, context, batch) at which they are compared
-execution  -> clock, turns in rotated order, medians
-execution_report
+harness          -> the one loop: methods in turn on every block, warm, in an order that rotates
+results, report  -> files that a stopped measurement goes on from; tables as text, Markdown and JSON
+plot             -> figures
+clocks, machine  -> stopwatches around models and drafters; where a figure was taken
+methods, pair    -> one way of generating, prompts in, one Run out: our engine, and transformers' generate
+comparison       -> those side by side: `foretoken bench`
+continuations    -> engines side by side on whole texts: `foretoken tune`
+forwards         -> milliseconds of one forward
+teacher_forcing, child_acceptance -> what a text says of a drafter without decoding it
 """

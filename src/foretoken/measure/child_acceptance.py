@@ -21,7 +21,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.engine import Engine
 from foretoken.measure.exactly import sampled
-from foretoken.measure.records import as_line, check, parsed
+from foretoken.measure.results import as_line, check, parsed
 from foretoken.measure.teacher_forcing import ScoredText, drafter_lm, logits_at, written
 
 DRAWS = 4  # of all children at each position

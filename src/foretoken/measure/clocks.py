@@ -3,14 +3,24 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, Path
+from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
+from foretoken.core.tree import TokenTree
+from foretoken.core.verifier import Verifier
+from foretoken.decode import Decoder, NoDrafter
+from foretoken.draft.tli import IntersectionLM
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+from foretoken.drafters import ModelDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
+from foretoken.models.target import LMTarget, LMTargetSession
 
 THREAD, WALL = "thread", "wall"
 P = ParamSpec("P")
@@ -130,3 +140,70 @@ class TimedRows(Rows):
 
     def _tempered(self, *args: Any, **kwargs: Any) -> Tensor | None:
         return self._forwards.time(super()._tempered, *args, **kwargs)
+
+
+class TimedSession(WrappedSession[DraftSession]):
+    """A drafter's session; `clock` runs while it proposes and observes."""
+
+    def __init__(self, inner: DraftSession, clock: Clock) -> None:
+        super().__init__(inner)
+        self.clock = clock
+
+    def propose(self, sequences: Sequence[Running]) -> list[TokenTree]:
+        return self.clock.time(self.inner.propose, sequences)
+
+    def observe(self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
+        self.clock.time(self.inner.observe, sequences, trees, paths)
+
+
+@dataclass(frozen=True)
+class TimedDrafter(WrappedDrafter[Drafter]):
+    """A drafter whose sessions are timed."""
+
+    clock: Clock
+
+    def open(self, batch: int, slots: int) -> TimedSession:
+        return TimedSession(self.inner.open(batch, slots), self.clock)
+
+
+class Clocks:
+    """What one decoding is timed by.
+
+    target, drafter: score, extend and keep of each model's rows. forwards: calls of either model. proposing: the
+    drafter's session, with its model's calls.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.target, self.drafter, self.forwards, self.proposing = (Clock(device) for _ in range(4))
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of proposing and observing outside of the drafter's model: translating, and growing trees."""
+        return self.proposing.seconds - self.drafter.seconds
+
+    def on_target(self, target: LMTarget) -> LMTarget:
+        return LMTarget(TimedLM(target.lm, self.target, self.forwards))
+
+    def on_drafter(self, drafter: Drafter) -> Drafter:
+        """The drafter, its sessions and, where it is no draft head, its model timed. One that reads the target's hidden
+        states is left as it is."""
+        if isinstance(drafter, NoDrafter | FeatureDrafter):
+            return drafter
+        if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, CausalLM):
+            drafter = replace(drafter, lm=self._on_model(drafter.lm))
+        return TimedDrafter(drafter, self.proposing)
+
+    def _on_model(self, lm: CausalLM) -> CausalLM:
+        if isinstance(lm, IntersectionLM):
+            return IntersectionLM(self._on_model(lm.lm), lm.translation)
+        return TimedLM(lm, self.drafter, self.forwards)
+
+
+def opened(target: LMTarget, drafter: Drafter, verifier: Verifier, sequences: Sequence[Running], slots: int) -> Decoder:
+    """A decoder whose target has read the prompts of all sequences, so that steps alone are left to be timed."""
+    decoder = Decoder(target, drafter, verifier, len(sequences), slots)
+    for sequence in sequences:
+        decoder.join(sequence)
+    assert isinstance(decoder.target, LMTargetSession)
+    decoder.target.catch_up(decoder.sequences)
+    return decoder

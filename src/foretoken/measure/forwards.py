@@ -1,13 +1,14 @@
 """Milliseconds of one forward: every path in turn at every place, in rotated order, round after round."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from foretoken.core.errors import ForetokenError
+from foretoken.measure.harness import Progress, interleave
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PanelLinear
 from foretoken.models.rows import Rows
@@ -22,6 +23,18 @@ class Place:
     nodes: int
     context: int
     batch: int
+
+    def __str__(self) -> str:
+        return f"context {self.context}, batch {self.batch}: {self.nodes} nodes"
+
+
+@dataclass(frozen=True)
+class Round:
+    place: Place
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.place}, round {self.number + 1}"
 
 
 @runtime_checkable
@@ -108,36 +121,30 @@ class Timing:
     def place(self) -> Place:
         return Place(self.nodes, self.context, self.batch)
 
-    def record(self) -> dict[str, Any]:
-        """A line of JSONL."""
-        return asdict(self)
-
 
 def measure(
-    paths: Sequence[Path],
-    places: Sequence[Place],
-    rounds: int,
-    now: Callable[[], float],
-    progress: Callable[[str], None],
+    paths: Sequence[Path], places: Sequence[Place], rounds: int, now: Callable[[], float], progress: Progress
 ) -> Iterator[Timing]:
-    """Warm up every place of a context and batch, then measure; yields as it goes."""
+    """Every path at every place, round after round; places of one context and batch share their caches."""
     if rounds < 1:
         raise ForetokenError(f"rounds is {rounds}: it must be at least 1.")
+    named = {path.name: path for path in paths}
     for (context, batch), group in groupby(places, key=lambda p: (p.context, p.batch)):
-        of_group = list(group)
-        for path in paths:
-            progress(f"context {context}, batch {batch}: filling the cache of {path.name}")
-            path.open(context, batch, max(p.nodes for p in of_group))
-            for place in of_group:
+        here = list(group)
+
+        def warm(path: Path, context: int = context, batch: int = batch, here: Sequence[Place] = here) -> None:
+            path.open(context, batch, max(p.nodes for p in here))
+            for place in here:
                 _turn(path, place, 1, now)
-        for place in of_group:
-            progress(f"context {context}, batch {batch}: {place.nodes} nodes")
-            for round_ in range(rounds):
-                turn = round_ % len(paths)
-                for order, path in enumerate([*paths[turn:], *paths[:turn]]):
-                    took = _turn(path, place, REPEATS, now)
-                    speed = path.weight_bytes / took / 1e9
-                    yield Timing(path.name, path.what, place.nodes, context, batch, round_, order, took * 1e3, speed)
+
+        def run(path: Path, block: Round) -> float:
+            return _turn(path, block.place, REPEATS, now)
+
+        blocks = [Round(place, number) for place in here for number in range(rounds)]
+        for turn in interleave(named, blocks, run, warm, progress):
+            path, place, took = named[turn.name], turn.block.place, turn.result
+            where = (place.nodes, context, batch, turn.block.number, turn.order)
+            yield Timing(path.name, path.what, *where, took * 1e3, path.weight_bytes / took / 1e9)
 
 
 def _turn(path: Path, place: Place, repeats: int, now: Callable[[], float]) -> float:

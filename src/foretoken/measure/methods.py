@@ -1,5 +1,6 @@
 """The ways of generating that are compared: our engine, and transformers' generate with the same models."""
 
+import copy
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,13 +12,10 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from foretoken.decode import NoDrafter
-from foretoken.draft.lm import LMDrafter
-from foretoken.draft.tli import IntersectionLM
 from foretoken.engine import Engine
-from foretoken.measure.clocks import Clock, TimedLM, forwards_timed
+from foretoken.measure.clocks import Clock, Clocks, forwards_timed
 from foretoken.measure.memory import MemoryGrowth
-from foretoken.models.causal_lm import CausalLM
-from foretoken.models.target import LMTarget
+from foretoken.models.text import Tokenizer
 
 OURS, THEIRS = "foretoken", "transformers"
 
@@ -28,7 +26,8 @@ class Run:
     each; seconds are wall clock from the call to the return. num_first: tokens that came with each sequence's first.
 
     forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
-    those calls, masks and cache; None for transformers.
+    those calls, masks and cache; None for transformers. texts: the new ids of each sequence. cpu_s: of this thread.
+    own_s: of drafting, outside of the drafter's model; None where that is not told.
     """
 
     num_tokens: int
@@ -41,6 +40,13 @@ class Run:
     scoring_s: float | None
     memory_bytes_per_token: float | None
     num_first: int
+    texts: tuple[list[int], ...] = ()
+    cpu_s: float = 0.0
+    own_s: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The fields that a line of JSONL has."""
+        return {name: value for name, value in vars(self).items() if name not in ("texts", "cpu_s", "own_s")}
 
 
 @dataclass(frozen=True)
@@ -61,26 +67,20 @@ class Foretoken:
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         device = self.engine.target.lm.device
-        scoring, forwards, memory = Clock(device), Clock(device), MemoryGrowth(device)
-        target = LMTarget(TimedLM(self.engine.target.lm, scoring, forwards))
-        engine = replace(self.engine, target=target, tokenizer=None)  # ids in, ids out, as transformers' generate
-        if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
-            lm = engine.drafter.lm
-            if isinstance(lm, IntersectionLM):
-                lm = IntersectionLM(TimedLM(lm.lm, scoring, forwards), lm.translation)
-            else:
-                lm = TimedLM(lm, scoring, forwards)
-            engine = replace(engine, drafter=replace(engine.drafter, lm=lm))
-        ttft_s = 0.0
-        finished, first = [], {}
-        begin = time.perf_counter()
+        clocks, memory = Clocks(device), MemoryGrowth(device)
+        target, drafter = clocks.on_target(self.engine.target), clocks.on_drafter(self.engine.drafter)
+        engine = replace(self.engine, target=target, drafter=drafter, tokenizer=None)  # ids in, ids out, as theirs
+        ttft_s, finished, first = 0.0, [], {}
+        texts: tuple[list[int], ...] = tuple([] for _ in prompts)
+        begin, begin_cpu = time.perf_counter(), time.thread_time()
         for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, temperature=temperature):
             ttft_s = ttft_s or time.perf_counter() - begin
             first.setdefault(chunk.index, len(chunk.token_ids))
+            texts[chunk.index].extend(chunk.token_ids)
             memory.sample(last=chunk.finished)
             if chunk.finished:
                 finished.append(chunk.stats)
-        wall_s = time.perf_counter() - begin
+        wall_s, cpu_s = time.perf_counter() - begin, time.thread_time() - begin_cpu
         num_tokens = sum(stats.num_tokens for stats in finished)
         return Run(
             num_tokens,
@@ -89,10 +89,13 @@ class Foretoken:
             sum(stats.num_accepted for stats in finished),
             wall_s,
             ttft_s,
-            forwards.seconds,
-            scoring.seconds,
+            clocks.forwards.seconds,
+            clocks.target.seconds + clocks.drafter.seconds,
             memory.bytes_per_token(num_tokens),
             sum(first.values()),
+            texts,
+            cpu_s,
+            clocks.own_s if clocks.proposing.count else None,
         )
 
 
@@ -101,7 +104,9 @@ class Transformers:
     """`generate` of transformers.
 
     arguments: further keyword arguments of generate. assistant: the drafter, if any. assistant_settings: fields set
-    on the drafter's generation config, where generate looks for them.
+    on the drafter's generation config, where generate looks for them. tokenizers: of the target and of an assistant
+    with another vocabulary, for the two-vocabulary mode: strings at temperature 0, the intersection above it. It
+    rewrites the assistant, so that each of the two gets a copy.
     """
 
     name: str
@@ -110,7 +115,9 @@ class Transformers:
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: PreTrainedModel | None = None
     assistant_settings: dict[str, Any] = field(default_factory=dict)
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     system: str = field(default=THEIRS, init=False)
+    copies: dict[bool, PreTrainedModel] = field(default_factory=dict, init=False)
     verifier: None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
@@ -126,15 +133,14 @@ class Transformers:
         with ExitStack() as stack:
             stack.enter_context(forwards_timed(self.model, target))
             if self.assistant is not None:
-                stack.enter_context(forwards_timed(self.assistant, drafter))
-                for key in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
-                    setattr(self.assistant.generation_config, key, self.assistant_settings.get(key))
-                arguments["assistant_model"] = self.assistant
+                arguments |= self._assisted(temperature > 0)
+                stack.enter_context(forwards_timed(arguments["assistant_model"], drafter))
             watch.begin()
+            begin_cpu = time.thread_time()
             out = self.model.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, streamer=watch, **arguments
             )
-            wall_s = time.perf_counter() - watch.begun
+            wall_s, cpu_s = time.perf_counter() - watch.begun, time.thread_time() - begin_cpu
         rows, num_tokens = len(prompts), out.numel() - ids.numel()
         accepted = num_tokens - rows * target.count
         return Run(
@@ -148,7 +154,23 @@ class Transformers:
             None,
             watch.memory.bytes_per_token(num_tokens),
             watch.num_first,
+            tuple(row[ids.shape[1] :].tolist() for row in out),
+            cpu_s,
         )
+
+    def _assisted(self, sampled: bool) -> dict[str, Any]:
+        """Arguments of generate for the assistant, set up."""
+        assert self.assistant is not None
+        found: dict[str, Any] = {}
+        assistant = self.assistant
+        if self.tokenizers is not None:
+            if sampled not in self.copies:
+                self.copies[sampled] = copy.deepcopy(assistant)
+            assistant = self.copies[sampled]
+            found["tokenizer"], found["assistant_tokenizer"] = self.tokenizers
+        for key in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
+            setattr(assistant.generation_config, key, self.assistant_settings.get(key))
+        return found | {"assistant_model": assistant}
 
 
 Method = Foretoken | Transformers

@@ -100,12 +100,18 @@ def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
         return [Transformers(f"lookup {depth}", pair.target, arguments={"prompt_lookup_num_tokens": depth})]
     if pair.drafter is None:
         return []
-    constant = {
-        "num_assistant_tokens": depth,
+    return [
+        Transformers(
+            f"assisted {depth}", pair.target, assistant=pair.drafter, assistant_settings=constant_drafts(depth)
+        ),
+        Transformers("assisted default", pair.target, assistant=pair.drafter),
+    ]
+
+
+def constant_drafts(number: int) -> dict[str, Any]:
+    """Settings of an assistant that drafts so many tokens at every step."""
+    return {
+        "num_assistant_tokens": number,
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,  # never stops drafting early
     }
-    return [
-        Transformers(f"assisted {depth}", pair.target, assistant=pair.drafter, assistant_settings=constant),
-        Transformers("assisted default", pair.target, assistant=pair.drafter),
-    ]

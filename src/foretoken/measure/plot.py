@@ -1,30 +1,97 @@
-"""The table as bars."""
+"""Figures as files: refused before minutes of measuring, drawn at the end."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from foretoken.measure.figure import save
-from foretoken.measure.methods import OURS
-from foretoken.measure.summary import Row
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file, write
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
 
 
-def plot(rows: Sequence[Row], label: str, path: str) -> None:
-    """One panel a temperature and batch size; bars are medians of tokens/s, whiskers their range."""
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y) under one label. error: half the height of each point's bar, if there is one. color: by default one
+    of its own."""
+
+    label: str
+    x: Sequence[float | int]
+    y: Sequence[float]
+    error: Sequence[float] | None = None
+    style: str = "-"
+    marker: str = "o"
+    color: str | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """value, and the ends of its whisker."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    color: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. log: the axes that are logarithmic, "x" to base 2, "y", or both."""
+
+    title: str
+    x: str
+    y: str
+    content: Sequence[Line] | Sequence[Bar]
+    log: str = ""
+
+
+def plot(panels: Sequence[Panel], title: str, path: str) -> None:
+    """Draw the panels side by side, with one legend for the lines of all, in the format that the path ends in."""
     from matplotlib.figure import Figure
 
-    panels = list(dict.fromkeys((row.temperature, row.batch) for row in rows))
-    figure = Figure(figsize=(4.5 * len(panels), 4.0), layout="constrained")
-    figure.suptitle(label)
-    for i, (temperature, batch) in enumerate(panels, start=1):
-        shown = [row for row in rows if (row.temperature, row.batch) == (temperature, batch)][::-1]
-        axes = figure.add_subplot(1, len(panels), i)
-        medians = [row.tokens_per_s.median for row in shown]
-        below = [row.tokens_per_s.median - row.tokens_per_s.low for row in shown]
-        above = [row.tokens_per_s.high - row.tokens_per_s.median for row in shown]
-        colors = [OUR_COLOR if row.system == OURS else THEIR_COLOR for row in shown]
-        names = [f"{row.system}\n{row.method}" for row in shown]
-        axes.barh(names, medians, xerr=[below, above], color=colors, capsize=3)
-        axes.set_title(f"temperature {temperature:g}, batch {batch}")
-        axes.set_xlabel("tokens/s")
-    save(figure, path)
+    figure = Figure(figsize=(4.5 * len(panels) + 2, 4.2), layout="constrained")
+    figure.suptitle(title)
+    handles: dict[str, Any] = {}
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for each in panel.content:
+            if isinstance(each, Line):
+                handles.setdefault(each.label, _line(axes, each))
+        if panel.content and isinstance(panel.content[0], Bar):
+            _bars(axes, [each for each in panel.content if isinstance(each, Bar)])
+        axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+        if "x" in panel.log:
+            axes.set_xscale("log", base=2)
+        if "y" in panel.log:
+            axes.set_yscale("log")
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=7)
+    write(Path(path), lambda temporary: figure.savefig(temporary, dpi=150, format=_kind(path)))
+
+
+def _line(axes: Any, line: Line) -> Any:
+    look = {"linestyle": line.style, "marker": line.marker, "markersize": 4, "color": line.color}
+    return axes.errorbar(line.x, line.y, yerr=line.error, **look)
+
+
+def _bars(axes: Any, bars: Sequence[Bar]) -> None:
+    whiskers = [[bar.value - bar.low for bar in bars], [bar.high - bar.value for bar in bars]]
+    values, colors = [bar.value for bar in bars], [bar.color for bar in bars]
+    axes.barh([bar.label for bar in bars], values, xerr=whiskers, color=colors, capsize=3)
+
+
+def check_plot(path: str) -> None:
+    """Refuse a figure that cannot be drawn: matplotlib is missing or does not know its format, or the folder is."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise ForetokenError("Plots need matplotlib: pip install 'foretoken[bench]'.") from error
+    known = FigureCanvasBase.get_supported_filetypes()
+    if _kind(path) not in known:
+        raise ForetokenError(f"Cannot plot to {path}: end its name in one of {', '.join(sorted(known))}.")
+    check_file(Path(path))
+
+
+def _kind(path: str) -> str:
+    return path.rpartition(".")[2]

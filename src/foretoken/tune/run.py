@@ -1,7 +1,7 @@
 """The measurements behind a profile, in order: the workload's text, forwards, acceptance, overheads, the few best."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,10 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.draft.tli import IntersectionLM
 from foretoken.drafters import default_rule, fingerprint_of, plain, way_of, with_tree
 from foretoken.engine import Engine
-from foretoken.measure.interleaved import Runs, Workload, interleaved
-from foretoken.measure.table import Report
+from foretoken.measure.continuations import Runs, Workload, continued
+from foretoken.measure.harness import Progress
+from foretoken.measure.report import Report
+from foretoken.measure.results import Journal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
 from foretoken.names import tree_policy
@@ -31,10 +33,8 @@ from foretoken.tune.acceptance import (
 )
 from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
 from foretoken.tune.grid import DEPTHS, able, configured, families, modelled, probes
-from foretoken.tune.journal import Journal
 from foretoken.tune.watch import Watched, watched
 
-Progress = Callable[[str], None]
 PROBE_PROMPTS = 3
 MEASURED = ("tokens a step", "tokens/s", "x plain")
 MODEL, RUN = "model", "short run"
@@ -186,7 +186,7 @@ def _measure(
 
     def side_by_side(some: Sequence[Configuration], on: Workload) -> dict[Configuration, Runs]:
         engines = {c.name: configured(engine, c) for c in some}
-        found = interleaved(engines, on, rounds, progress, journal.once)
+        found = continued(engines, on, rounds, progress, journal)
         return {c: found[c.name] for c in some}
 
     tossed = [c for c in chosen if c.draft_probability is not None]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretoken.measure.interleaved import Runs
+from foretoken.measure.continuations import Runs
 from foretoken.tune.costs import PLAINLY, Configuration
 
 FALLS = 0.95  # of a family's best tokens/s: below it larger members are not run

@@ -7,8 +7,8 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Processor
 from foretoken.engine import Engine
-
-WARM_TOKENS = 12
+from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
+from foretoken.measure.results import Journal
 
 
 @dataclass(frozen=True)
@@ -84,38 +84,36 @@ class Workload:
         return Continued(tuple(tokens), self.now() - begin), ids
 
 
-def interleaved(
+def continued(
     engines: Mapping[str, Engine],
     workload: Workload,
     rounds: int,
-    progress: Callable[[str], None],
-    once: Callable[[str, Callable[[], Any]], Any] = lambda _, measure: measure(),
+    progress: Progress,
+    journal: Journal | None = None,
 ) -> dict[str, Runs]:
-    """Every engine warm, then timed. once: remembers what was measured, by a name."""
-    found: dict[str, list[Continued]] = {name: [] for name in engines}
-    blocks = [(r, i) for r in range(rounds) for i in range(len(workload.prompts))]
-    warm = False
+    """Every engine on every prompt, round after round. journal: remembers whole blocks, which are not run again."""
+    every = blocks(rounds, len(workload.prompts), [workload.temperature])
+    found: dict[Block, dict[str, Any]] = {}
 
-    def block(number: int, round_: int, i: int) -> dict[str, Any]:
-        nonlocal warm
-        if not warm:  # compile, and page in
-            for name, engine in engines.items():
-                progress(f"warming up {name}")
-                workload.run(engine, 0, 0, WARM_TOKENS)
-            warm = True
-        names = list(engines)
-        turn = number % len(names)
-        runs = {}
-        for order, name in enumerate([*names[turn:], *names[:turn]]):
-            progress(f"[{number * len(names) + order + 1}/{len(blocks) * len(names)}] {name}, prompt {i + 1}")
-            seed = workload.seed + 1000 * round_ + i
-            run, _ = workload.run(engines[name], i, seed)
-            runs[name] = [run.tokens, run.seconds]
-        return runs
+    def entry(block: Block) -> str:
+        return f"{', '.join(engines)}: round {block.round + 1}, prompt {block.prompt + 1}"
 
-    for number, (round_, i) in enumerate(blocks):
-        label = f"{', '.join(engines)}: round {round_ + 1}, prompt {i + 1}"
-        runs = once(label, lambda n=number, r=round_, j=i: block(n, r, j))
-        for name, (tokens, seconds) in runs.items():
-            found[name].append(Continued(tuple(tokens), seconds))
-    return {name: Runs(tuple(runs)) for name, runs in found.items()}
+    def known(block: Block) -> bool:
+        if journal is not None and entry(block) in journal:
+            found[block] = journal[entry(block)]
+        return block in found
+
+    def run(engine: Engine, block: Block) -> Continued:
+        return workload.run(engine, block.prompt, workload.seed + 1000 * block.round + block.prompt)[0]
+
+    def warm(engine: Engine) -> None:
+        workload.run(engine, 0, 0, WARM_TOKENS)
+
+    for turn in interleave(engines, every, run, warm, progress, known):
+        found.setdefault(turn.block, {})[turn.name] = [turn.result.tokens, turn.result.seconds]
+        if turn.last and journal is not None:
+            journal.add(entry(turn.block), found[turn.block])
+    return {
+        name: Runs(tuple(Continued(tuple(tokens), seconds) for tokens, seconds in (found[b][name] for b in every)))
+        for name in engines
+    }

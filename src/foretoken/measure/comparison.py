@@ -1,0 +1,279 @@
+"""`foretoken bench`: our decoding and transformers' own `generate` on the same prompts, interleaved in one process."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
+from foretoken.measure.methods import OURS, THEIRS, Method, Run
+from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Bar, Panel
+from foretoken.measure.report import Report, Spread
+from foretoken.profile import PLAIN
+
+NOTES = [
+    "tokens/s, x plain, x transformers: medians (lowest to highest) of the runs, and of ratios taken inside a round.",
+    "x plain: over our plain decoding; decoding: the same after the first token, without the prefill. x transformers: "
+    "over transformers' plain generate. Same batch size in all.",
+    "tokens/forward: emitted tokens per target forward, bonus included. accepted: share of drafted tokens that were "
+    "emitted.",
+    "TTFT: time to the first token. outside: share of the wall clock spent outside calls of the models; in brackets, "
+    "outside our scoring, which is those calls, masks and cache. KiB/token: growth of the peak memory after the "
+    "first token.",
+]
+
+
+@dataclass(frozen=True)
+class Settings:
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    max_new_tokens: int = 128
+    rounds: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "rounds"):
+            if getattr(self, name) < 1:
+                raise ForetokenError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+        for temperature in self.temperatures:
+            if not 0 <= temperature < float("inf"):
+                raise ForetokenError(f"temperature is {temperature}: it must be a finite number >= 0.")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run in its place. Methods are compared where temperature, prompt, round and batch are equal.
+
+    verifier: the rule that drafts passed, if any. prompt: number, from 1, of the first of its prompts. order: its place
+    in the round.
+    """
+
+    system: str
+    method: str
+    verifier: str | None
+    batch: int
+    temperature: float
+    prompt: str
+    round: int
+    order: int
+    seed: int
+    run: Run
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.run.num_tokens / self.run.wall_s
+
+    @property
+    def decoded_per_s(self) -> float | None:
+        """Tokens per second after the first ones, without the prefill. None where all came at once."""
+        left = self.run.num_tokens - self.run.num_first
+        return left / (self.run.wall_s - self.run.ttft_s) if left else None
+
+    @property
+    def outside_forwards(self) -> float:
+        """Share of the wall clock outside calls of the models."""
+        return 1 - self.run.forward_s / self.run.wall_s
+
+    @property
+    def outside_scoring(self) -> float | None:
+        """Share outside our rows' score, extend and keep; None for transformers."""
+        return None if self.run.scoring_s is None else 1 - self.run.scoring_s / self.run.wall_s
+
+    def record(self) -> dict[str, Any]:
+        """A line of JSONL. Block efficiency counts the bonus token."""
+        fields = {name: value for name, value in vars(self).items() if name != "run"}
+        run = self.run
+        return fields | run.record() | {
+            "tokens_per_s": self.tokens_per_s,
+            "decoded_per_s": self.decoded_per_s,
+            "block_efficiency": run.num_tokens / run.num_target_forwards,
+            "acceptance_rate": run.num_accepted / run.num_drafted if run.num_drafted else None,
+            "outside_forwards": self.outside_forwards,
+            "outside_scoring": self.outside_scoring,
+        }  # fmt: skip
+
+
+def compare(
+    methods: Sequence[Method], prompts: Sequence[list[int]], settings: Settings, progress: Progress
+) -> Iterator[Measurement]:
+    """Run every method on every prompt, and yield as it goes.
+
+    A batch takes the block's prompt and those after it, around the end.
+    """
+    named = {f"{m.system} {m.name}, batch {m.batch}": m for m in methods}
+
+    def run(method: Method, first: int, new: int, temperature: float, seed: int) -> Run:
+        batch = [prompts[(first + j) % len(prompts)] for j in range(method.batch)]
+        return method.run(batch, new, temperature, seed)
+
+    def warm(method: Method) -> None:
+        for temperature in settings.temperatures:
+            run(method, 0, min(WARM_TOKENS, settings.max_new_tokens), temperature, settings.seed)
+
+    def measured(method: Method, block: Block) -> Run:
+        return run(method, block.prompt, settings.max_new_tokens, block.temperature, settings.seed + block.number)
+
+    every = blocks(settings.rounds, len(prompts), settings.temperatures)
+    for turn in interleave(named, every, measured, warm, progress):
+        m, block = named[turn.name], turn.block
+        yield Measurement(
+            *(m.system, m.name, m.verifier, m.batch, block.temperature, str(block.prompt + 1), block.round),
+            *(turn.order, settings.seed + block.number, turn.result),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one temperature and batch size. verifier: None where nothing is drafted, and for transformers.
+
+    vs_plain, vs_transformers: tokens/s over our plain decoding's and transformers' plain one's at the same batch size.
+    decoding_vs_plain: the same as vs_plain after the first tokens, that is without the prefill.
+    vs_batch_1: over the same method's at batch 1. block_efficiency, acceptance_rate: over all runs together.
+    outside_forwards, outside_scoring: see Measurement; memory in bytes.
+    """
+
+    system: str
+    method: str
+    verifier: str | None
+    batch: int
+    temperature: float
+    num_runs: int
+    tokens_per_s: Spread
+    vs_plain: Spread | None
+    decoding_vs_plain: Spread | None
+    vs_transformers: Spread | None
+    vs_batch_1: Spread | None
+    block_efficiency: float
+    acceptance_rate: float | None
+    ttft_s: float
+    outside_forwards: float
+    outside_scoring: float | None
+    memory_bytes_per_token: float | None
+
+    def cells(self, batched: bool) -> list[str]:
+        """Of the table, as `report` names its columns."""
+        outside = f"{self.outside_forwards:.0%}"
+        rule = "" if self.verifier is None else f", {self.verifier}"
+        return [
+            f"{self.system} {self.method}{rule}",
+            self.tokens_per_s.show(1),
+            _shown(self.vs_plain),
+            "-" if self.decoding_vs_plain is None else f"{self.decoding_vs_plain.median:.2f}",
+            _shown(self.vs_transformers),
+            *([_shown(self.vs_batch_1)] if batched else []),
+            f"{self.block_efficiency:.2f}",
+            "-" if self.acceptance_rate is None else f"{self.acceptance_rate:.2f}",
+            f"{self.ttft_s * 1000:.0f}",
+            outside if self.outside_scoring is None else f"{outside} ({self.outside_scoring:.0%})",
+            "-" if self.memory_bytes_per_token is None else f"{self.memory_bytes_per_token / 1024:.1f}",
+        ]
+
+
+def _shown(spread: Spread | None) -> str:
+    return "-" if spread is None else spread.show(2)
+
+
+def summarise(measurements: Sequence[Measurement]) -> list[Row]:
+    """One row per temperature, batch and method, each in the order in which it first came.
+
+    Ratios are taken inside a round, where both sides met the same prompt and the same minute; then medians of them.
+    """
+    groups: dict[tuple[float, int, str, str], list[Measurement]] = {}
+    for m in measurements:
+        groups.setdefault((m.temperature, m.batch, m.system, m.method), []).append(m)
+    temperatures = list(dict.fromkeys(m.temperature for m in measurements))
+    batches = list(dict.fromkeys(m.batch for m in measurements))
+    methods = list(dict.fromkeys((m.system, m.method) for m in measurements))
+    speeds = _speeds((m, m.tokens_per_s) for m in measurements)
+    decoding = _speeds((m, m.decoded_per_s) for m in measurements)
+    rows = []
+    for (temperature, batch, system, method), group in groups.items():
+        tokens, forwards = sum(m.run.num_tokens for m in group), sum(m.run.num_target_forwards for m in group)
+        drafted, accepted = sum(m.run.num_drafted for m in group), sum(m.run.num_accepted for m in group)
+        rows.append(
+            Row(
+                system,
+                method,
+                group[0].verifier,
+                batch,
+                temperature,
+                len(group),
+                tokens_per_s=Spread.of([m.tokens_per_s for m in group]),
+                vs_plain=_ratios(group, speeds, batch, OURS, PLAIN),
+                decoding_vs_plain=_ratios(group, decoding, batch, OURS, PLAIN),
+                vs_transformers=_ratios(group, speeds, batch, THEIRS, PLAIN),
+                vs_batch_1=None if batch == 1 else _ratios(group, speeds, 1, system, method),
+                block_efficiency=tokens / forwards,
+                acceptance_rate=accepted / drafted if drafted else None,
+                ttft_s=median(m.run.ttft_s for m in group),
+                outside_forwards=median(m.outside_forwards for m in group),
+                outside_scoring=_median(m.outside_scoring for m in group),
+                memory_bytes_per_token=_median(m.run.memory_bytes_per_token for m in group),
+            )
+        )
+
+    def place(row: Row) -> tuple[int, int, int]:
+        return temperatures.index(row.temperature), batches.index(row.batch), methods.index((row.system, row.method))
+
+    return sorted(rows, key=place)
+
+
+Place = tuple[float, str, int, int, str, str]
+
+
+def _speeds(found: Iterable[tuple[Measurement, float | None]]) -> dict[Place, float]:
+    return {_place(m, m.batch, m.system, m.method): speed for m, speed in found if speed is not None}
+
+
+def _place(m: Measurement, batch: int, system: str, method: str) -> Place:
+    return m.temperature, m.prompt, m.round, batch, system, method
+
+
+def _ratios(
+    group: Sequence[Measurement], speeds: dict[Place, float], batch: int, system: str, method: str
+) -> Spread | None:
+    """Speeds of the group's runs over those of another method in the same rounds; None if it never ran there."""
+    own = [speeds.get(_place(m, m.batch, m.system, m.method)) for m in group]
+    others = [speeds.get(_place(m, batch, system, method)) for m in group]
+    ratios = [mine / other for mine, other in zip(own, others, strict=True) if mine and other]
+    return Spread.of(ratios) if ratios else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return median(known) if known else None
+
+
+def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Report:
+    """A table per temperature and batch size. header: machine, models and settings, as plain values; a `label`."""
+    found = Report("foretoken bench", header, [], interrupted, {"rows": [asdict(row) for row in rows]})
+    for (temperature, batch), shown in _panels(rows).items():
+        batched = any(row.vs_batch_1 for row in shown)
+        columns = ["method", "tokens/s", "x plain", "decoding", "x transformers", *(["x batch 1"] if batched else []),
+                   "tokens/forward", "accepted", "TTFT ms", "outside", "KiB/token"]  # fmt: skip
+        table = found.table(f"temperature {temperature:g}, batch {batch}, {header['label']}", columns)
+        for row in shown:
+            table.add(*row.cells(batched))
+    if found.tables:
+        found.tables[-1].notes = NOTES
+    return found
+
+
+def bars(rows: Sequence[Row]) -> list[Panel]:
+    """Medians of tokens/s, with their range, per temperature and batch size."""
+    panels = []
+    for (temperature, batch), shown in _panels(rows).items():
+        content = [
+            Bar(f"{row.system}\n{row.method}", row.tokens_per_s.median, row.tokens_per_s.low, row.tokens_per_s.high,
+                OUR_COLOR if row.system == OURS else THEIR_COLOR)
+            for row in reversed(shown)
+        ]  # fmt: skip
+        panels.append(Panel(f"temperature {temperature:g}, batch {batch}", "tokens/s", "", content))
+    return panels
+
+
+def _panels(rows: Sequence[Row]) -> dict[tuple[float, int], list[Row]]:
+    found: dict[tuple[float, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.temperature, row.batch), []).append(row)
+    return found
