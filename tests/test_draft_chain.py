@@ -170,7 +170,7 @@ def test_a_batch_and_a_wider_tree_go_level_by_level(name, engine, calls):
 @pytest.mark.parametrize("name", ["drafter"], indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_without_finite_logits_is_given_up(engine, temperature):
-    engine.drafter.lm.kernel.norm[:] = torch.nan
+    engine.drafter.lm.kernel.head.norm[:] = torch.nan
     with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
         result = engine.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
     assert result.stats.num_drafted == 0

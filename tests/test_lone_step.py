@@ -123,7 +123,7 @@ def test_logits_that_are_not_finite_name_the_model(temperature):
     engine = load()
     kernel = engine.target.lm.kernel
     assert isinstance(kernel, LlamaKernel)
-    kernel.norm[:] = torch.nan
+    kernel.head.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
         engine.generate(PROMPT, max_new_tokens=2, temperature=temperature, seed=0)
 
@@ -272,7 +272,7 @@ def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, trees)
     engine = load(drafter="ngram", tree="chain:3")
     kernel = engine.target.lm.kernel
     assert isinstance(kernel, LlamaKernel)
-    kernel.norm[:] = torch.nan
+    kernel.head.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
         engine.generate("a b c d " * 8, max_new_tokens=4, temperature=temperature, seed=0)
 

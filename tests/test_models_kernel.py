@@ -34,8 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def product(x: torch.Tensor, linear: PanelLinear, threads: bool | None = None) -> torch.Tensor:
     y = np.full((len(x), linear.out_features), np.nan, np.float32)
-    m, k = x.shape
-    times(x.numpy(), k, k, m, linear.address, linear.form, y, 0, y.shape[1], y.shape[1], threads)
+    times(x.numpy(), linear.address, linear.form, y.shape[1], y, threads)
     return torch.from_numpy(y)
 
 
@@ -296,7 +295,7 @@ def test_a_wrong_product_is_seen() -> None:
     pack(model)
     rows = CausalLM(model).open(1, 40)
     assert rows._kernel is not None
-    rows._kernel.sin = -rows._kernel.sin
+    rows._kernel.model.cache.sin[:] *= -1
     rows.extend(rows.join(), [1, 2, 3, 4])
     (x,) = rows.score([[5]], [[-1]])
     assert float((x[0] - want).abs().max()) > 50 * TOLERANCE[torch.float32]
@@ -336,9 +335,9 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     from foretoken.kernel import product, tile
 
-    def wrong(x: Any, x_row: int, k: int, m: int, w: int, form: int, y: Any, *rest: Any) -> None:
-        right(x, x_row, k, m, w, form, y, *rest)
-        if k > 2 * tile.CHUNK:
+    def wrong(x: Any, w: int, form: int, width: int, y: Any, threads: Any) -> None:
+        right(x, w, form, width, y, threads)
+        if x.shape[1] > 2 * tile.CHUNK:
             y[-1, -1] += 0.1
 
     right = product.times

@@ -163,7 +163,7 @@ def test_it_ends_with_the_text(alone):
 def test_logits_that_are_not_finite_are_noticed(alone):
     engine = load()
     broken = replace(engine)
-    broken.drafter.lm.kernel.norm[:] = torch.nan
+    broken.drafter.lm.kernel.head.norm[:] = torch.nan
     with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
         result = broken.generate(PROMPT, max_new_tokens=6, temperature=1.0, seed=0)
     assert result.stats.num_drafted == 0

@@ -12,22 +12,26 @@ from foretoken.core.shapes import Float
 from foretoken.core.truncated import Truncation
 from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.kernel.sizes import ALL, LANES
-from foretoken.models.kernel_layers import KernelLayers, KernelSlots, array, bias_of, chain_outputs, table_of
+from foretoken.models.kernel_layers import (
+    NEVER,
+    NO_FLOATS,
+    NO_IDS,
+    KernelLayers,
+    KernelSlots,
+    array,
+    bias_of,
+    table_of,
+)
 from foretoken.models.panels import PanelLinear, use_threads
 
 if TYPE_CHECKING:
-    from foretoken.kernel.heads import Entry, Exit
-
-NEVER = 2**62  # levels after which an EAGLE head would turn to MLPs
-NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
+    from foretoken.kernel.model import Entry, Head, Mlps
 
 
 class EagleKernel(KernelLayers):
-    """The weights of one head in the form that the kernel reads; shared by all rows.
+    """The weights of one head in the form that the kernel reads; shared by all batches.
 
-    entry, exit, mlps: as kernel_chain takes them; exit is None where the target's LM head is more than a packed
-    product. serial: levels before those of Gumiho's MLPs. embedding: the target's table [vocabulary, d], None where it
-    is more than a table, or does not hold every token that can be drawn: compiled loops do not look.
+    blocks: of Gumiho's MLPs, which stay when the head is cut; the addresses in `mlps` point into their panels.
     """
 
     def __init__(self, head: Eagle | Eagle3) -> None:
@@ -36,15 +40,15 @@ class EagleKernel(KernelLayers):
         super().__init__(
             _layers(head), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
         )
-        self.head = head  # the addresses of its linear layers point into their panels
-        self.entry, self.exit = _entry(head), _exit(head)
+        self.module = head  # the addresses of its linear layers point into their panels
+        self.vocab_size = target.vocab_size
+        self.entry, self.head = _entry(head), _head(head)
         self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
-        self.blocks: list[list[PanelLinear]] = _blocks(head)  # which stay when the head is cut
-        self.mlps = _addresses(self.blocks)
+        self.blocks: list[list[PanelLinear]] = _blocks(head)
+        self.mlps = _mlps(self.blocks)
         table = target.embedding
-        known = type(table) is nn.Embedding and target.embedding_scale == 1
-        known = known and len(table.get_parameter("weight")) >= target.vocab_size
-        self.embedding = table_of(table.get_parameter("weight")) if known else None
+        plain = type(table) is nn.Embedding and target.embedding_scale == 1
+        self.embedding = table_of(table.get_parameter("weight")) if plain else np.zeros((0, shape.hidden), np.float32)
 
 
 class EagleSlots(KernelSlots):
@@ -60,27 +64,23 @@ class EagleSlots(KernelSlots):
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
         """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
-        from foretoken.kernel.heads import enter, leave
+        from foretoken.kernel.heads import step
 
-        k, shape = self.layers, states.shape
-        of_tokens, before = (y.float().reshape(-1, shape[-1]).contiguous().numpy() for y in (embedded, states))
+        of_tokens, before = (y.float().reshape(-1, y.shape[-1]).contiguous().numpy() for y in (embedded, states))
         x = np.empty_like(before)
-        fed = enter(of_tokens, before, k.entry, x, use_threads())
-        self.run(x, positions.reshape(-1), {"": mask}, fed=fed)
-        if k.exit is not None:
-            leave(x, k.exit)
-        return torch.from_numpy(x).view(shape)
+        step(self.model, of_tokens, before, self._nodes(positions.reshape(-1), {"": mask}), x, use_threads())
+        return torch.from_numpy(x).view(states.shape)
 
     def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Over the head's own vocabulary, from states that `step` gave."""
-        from foretoken.kernel.heads import scores
+        from foretoken.kernel.model import scores
 
-        k = self.layers
-        if k.exit is None:
-            return k.head.logits(states)
-        width = len(k.exit.columns) or k.head.target.vocab_size
-        out = np.empty((states.numel() // states.shape[-1], width), np.float32)
-        scores(states.reshape(-1, states.shape[-1]).contiguous().numpy(), k.exit, out, use_threads())
+        head = self.layers.head
+        if head.address == 0:
+            return self.layers.module.logits(states)
+        flat = states.reshape(-1, states.shape[-1]).contiguous().numpy()
+        out = np.empty((len(flat), len(head.columns) or self.layers.vocab_size), np.float32)
+        scores(flat, head, out, use_threads())
         return torch.from_numpy(out).view(*states.shape[:-1], -1)
 
     def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
@@ -88,13 +88,9 @@ class EagleSlots(KernelSlots):
         from foretoken.kernel.heads import parallel
 
         n, d = first.shape
-        out = np.empty((n, len(self.layers.mlps[0]), d), np.float32)
+        out = np.empty((n, len(self.layers.blocks), d), np.float32)
         parallel(torch.cat((first, second), -1).float().numpy(), self.layers.mlps, out, use_threads())
         return torch.from_numpy(out)
-
-    @property
-    def drafts_chains(self) -> bool:
-        return self.layers.exit is not None and self.layers.embedding is not None
 
     def draft_chain(
         self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
@@ -102,20 +98,7 @@ class EagleSlots(KernelSlots):
     ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
-        from foretoken.kernel.heads import draft_head_chain
-
-        k, levels, m = self.layers, len(u), len(read)
-        assert k.embedding is not None
-        assert k.exit is not None
-        factor, q, tokens = chain_outputs(levels, k.head.target.vocab_size, temperature)
-        if len(k.exit.columns):
-            q[:] = 0
-        made = np.zeros((m + levels - 1, k.embedding.shape[1]), np.float32)
-        done = draft_head_chain(
-            np.array(read), states.float().numpy(), row, *self._chain(read, start, k.embedding), k.entry, k.exit,
-            k.serial, k.mlps, u.numpy(), factor, truncation, floor, use_threads(), q, tokens, made,
-        )  # fmt: skip
-        return tokens[:done].tolist(), torch.from_numpy(q[:done]), torch.from_numpy(made[: m + done - 1])
+        return self._draft(self._text(row, read, states.float().numpy(), start), u, temperature, floor, truncation)
 
 
 def eagle_kernel(head: Eagle | Eagle3) -> EagleKernel | None:
@@ -136,7 +119,7 @@ def _layers(head: Eagle | Eagle3) -> list[Any]:
 
 
 def _entry(head: Eagle | Eagle3) -> "Entry":
-    from foretoken.kernel.heads import Entry
+    from foretoken.kernel.model import Entry
 
     d, eps = head.shape.hidden, np.float32(head.shape.eps)
     if isinstance(head, Eagle):
@@ -147,20 +130,21 @@ def _entry(head: Eagle | Eagle3) -> "Entry":
     return Entry(0, 0, NO_FLOATS, norms, eps, layer.norm_before_residual)
 
 
-def _exit(head: Eagle | Eagle3) -> "Exit | None":
-    from foretoken.kernel.heads import Exit
+def _head(head: Eagle | Eagle3) -> "Head":
+    """Of address 0 where the target's LM head is more than a packed product."""
+    from foretoken.kernel.model import Head
 
     eps, target = np.float32(head.shape.eps), head.target
     if isinstance(head, Eagle3):
         last: Any = head.lm_head
         columns = NO_IDS if head.columns is None else head.columns.numpy()
         of_norm = array(head.norm.weight)
-        return Exit(of_norm, eps, head.norm_output, np.float32(1), last.address, last.form, NO_FLOATS, columns)
-    last = target.unembedding
+        return Head(of_norm, eps, head.norm_output, np.float32(1), last.address, last.form, NO_FLOATS, columns)
+    last, factor = target.unembedding, np.float32(head.feature_scale)
     if not isinstance(last, PanelLinear) or target.logit_scale != 1 or target.softcap is not None:
-        return None
+        return Head(NO_FLOATS, eps, False, factor, 0, 0, NO_FLOATS, NO_IDS)
     bias = NO_FLOATS if last.bias is None else bias_of(last)
-    return Exit(NO_FLOATS, eps, False, np.float32(head.feature_scale), last.address, last.form, bias, NO_IDS)
+    return Head(NO_FLOATS, eps, False, factor, last.address, last.form, bias, NO_IDS)
 
 
 def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:
@@ -168,8 +152,9 @@ def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:
     return [[block.linear for block in mlp] for mlp in mlps]
 
 
-def _addresses(mlps: list[list[PanelLinear]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What kernel_chain.parallel takes."""
+def _mlps(mlps: list[list[PanelLinear]]) -> "Mlps":
+    from foretoken.kernel.model import Mlps
+
     blocks, d = (len(mlps[0]), mlps[0][0].out_features) if mlps else (0, 0)
     addresses, forms = np.zeros((len(mlps), blocks), np.int64), np.zeros((len(mlps), blocks), np.int64)
     biases = np.ones((len(mlps), blocks, 2 * d), np.float32)
@@ -177,4 +162,4 @@ def _addresses(mlps: list[list[PanelLinear]]) -> tuple[np.ndarray, np.ndarray, n
         addresses[j] = [linear.address for linear in mlp]
         forms[j] = [linear.form for linear in mlp]
         biases[j, :, :d] = [bias_of(linear) for linear in mlp]
-    return addresses, forms, biases
+    return Mlps(addresses, forms, biases)

@@ -1,4 +1,4 @@
-"""Attention of a few nodes over a slot cache on a CPU, and how the cache stores keys and values.
+"""Attention of a few nodes over a slot cache, and how the cache stores keys and values.
 
 keys [batch, heads, slots / 64, dim, 64], panels like those of a matrix, so that a product with a query runs along slots
 and along memory; values [batch, heads, slots, dim]. Slots are a multiple of 64 and start as zeros.
@@ -10,10 +10,12 @@ softmax's weights are rounded too; scores, the softmax and all sums are float32.
 
 # pyright: reportCallIssue=false
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foretoken.kernel.addresses import alive
 from foretoken.kernel.compile import compiled
-from foretoken.kernel.product import alive
 from foretoken.kernel.simd import exp_row
 from foretoken.kernel.sizes import COLUMNS, LANES, WHOLE
 from foretoken.kernel.tile import PER_WORD, ROUNDED, nearest, rounded, strip
@@ -21,24 +23,52 @@ from foretoken.kernel.tile import PER_WORD, ROUNDED, nearest, rounded, strip
 QUERIES = 48  # queries that share one block of scores
 
 
-def _store(qkv, b, h, of_q, of_k, slots, dim, paired, keys, values):  # type: ignore[no-untyped-def]
-    """Key and value of head h of batch row b, of qkv [batch * n, queries (of_q) | keys (of_k) | values (of_k)], go to
-    `slots` [batch, n]."""
-    n = slots.shape[1]
+class Attention(NamedTuple):
+    """What the attention of one layer reads and writes, for n nodes of each of `batch` sequences.
+
+    qkv: queries, keys and values of the nodes, ready to be used [batch * n, (query_heads + 2 key_heads) dim].
+    keys: as above [batch, key_heads, panels, dim or dim / 2, 64].
+    values: as above [batch, key_heads, slots or slots / 2, dim].
+    slots: where each node's key and value go [batch, n].
+    mask: what is added to the scores, 0 or `low` [batch, 1, n, used]; no columns where all is seen.
+    used: slots of the longest sequence.
+    rep: query heads of each key head.
+    scale: factor of the queries.
+    low: stands for minus infinity.
+    paired: whether two numbers share a word.
+    """
+
+    qkv: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    slots: np.ndarray
+    mask: np.ndarray
+    used: int
+    rep: int
+    scale: np.float32
+    low: np.float32
+    paired: bool
+
+
+def _store(attention, b, group):  # type: ignore[no-untyped-def]
+    """Write the nodes' keys and values of key head `group` of sequence b into their slots."""
+    qkv, keys, values, slots = attention.qkv, attention.keys, attention.values, attention.slots
+    n, key_heads, dim = slots.shape[1], values.shape[1], values.shape[3]
     bits, key_words, value_words = qkv.view(np.uint32), keys.view(np.uint32), values.view(np.uint32)
-    at, there = of_q + h * dim, of_q + of_k + h * dim
+    at = (attention.rep * key_heads + group) * dim
+    there = at + key_heads * dim
     for i in range(n):
         row, slot = b * n + i, slots[b, i]
         panel, column = slot // COLUMNS, slot % COLUMNS
-        if not paired:
+        if not attention.paired:
             for j in range(dim):
-                keys[b, h, panel, j, column] = qkv[row, at + j]
-                values[b, h, slot, j] = qkv[row, there + j]
+                keys[b, group, panel, j, column] = qkv[row, at + j]
+                values[b, group, slot, j] = qkv[row, there + j]
             continue
-        key, value, words = bits[row, at : at + dim], bits[row, there : there + dim], value_words[b, h, slot // 2]
+        key, value, words = bits[row, at : at + dim], bits[row, there : there + dim], value_words[b, group, slot // 2]
         for j in range(dim // 2):
             even, odd = nearest(key[2 * j]), nearest(key[2 * j + 1])
-            key_words[b, h, panel, j, column] = np.uint32(even >> 16 | odd)
+            key_words[b, group, panel, j, column] = np.uint32(even >> 16 | odd)
         if slot % 2:
             for j in range(dim):
                 words[j] = words[j] & np.uint32(0xFFFF) | np.uint32(nearest(value[j]))
@@ -51,8 +81,11 @@ store = compiled(_store, fuse=True)
 
 
 def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
-    """Each row's first `used` scores, in place, become weights whose softmax is shares[i] times them; the columns up to
-    the next multiple of 16 become 0."""
+    """Turn the first `used` scores of each row into the weights of a softmax, up to a factor.
+
+    scores: [rows at least, columns], in place; columns from `used` on become 0; 16 divides their number.
+    shares: what each row's weights are to be multiplied by [rows], is written.
+    """
     wide = scores.shape[1]
     for i in range(rows):
         for j in range(used, wide):
@@ -63,16 +96,26 @@ def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
 weigh = compiled(_weigh, fuse=True)
 
 
-def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, filled, low, out):  # type: ignore[no-untyped-def]
-    """Attention of the n nodes of one row with one key head, `job` of all of them: out[:, query heads of the group].
+def _used_by(slots, b, used):  # type: ignore[no-untyped-def]
+    """The slots that the nodes of sequence b read: up to the last node; padding, at `used` or beyond, is masked."""
+    own = 1
+    for i in range(slots.shape[1]):
+        if own <= slots[b, i] < used:
+            own = slots[b, i] + 1
+    return own
 
-    filled: slots of the longest row; this one's end behind its own last node, or behind padding that is masked.
+
+used_by = compiled(_used_by, fuse=True)
+
+
+def _attend(attention, b, group, out):  # type: ignore[no-untyped-def]
+    """Attention of the nodes of sequence b with key head `group`.
+
+    out: [batch * n, query_heads dim], whose columns of this group's query heads are written.
     """
-    b, group = job // key_heads, job % key_heads
-    used = 1
-    for i in range(n):
-        if used <= slots[b, i] < filled:
-            used = slots[b, i] + 1
+    qkv, keys, values, mask = attention.qkv, attention.keys, attention.values, attention.mask
+    n, dim, rep, paired = attention.slots.shape[1], values.shape[3], attention.rep, attention.paired
+    used = used_by(attention.slots, b, attention.used)
     unit = 2 * LANES if paired else LANES
     wide = (used + unit - 1) // unit * unit
     form, key_words, slot_words, per_word = WHOLE, dim, used, 1
@@ -92,7 +135,7 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
             of_group = qkv[b * n + first + i, group * rep * dim : (group + 1) * rep * dim]
             scaled = queries[i * rep * dim : (i + 1) * rep * dim]
             for j in range(rep * dim):
-                scaled[j] = of_group[j] * scale
+                scaled[j] = of_group[j] * attention.scale
         asked = rounded(queries, dim, dim, rows) if paired else queries
         for at in range(0, wide, COLUMNS):
             columns = min(COLUMNS, wide - at)
@@ -109,7 +152,7 @@ def _attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask,
                     row = scores[r]
                     for j in range(used):
                         row[j] += seen[j]
-        weigh(scores, rows, used, low, shares)
+        weigh(scores, rows, used, attention.low, shares)
         weights = rounded(scores.reshape(-1), wide, wide, rows) if paired else scores.reshape(-1)
         weights_row = wide // 2 * per_word if paired else wide
         for at in range(0, dim, COLUMNS):

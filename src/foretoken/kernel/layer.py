@@ -1,225 +1,250 @@
-"""A decoder layer over panels in five steps, of which every thread does its part.
+"""A decoder layer over panels in five steps, of which every thread does its part:
 
-Loops run over slices of a row: numba does not know that a column's number is not negative, and would look at each.
+1. project: norm, then queries, keys and values;
+2. look (attend): rotary embedding, keys and values into their slots, attention;
+3. mix: the output matrix of attention, and the residual sum;
+4. widen: norm, then gate and up, and silu(gate) * up;
+5. narrow: down, and the residual sum.
+
+After each step every thread waits for the others. In a step a thread takes panels of a matrix, and with them columns of
+what comes out, or heads of attention. What all threads need, each makes for itself (`own`, `bits`), since a core gets
+at what it wrote faster than at what another one did.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import carray, prange, types
-from numba.extending import intrinsic
+from numba import carray, prange
 
-from foretoken.kernel.attention import attend, store
+from foretoken.kernel.addresses import floats, pointer, whole
+from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, linked
-from foretoken.kernel.product import panel_at, panels_in, panels_of, share
-from foretoken.kernel.simd import gate_row, turn_row
-from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES
+from foretoken.kernel.pointwise import add, norm, norm_row, shift, turn
+from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
+from foretoken.kernel.simd import gate_row
+from foretoken.kernel.sizes import COLUMNS, DOTTED
 from foretoken.kernel.tile import round_rows
 
+PROJECT, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)
+Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
 
-def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
-    """out = x / sqrt(mean(x^2) + eps) * weight."""
-    squares = np.float32(0.0)
-    for j in range(len(x)):
-        squares += x[j] * x[j]
-    scale = np.float32(1.0) / np.sqrt(squares / np.float32(len(x)) + eps)
-    for j in range(len(x)):
-        out[j] = x[j] * scale * weight[j]
-
-
-norm_row = compiled(_norm_row, fuse=True, reorder_sums=True)
-
-
-def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
-    """The same, row by row."""
-    for i in range(x.shape[0]):
-        norm_row(x[i], weight, eps, out[i])
-
-
-norm = compiled(_norm, fuse=True)
-
-
-def _shift(x, start, end, bias):  # type: ignore[no-untyped-def]
-    """Add `bias` to columns start .. end - 1, each its own."""
-    for i in range(x.shape[0]):
-        row, more = x[i, start:end], bias[start:end]
-        for j in range(len(row)):
-            row[j] += more[j]
-
-
-shift = compiled(_shift, fuse=True)
-
-
-def _add(x, y, start, end, bias):  # type: ignore[no-untyped-def]
-    """Columns start .. end - 1 of x become x + y + bias."""
-    for i in range(x.shape[0]):
-        row, other, more = x[i, start:end], y[i, start:end], bias[start:end]
-        for j in range(len(row)):
-            row[j] += other[j] + more[j]
+# One layer of one forward, with arrays by their addresses: every step is called by the address of such a record, so
+# that it is compiled once, and not again in each compiled call that runs layers. d: width of the states. m: nodes of
+# all sequences.
+SIZES = (
+    "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "paired", "bare", "normed_heads", "used",
+    "seen", "panels", "positions_known", "fed_width", "room",
+)  # fmt: skip
+FLOATS = ("eps", "head_eps", "scale", "low")
+ADDRESSES = (
+    "x",  # the residual stream [m, d]
+    "fed",  # what attention reads if the layer is bare [m, fed_width]
+    "own",  # of every thread, the normed stream [m, d]
+    "bits",  # of every thread, `room` numbers: rows as `round_rows` makes them
+    "qkv",  # [m, (query_heads + 2 key_heads) dim]
+    "mixed",  # what attention gives [m, query_heads dim]
+    "back",  # what is added to the stream [m, d]
+    "gated",  # gate | up [m, 2 wide]
+    "inner",  # silu(gate) * up [m, wide]
+    "positions",  # of the nodes [m], int64
+    "slots",  # of the nodes [batch, n], int64
+    "cos", "sin",  # [positions_known, dim]
+    "norms",  # before attention and before the MLP [2, d]
+    "head_norms",  # of queries and of keys [2, dim], read if normed_heads
+    "weights",  # of the matrices: where their panels are [MATRICES], int64
+    "forms",  # of the matrices [MATRICES], int64
+    "to_qkv", "to_out", "to_gate", "to_down",  # biases [q | k | v], [d], [gate | up], [d]
+    "keys", "values",  # of the layer and its first sequence: see attention.py
+    "mask",  # [batch, 1, n, seen]
+)  # fmt: skip
+LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
 
 
-add = compiled(_add, fuse=True)
+def _own(t, part):  # type: ignore[no-untyped-def]
+    """A thread's room for the normed stream [m, d]."""
+    return floats(t.own + 4 * part * t.m * t.d, (t.m, t.d))
 
 
-def _turn(x, at, dim, positions, cos, sin):  # type: ignore[no-untyped-def]
-    """Rotary embedding of the head from column `at` on, in place."""
-    half = dim // 2
-    for i in range(x.shape[0]):
-        p = positions[i]
-        if half % LANES == 0:
-            turn_row(x, i * x.shape[1] + at, cos, sin, p * dim, half)
-        else:
-            head = x[i, at : at + dim]
-            for j in range(half):
-                a, b = head[j], head[half + j]
-                head[j] = a * cos[p, j] - b * sin[p, j]
-                head[half + j] = b * cos[p, half + j] + a * sin[p, half + j]
+own_of = compiled(_own, fuse=True)
 
 
-turn = compiled(_turn, fuse=True)
+def _round(t, part, x, k, form):  # type: ignore[no-untyped-def]
+    """Put the first k numbers of the rows x [m, k or more] into the thread's `bits`, if a matrix of this form wants
+    them rounded."""
+    if form == DOTTED:
+        round_rows(x.reshape(-1), x.shape[1], k, t.m, floats(t.bits + 4 * part * t.room, (t.room,)))
 
 
-def _ready(qkv, group, rep, query_heads, key_heads, dim, bias, head_norms, eps, positions, cos, sin):  # type: ignore[no-untyped-def]
-    """The heads of one group, in place: bias, norm, rotary embedding. qkv [n, queries | keys | values]."""
-    own, key, value = group * rep * dim, (query_heads + group) * dim, (query_heads + key_heads + group) * dim
-    shift(qkv, own, own + rep * dim, bias)
-    shift(qkv, key, key + dim, bias)
-    shift(qkv, value, value + dim, bias)
+round_for = compiled(_round, fuse=True)
+
+
+def _product_of(t, part, x, k, i, y, at, width):  # type: ignore[no-untyped-def]
+    """The Product of the first k columns of x [m, k or more] with matrix i, into columns at .. at + width - 1 of
+    y [m, n]. The thread's `bits` hold what `round_for` made of x."""
+    w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
+    bits = t.bits + 4 * part * t.room
+    return Product(x.ctypes.data, x.shape[1], bits, t.m, k, w, form, y.ctypes.data + 4 * at, y.shape[1], width)
+
+
+product_of = compiled(_product_of, fuse=True)
+
+
+def _first_of(t, part, parts, i, k, width):  # type: ignore[no-untyped-def]
+    """The address of the first panel of matrix i, of k inputs and `width` outputs, that a thread uses."""
+    w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
+    return panel_at(w, part * panels_in(width) // parts, k, form)
+
+
+first_of = compiled(_first_of, fuse=True)
+
+
+def _project(t, part, parts):  # type: ignore[no-untyped-def]
+    """Step 1: `qkv` of the normed stream, or of `fed`; a thread's panels may be of all three matrices."""
+    of_q, of_k, w, forms = t.query_heads * t.dim, t.key_heads * t.dim, whole(t.weights, (7,)), whole(t.forms, (7,))
+    qkv, rows = floats(t.qkv, (t.m, of_q + 2 * of_k)), own_of(t, part)
+    if t.bare:
+        rows = floats(t.fed, (t.m, t.fed_width))
+    else:
+        norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[0], t.eps, rows)
+    k = rows.shape[1]
+    round_for(t, part, rows, k, max(forms[Q], forms[K], forms[V]))
+    first, last = share(part, parts, panels_in(of_q) + 2 * panels_in(of_k))
+    at, before = 0, 0
+    for i in range(Q, V + 1):
+        out = of_q if i == Q else of_k
+        end = before + panels_in(out)
+        if first < end and before < last:
+            after = panel_at(w[i + 1], 0, k, forms[i + 1])
+            if last <= end:
+                after = first_of(t, part, parts, OUT, of_q, t.d)
+            start, stop = max(first, before) - before, min(last, end) - before
+            panels_of(product_of(t, part, rows, k, i, qkv, at, out), start, stop, after)
+        at, before = at + out, end
+
+
+project = compiled(_project, fuse=True)
+
+
+def _ready(t, b, group, qkv, rep):  # type: ignore[no-untyped-def]
+    """Make queries, keys and values of key head `group` of sequence b ready, in place: bias, norm, rotary embedding."""
+    n, dim = t.m // t.batch, t.dim
+    rows, positions = qkv[b * n : (b + 1) * n], whole(t.positions, (t.m,))[b * n : (b + 1) * n]
+    cos, sin = floats(t.cos, (t.positions_known, dim)), floats(t.sin, (t.positions_known, dim))
+    bias, head_norms = floats(t.to_qkv, (qkv.shape[1],)), floats(t.head_norms, (2 * t.normed_heads, dim))
+    own, key = group * rep * dim, (t.query_heads + group) * dim
+    value = key + t.key_heads * dim
+    shift(rows, own, own + rep * dim, bias)
+    shift(rows, key, key + dim, bias)
+    shift(rows, value, value + dim, bias)
     for i in range(rep + 1):
         at = own + i * dim if i < rep else key
-        if head_norms.shape[0] > 0:  # Qwen3: each head by itself
-            for row in range(qkv.shape[0]):
-                head = qkv[row, at : at + dim]
-                norm_row(head, head_norms[0 if i < rep else 1], eps, head)
-        turn(qkv, at, dim, positions, cos, sin)
+        if t.normed_heads:  # Qwen3: each head by itself
+            for row in range(n):
+                head = rows[row, at : at + dim]
+                norm_row(head, head_norms[0 if i < rep else 1], t.head_eps, head)
+        turn(rows, at, positions, cos, sin)
 
 
 ready = compiled(_ready, fuse=True)
 
 
-READ, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)  # of a layer; after each, every thread waits for the others
-
-# What a layer's table says: sizes, and addresses of arrays.
-(
-    M, D, BATCH, QUERY_HEADS, KEY_HEADS, DIM, WIDTH, WIDE, PAIRED, BARE, NORMED, USED, SEEN, PANELS, X, OWN, BITS,
-    ROOM, QKV, MIXED, GATED, INNER, BACK, POSITIONS, SLOTS, ANGLES, COS, SIN, NUMBERS, NORMS, HEAD_NORMS, WEIGHTS,
-    FORMS, TO_QKV, TO_OUT, TO_GATE, TO_DOWN, KEYS, VALUES, MASK, FED, FED_WIDTH, TABLE,
-) = range(43)  # fmt: skip
-
-
-@intrinsic
-def _pointer(typing: Any, address: Any) -> Any:
-    return types.voidptr(types.intp), lambda context, b, s, args: b.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-
-def _floats(address, shape):  # type: ignore[no-untyped-def]
-    return carray(_pointer(address), shape, np.float32)
-
-
-def _whole(address, shape):  # type: ignore[no-untyped-def]
-    return carray(_pointer(address), shape, np.int64)
+def _look(t, part, parts):  # type: ignore[no-untyped-def]
+    """Step 2: `mixed` of `qkv`; a thread takes some of the key heads of all sequences."""
+    first, last = share(part, parts, t.batch * t.key_heads)
+    rep, paired, per_word = t.query_heads // t.key_heads, t.paired > 0, 2 if t.paired else 1
+    slots = whole(t.slots, (t.batch, t.m // t.batch))
+    keys = floats(t.keys, (t.batch, t.key_heads, t.panels, t.dim // per_word, COLUMNS))
+    values = floats(t.values, (t.batch, t.key_heads, t.panels * COLUMNS // per_word, t.dim))
+    mask = floats(t.mask, (t.batch, 1, t.m // t.batch, t.seen))
+    qkv = floats(t.qkv, (t.m, (t.query_heads + 2 * t.key_heads) * t.dim))
+    mixed = floats(t.mixed, (t.m, t.query_heads * t.dim))
+    attention = Attention(qkv, keys, values, slots, mask, t.used, rep, t.scale, t.low, paired)
+    for job in range(first, last):
+        b, group = job // t.key_heads, job % t.key_heads
+        ready(t, b, group, qkv, rep)
+        store(attention, b, group)
+        attend(attention, b, group, mixed)
 
 
-floats = compiled(_floats, fuse=True)
-whole = compiled(_whole, fuse=True)
+look = compiled(_look, fuse=True)
 
 
-def _part(table, first_step, last_step, part, parts):  # type: ignore[no-untyped-def]
-    """What thread `part` of `parts` does in the steps first_step .. last_step - 1 of the layer of a table.
+def _mix(t, part, parts):  # type: ignore[no-untyped-def]
+    """Step 3: add to the stream what the output matrix makes of `mixed`."""
+    of_q, forms = t.query_heads * t.dim, whole(t.forms, (7,))
+    mixed, back = floats(t.mixed, (t.m, of_q)), floats(t.back, (t.m, t.d))
+    round_for(t, part, mixed, of_q, forms[OUT])
+    first, last = share(part, parts, panels_in(t.d))
+    after = first_of(t, part, parts, GATE, t.d, t.width)
+    panels_of(product_of(t, part, mixed, of_q, OUT, back, 0, t.d), first, last, after)
+    add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_out, (t.d,)))
 
-    It takes panels of a matrix, and with them columns of what comes out, or heads of attention. What all threads need,
-    each makes for itself (own [m, d], bits), since a core gets at what it wrote faster than at what another one did.
-    """
-    t = whole(table, (TABLE,))
-    m, d, batch, width, wide = t[M], t[D], t[BATCH], t[WIDTH], t[WIDE]
-    query_heads, key_heads, dim = t[QUERY_HEADS], t[KEY_HEADS], t[DIM]
-    rep, of_q, of_k = query_heads // key_heads, query_heads * dim, key_heads * dim
-    x, own = floats(t[X], (m, d)), floats(t[OWN] + 4 * part * m * d, (m, d))
-    bits = floats(t[BITS] + 4 * part * t[ROOM], (t[ROOM],))
-    qkv, mixed, back = floats(t[QKV], (m, of_q + 2 * of_k)), floats(t[MIXED], (m, of_q)), floats(t[BACK], (m, d))
-    gated, inner = floats(t[GATED], (m, 2 * wide)), floats(t[INNER], (m, wide))
-    w, form, norms = whole(t[WEIGHTS], (7,)), whole(t[FORMS], (7,)), floats(t[NORMS], (2, d))
-    numbers = floats(t[NUMBERS], (4,))
-    eps, head_eps, scale, low = numbers[0], numbers[1], numbers[2], numbers[3]
+
+mix = compiled(_mix, fuse=True)
+
+
+def _widen(t, part, parts):  # type: ignore[no-untyped-def]
+    """Step 4: `inner` of the normed stream; a thread takes the same columns of gate and up."""
+    own, gated, inner = own_of(t, part), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
+    forms = whole(t.forms, (7,))
+    norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[1], t.eps, own)
+    round_for(t, part, own, t.d, max(forms[GATE], forms[UP]))
+    first, last = share(part, parts, panels_in(t.width))
+    after = first_of(t, part, parts, UP, t.d, t.width)
+    panels_of(product_of(t, part, own, t.d, GATE, gated, 0, t.width), first, last, after)
+    after = first_of(t, part, parts, DOWN, t.width, t.d)
+    panels_of(product_of(t, part, own, t.d, UP, gated, t.wide, t.width), first, last, after)
+    bias = floats(t.to_gate, (2 * t.wide,))
+    start, end = min(first * COLUMNS, t.wide), min(last * COLUMNS, t.wide)
+    for i in range(t.m):
+        gate_row(gated, i * 2 * t.wide + start, bias, start, t.wide, end - start, inner, i * t.wide + start)
+
+
+widen = compiled(_widen, fuse=True)
+
+
+def _narrow(t, part, parts):  # type: ignore[no-untyped-def]
+    """Step 5: add to the stream what the down matrix makes of `inner`."""
+    w, forms = whole(t.weights, (7,)), whole(t.forms, (7,))
+    inner, back = floats(t.inner, (t.m, t.wide)), floats(t.back, (t.m, t.d))
+    round_for(t, part, inner, t.width, forms[DOWN])
+    first, last = share(part, parts, panels_in(t.d))
+    # Next comes what this thread projects with in the next layer, which has the sizes of this one and stands behind it.
+    behind = panel_at(w[DOWN], panels_in(t.d), t.width, forms[DOWN])
+    count = panels_in(t.query_heads * t.dim) + 2 * panels_in(t.key_heads * t.dim)
+    after = panel_at(behind, part * count // parts, t.d, forms[Q])
+    panels_of(product_of(t, part, inner, t.width, DOWN, back, 0, t.d), first, last, after)
+    add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_down, (t.d,)))
+
+
+narrow = compiled(_narrow, fuse=True)
+
+
+def _part(layer, first_step, last_step, part, parts):  # type: ignore[no-untyped-def]
+    """What thread `part` of `parts` does in steps first_step .. last_step - 1 of the layer whose record, a LAYER, is at
+    the address `layer`."""
+    t = carray(pointer(layer), 1, LAYER)[0]
     for step in range(first_step, last_step):
-        if step == READ:
-            k, rows, flat, row = d, own.reshape(-1), qkv.reshape(-1), qkv.shape[1]
-            if t[BARE]:
-                k = t[FED_WIDTH]
-                rows = floats(t[FED], (m, k)).reshape(-1)
-            else:
-                norm(x, norms[0], eps, own)
-            if form[0] == DOTTED or form[1] == DOTTED or form[2] == DOTTED:
-                round_rows(rows, k, k, m, bits)
-            count = panels_in(of_q) + 2 * panels_in(of_k)
-            first, last = share(part, parts, count)
-            at, before = 0, 0
-            for i in range(3):
-                out = of_q if i == 0 else of_k
-                end = before + panels_in(out)
-                if first < end and before < last:
-                    after = panel_at(w[i + 1], 0, k, form[i + 1])
-                    if last <= end:
-                        after = panel_at(w[3], part * panels_in(d) // parts, of_q, form[3])
-                    start, stop = max(first, before) - before, min(last, end) - before
-                    panels_of(start, stop, rows, bits, k, k, m, w[i], form[i], flat, at, row, out, after)
-                at, before = at + out, end
+        if step == PROJECT:
+            project(t, part, parts)
         elif step == ATTEND:
-            first, last = share(part, parts, batch * key_heads)
-            n, used, paired = m // batch, t[USED], t[PAIRED] > 0
-            per_word, slots = 2 if paired else 1, whole(t[SLOTS], (batch, n))
-            keys = floats(t[KEYS], (batch, key_heads, t[PANELS], dim // per_word, COLUMNS))
-            values = floats(t[VALUES], (batch, key_heads, t[PANELS] * COLUMNS // per_word, dim))
-            mask, positions = floats(t[MASK], (batch, 1, n, t[SEEN])), whole(t[POSITIONS], (m,))
-            cos, sin = floats(t[COS], (t[ANGLES], dim)), floats(t[SIN], (t[ANGLES], dim))
-            to_qkv, head_norms = floats(t[TO_QKV], (of_q + 2 * of_k,)), floats(t[HEAD_NORMS], (2 * t[NORMED], dim))
-            for job in range(first, last):
-                b, group = job // key_heads, job % key_heads
-                ready(qkv[b * n : (b + 1) * n], group, rep, query_heads, key_heads, dim, to_qkv, head_norms, head_eps,
-                      positions[b * n : (b + 1) * n], cos, sin)  # fmt: skip
-                store(qkv, b, group, of_q, of_k, slots, dim, paired, keys, values)
-                attend(qkv, job, n, key_heads, rep, dim, scale, keys, values, paired, mask, slots, used, low, mixed)
+            look(t, part, parts)
+        elif step == MIX:
+            mix(t, part, parts)
         elif step == WIDEN:
-            norm(x, norms[1], eps, own)
-            rows, flat = own.reshape(-1), gated.reshape(-1)
-            if form[4] == DOTTED or form[5] == DOTTED:
-                round_rows(rows, d, d, m, bits)
-            first, last = share(part, parts, panels_in(width))
-            after = panel_at(w[5], first, d, form[5])
-            panels_of(first, last, rows, bits, d, d, m, w[4], form[4], flat, 0, 2 * wide, width, after)
-            after = panel_at(w[6], part * panels_in(d) // parts, width, form[6])
-            panels_of(first, last, rows, bits, d, d, m, w[5], form[5], flat, wide, 2 * wide, width, after)
-            to_gate = floats(t[TO_GATE], (2 * wide,))
-            start, end = min(first * COLUMNS, wide), min(last * COLUMNS, wide)
-            for i in range(m):
-                gate_row(gated, i * 2 * wide + start, to_gate, start, wide, end - start, inner, i * wide + start)
+            widen(t, part, parts)
         else:
-            i, k, source, bias = 3, of_q, mixed, floats(t[TO_OUT], (d,))
-            if step == NARROW:
-                i, k, source, bias = 6, width, inner, floats(t[TO_DOWN], (d,))
-            rows, row = source.reshape(-1), source.shape[1]
-            if form[i] == DOTTED:
-                round_rows(rows, row, k, m, bits)
-            first, last = share(part, parts, panels_in(d))
-            if step == MIX:
-                after = panel_at(w[4], part * panels_in(width) // parts, d, form[4])
-            else:  # of the next layer, which has the sizes of this one and stands behind it
-                behind, count = panel_at(w[6], panels_in(d), k, form[6]), panels_in(of_q) + 2 * panels_in(of_k)
-                after = panel_at(behind, part * count // parts, d, form[0])
-            panels_of(first, last, rows, bits, row, k, m, w[i], form[i], back.reshape(-1), 0, d, d, after)
-            add(x, back, first * COLUMNS, min(last * COLUMNS, d), bias)
+            narrow(t, part, parts)
 
 
 # By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
 part_of = linked("foretoken_part", _part, 5)
 
 
-def _every_part(table, step, parts):  # type: ignore[no-untyped-def]
+def _every_part(layer, step, parts):  # type: ignore[no-untyped-def]
+    """One step by all threads."""
     for part in prange(parts):
-        part_of(table, step, step + 1, part, parts)
+        part_of(layer, step, step + 1, part, parts)
 
 
 every_part = compiled(_every_part, fuse=True, parallel=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,14 +13,14 @@ FINAL = -1  # the states after the final norm, which the LM head reads; layer l 
 class FeatureStore:
     """[batch, slots + 1, f]: the states of `layers` side by side, in the same slots as the keys and values.
 
-    A forward is aimed (`aim`) and then writes each layer's states once. inputs: the layers wanted but FINAL, in order.
+    A forward is aimed (`aim`) and then writes each layer's states once. distinct: the layers wanted, each once.
     """
 
     def __init__(
         self, layers: tuple[int, ...], batch: int, slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layers = layers
-        self.inputs = np.array(sorted({layer for layer in layers if layer != FINAL}), np.int64)
+        self.distinct = tuple(sorted(set(layers)))
         self._store = torch.zeros(batch, slots + 1, width, dtype=dtype, device=device)
         self._at: tuple[Tensor, Tensor] | None = None
         self._new = self._store[:0]
@@ -48,6 +47,11 @@ class FeatureStore:
                 else:
                     place.index_put_(self._at, states.to(place.dtype))
 
+    def write_all(self, states: Float[Tensor, "f b n d"]) -> None:
+        """Keep the states of the layers `distinct`."""
+        for layer, of_layer in zip(self.distinct, states, strict=True):
+            self.write(layer, of_layer)
+
     @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ..."""
@@ -64,5 +68,5 @@ class FeatureStore:
 
 def from_hidden_states(states: Sequence[Tensor], store: FeatureStore) -> None:
     """Write what transformers returns as `hidden_states`: what enters each layer, then the output of the final norm."""
-    for layer in set(store.layers):
+    for layer in store.distinct:
         store.write(layer, states[layer])

@@ -1,68 +1,105 @@
-"""Decoder layers of the Llama family over packed weights, with their slot cache: one compiled call a forward."""
+"""Decoder layers of the Llama family over packed weights, with their slot cache: one compiled call per forward."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.shapes import Float
 from foretoken.core.softmax import inverse
+from foretoken.core.truncated import Truncation
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES
-from foretoken.models.features import FeatureStore
+from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.growing_tree import causal_mask
 from foretoken.models.panels import PanelLinear, use_threads
 
+if TYPE_CHECKING:
+    from foretoken.kernel.chain import Text
+    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Wanted
+
 # The cosines and sines [n, dim] of the first n positions.
 Angles = Callable[[int], tuple[Tensor, Tensor]]
-NO_LAYERS = np.empty(0, np.int64)
+LOW = np.float32(torch.finfo(torch.float32).min)
+NEVER = 2**62  # levels after which a chain would turn to MLPs
+NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
+ALL_SEEN = np.zeros((1, 1, 1, 0), np.float32)
 
 
 class KernelLayers:
-    """The weights of layers in the form that kernel.py reads; shared by all rows.
+    """The weights of a model or a draft head in the form that the kernel reads; shared by all batches.
 
-    layers: modules with the names of Llama's, their linear ones packed; input_layernorm None: attention reads what
-    enters the layer as it is. kinds: each layer's mask, by name.
+    weights: of the layers.
+    panels: what the addresses in `weights` point into.
+    embedding: as `table_of` makes it; no rows where a table is not all that embeds a token.
+    serial: levels of a chain before those of `mlps`.
+    kinds: the kinds of the layers, by their masks' names, and kind_of_layer: their places in it [layers].
     """
+
+    entry: "Entry"
+    head: "Head"
+    mlps: "Mlps"
+    embedding: np.ndarray
+    vocab_size: int
+    serial: int
 
     def __init__(
         self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None]
     ) -> None:
+        """layers: modules with the names of Llama's, their linear ones packed; input_layernorm None: attention reads
+        what enters the layer as it is. kinds: each layer's mask, by name."""
+        from foretoken.kernel.model import Layers
+
         attention = layers[0].self_attn
         self.dim, self.angles = dim, angles
         self.key_heads = attention.k_proj.out_features // dim
-        query_heads = attention.q_proj.out_features // dim
         width: int = layers[0].mlp.gate_proj.out_features
         wide = -(-width // LANES) * LANES
-        self.scale, self.eps = np.float32(scale), np.float32(eps)
         after = [array(x.post_attention_layernorm.weight) for x in layers]
         before = [x.input_layernorm for x in layers]
-        self.bare = np.array([norm is None for norm in before])
-        self.norms = np.stack(
-            [np.stack([y if norm is None else array(norm.weight), y]) for norm, y in zip(before, after, strict=True)]
-        )
-        self.head_norms, self.head_eps = np.zeros((0, 2, dim), np.float32), np.float32(0)
+        norms = [
+            np.stack([y if norm is None else array(norm.weight), y]) for norm, y in zip(before, after, strict=True)
+        ]
+        head_norms, head_eps = np.zeros((0, 2, dim), np.float32), 0.0
         if hasattr(attention, "q_norm"):  # Qwen3: each query and key head by itself
             both = [(x.self_attn.q_norm.weight, x.self_attn.k_norm.weight) for x in layers]
-            self.head_norms = np.stack([np.stack([array(q), array(k)]) for q, k in both])
-            self.head_eps = np.float32(attention.q_norm.variance_epsilon)
+            head_norms = np.stack([np.stack([array(q), array(k)]) for q, k in both])
+            head_eps = attention.q_norm.variance_epsilon
         linears = [_linears(x) for x in layers]
-        self.panels = [linear.panels for row in linears for linear in row]  # the addresses below point into these
-        self.addresses = np.array([[linear.address for linear in row] for row in linears])
-        self.forms = np.array([[linear.form for linear in row] for row in linears])
-        self.paired = bool((self.forms == DOTTED).all())  # how keys and values are stored: attention.py
-        self.sizes = (query_heads, self.key_heads, dim, width, wide, self.paired)
-        self.biases = (
-            np.stack([np.concatenate([bias_of(p) for p in row[:3]]) for row in linears]),
-            np.stack([bias_of(row[3]) for row in linears]),
-            np.stack([np.concatenate([bias_of(p, wide) for p in row[4:6]]) for row in linears]),
-            np.stack([bias_of(row[6]) for row in linears]),
+        self.panels = [linear.panels for row in linears for linear in row]
+        forms = np.array([[linear.form for linear in row] for row in linears])
+        self.paired = bool((forms == DOTTED).all())
+        self.weights = Layers(
+            query_heads=attention.q_proj.out_features // dim,
+            key_heads=self.key_heads,
+            dim=dim,
+            width=width,
+            wide=wide,
+            paired=self.paired,
+            eps=np.float32(eps),
+            head_eps=np.float32(head_eps),
+            scale=np.float32(scale),
+            low=LOW,
+            bare=np.array([norm is None for norm in before]),
+            norms=np.stack(norms),
+            head_norms=head_norms,
+            weights=np.array([[linear.address for linear in row] for row in linears]),
+            forms=forms,
+            to_qkv=np.stack([np.concatenate([bias_of(p) for p in row[:3]]) for row in linears]),
+            to_out=np.stack([bias_of(row[3]) for row in linears]),
+            to_gate=np.stack([np.concatenate([bias_of(p, wide) for p in row[4:6]]) for row in linears]),
+            to_down=np.stack([bias_of(row[6]) for row in linears]),
         )
         self.kinds = list(dict.fromkeys(kinds))
         self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
-        self.low = np.float32(torch.finfo(torch.float32).min)
-        self.weights = (self.bare, self.norms, self.head_norms, self.addresses, self.forms, self.biases)
+
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether a chain can be drafted in one call: compiled loops do not look whether a token that was drawn is in
+        the embedding."""
+        return self.head.address != 0 and len(self.embedding) >= self.vocab_size
 
 
 class KernelSlots:
@@ -72,8 +109,10 @@ class KernelSlots:
     """
 
     def __init__(self, layers: KernelLayers, batch: int, slots: int) -> None:
+        from foretoken.kernel.model import Cache, Model
+
         self.layers = layers
-        count, panels = len(layers.addresses), slots // COLUMNS + 1  # one slot takes the writes of padding
+        count, panels = len(layers.weights.weights), slots // COLUMNS + 1  # one slot takes the writes of padding
         arena, per_word = Arena(), 2 if layers.paired else 1
         shape = count, batch, layers.key_heads
         self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
@@ -82,8 +121,15 @@ class KernelSlots:
         numbers = self.values.view(np.uint16 if layers.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
         cos, sin = layers.angles(slots)
-        self.cos, self.sin = cos.numpy(), sin.numpy()
+        cache = Cache(self.keys, self.values, cos.numpy(), sin.numpy())
+        self.model = Model(
+            layers.weights, cache, layers.embedding, layers.entry, layers.head, layers.serial, layers.mlps
+        )
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
+
+    @property
+    def drafts_chains(self) -> bool:
+        return self.layers.drafts_chains
 
     def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
@@ -93,57 +139,49 @@ class KernelSlots:
         else:
             self._slots = np.array(start)
 
-    def run(
-        self,
-        x: np.ndarray,
-        positions: np.ndarray,
-        masks: Mapping[str, np.ndarray | None],
-        features: FeatureStore | None = None,
-        fed: np.ndarray | None = None,
-    ) -> None:
-        """x [batch * n, d], of the nodes whose slots were aimed at, through every layer, in place. positions: of each,
-        in one axis. What enters the layers that `features` wants is kept there. fed [batch * n, w]: what attention
-        reads in a layer without a norm before it; x by default."""
-        from foretoken.kernel.forward import forward
+    def _nodes(self, positions: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> "Nodes":
+        """The nodes whose slots were aimed at. positions: of each, in one axis [batch * n]. masks: by kind of layer,
+        None where all is seen."""
+        from foretoken.kernel.model import Nodes
 
-        k, wanted = self.layers, NO_LAYERS if features is None else features.inputs
-        states = np.empty((len(wanted), *x.shape), np.float32)
-        forward(
-            x, x if fed is None else fed, positions, self._rows.start, self._slots, self.keys, self.values,
-            self._seen(masks), k.kind_of_layer, self._used, k.low, self.cos, self.sin, k.sizes, k.eps, k.head_eps,
-            k.scale, *k.weights, wanted, states, use_threads(),
-        )  # fmt: skip
-        if features is not None:
-            self._remember(features, states)
-
-    def _remember(self, features: FeatureStore, states: np.ndarray) -> None:
-        """Keep what entered the layers that `features` wants, states [f, batch * n, d], of the nodes aimed at."""
-        b, n = self._slots.shape
-        for layer, of_layer in zip(features.inputs.tolist(), states, strict=True):
-            features.write(layer, torch.from_numpy(of_layer).view(b, n, -1))
-
-    def _seen(self, masks: Mapping[str, np.ndarray | None]) -> tuple[np.ndarray, ...]:
-        """The mask of every kind of layer, for the nodes whose slots were aimed at; no columns where all is seen."""
         given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
         b, n = self._slots.shape
-        return tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
+        seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
+        return Nodes(positions, self._slots, self._rows.start, self._used, seen, self.layers.kind_of_layer)
 
-    def _chain(self, read: Sequence[int], start: int, table: np.ndarray) -> tuple[Any, ...]:
-        """What a compiled chain takes of the layers and their slots: masks of the forward that reads `read`, and of
-        the others."""
-        k, n = self.layers, len(read)
-        none = (np.zeros((1, 1, 1, 0), np.float32),) * len(k.kinds)
-        masks = none if n == 1 else (causal_mask(start, n, float(k.low), None),) * len(k.kinds)
-        check_known(read, table)
-        return (*self._lone(start, (masks, none)), table)
+    def _text(self, row: int, read: Sequence[int], states: np.ndarray, start: int) -> "Text":
+        """The tokens `read` after a row's committed text, for a compiled chain.
 
-    def _lone(self, start: int, masks: tuple[tuple[np.ndarray, ...], ...]) -> tuple[Any, ...]:
-        """What one sequence's compiled calls take."""
-        k = self.layers
-        return (
-            start, self.keys, self.values, *masks, k.kind_of_layer, k.low, self.cos, self.sin, k.sizes, k.eps,
-            k.head_eps, k.scale, k.weights,
-        )  # fmt: skip
+        states: what a draft head takes beside them [m, d], or [0, d]. Raises IndexError for a token beyond the
+        embedding.
+        """
+        from foretoken.kernel.chain import Text
+
+        check_known(read, self.layers.embedding)
+        mask = ALL_SEEN if len(read) == 1 else causal_mask(start, len(read), float(LOW), None)
+        return Text(np.array(read), states, row, start, mask)
+
+    def _draft(
+        self,
+        text: "Text",
+        u: Float[Tensor, "n 1"],
+        temperature: float,
+        floor: float,
+        truncation: Truncation,
+    ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:
+        """The chain after a text: tokens, the q of each, and the states made of the nodes, zeros where no forward was
+        run; see kernel.chain.draft_chain."""
+        from foretoken.kernel.chain import Drafted, Drawing, draft_chain
+
+        levels, m, width = len(u), len(text.tokens), self.layers.vocab_size
+        make = np.zeros if len(self.layers.head.columns) else np.empty
+        q = make((levels if temperature > 0 else 0, width), np.float32)
+        made = np.zeros((m + levels - 1, self.layers.embedding.shape[1]), np.float32)
+        drafted = Drafted(np.empty(levels, np.int64), q, made)
+        drawing = Drawing(u.numpy(), factor_at(temperature), truncation, floor)
+        done = draft_chain(self.model, text, drawing, drafted, use_threads())
+        states = torch.from_numpy(made[: max(0, m + done - 1)])
+        return drafted.tokens[:done].tolist(), torch.from_numpy(q[:done]), states
 
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
@@ -158,6 +196,14 @@ class KernelSlots:
         panels, words = -(-used // COLUMNS), -(-used // self._by_slot.shape[-1])
         self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
         self.values[:, target, :, :words] = self.values[:, source, :, :words]
+
+
+def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wanted":
+    """Room for the states of m nodes that `features` wants, the inputs of so many layers or FINAL."""
+    from foretoken.kernel.model import Wanted
+
+    wanted = [] if features is None else [layers if layer == FINAL else layer for layer in features.distinct]
+    return Wanted(np.array(wanted, np.int64), np.empty((len(wanted), m, d), np.float32))
 
 
 def check_known(tokens: Sequence[int], table: np.ndarray) -> None:
@@ -186,21 +232,9 @@ def table_of(embedding: Tensor) -> np.ndarray:
     return embedding.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
 
 
-def embedded(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Rows `ids` [n] of a `table_of`, in float32 [n, d]; compiled loops do the same by `kernel_chain.embed`."""
-    rows = table[ids]
-    return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
-
-
 def factor_at(temperature: float) -> np.float32:
     """What scores are multiplied by; 0 at 0."""
     return inverse(temperature) if temperature > 0 else np.float32(0)
-
-
-def chain_outputs(levels: int, vocab_size: int, temperature: float) -> tuple[np.float32, np.ndarray, np.ndarray]:
-    """`factor_at`, and room for the q and the tokens of a compiled chain; no q at 0."""
-    rows = levels if temperature > 0 else 0
-    return factor_at(temperature), np.empty((rows, vocab_size), np.float32), np.empty(levels, np.int64)
 
 
 def _linears(layer: Any) -> list[PanelLinear]:

@@ -12,27 +12,30 @@ from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.core.truncated import Truncation
 from foretoken.kernel.sizes import ALL, LANES
-from foretoken.models.features import FINAL, FeatureStore
+from foretoken.models.features import FeatureStore
 from foretoken.models.kernel_layers import (
-    NO_LAYERS,
+    NEVER,
+    NO_FLOATS,
+    NO_IDS,
     KernelLayers,
     KernelSlots,
     array,
     bias_of,
-    chain_outputs,
     check_known,
-    embedded,
     factor_at,
     table_of,
+    wanted_of,
 )
 from foretoken.models.llama import is_plain_llama
 from foretoken.models.panels import PanelLinear, use_threads
 
 
-class LlamaKernel:
-    """The weights of one model in the form that kernel.py reads; shared by all rows."""
+class LlamaKernel(KernelLayers):
+    """The weights of one model in the form that the kernel reads; shared by all batches."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        from foretoken.kernel.model import Entry, Head, Mlps
+
         config: Any = model.config
         inner: Any = model.model
         layers, attention = list(inner.layers), inner.layers[0].self_attn
@@ -43,14 +46,17 @@ class LlamaKernel:
             return cos[0], sin[0]
 
         eps = inner.norm.variance_epsilon
-        self.layers = KernelLayers(layers, attention.head_dim, attention.scaling, eps, angles, kinds)
+        super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds)
         self.embedding = table_of(inner.embed_tokens.weight)
-        self.norm = array(inner.norm.weight)
-        head: Any = model.get_output_embeddings()
-        self.head: PanelLinear = head
-        self.head_address = head.address
-        self.head_bias = bias_of(head) if head.bias is not None else np.zeros(0, np.float32)
-        self.last = (self.norm, self.head_address, head.form, self.head_bias)  # as kernel_chain takes it
+        last: Any = model.get_output_embeddings()
+        self.output: PanelLinear = last  # the address below points into its panels
+        self.vocab_size: int = last.out_features
+        bias = NO_FLOATS if last.bias is None else bias_of(last)
+        norm, one = array(inner.norm.weight), np.float32(1)
+        self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, bias, NO_IDS)
+        self.entry = Entry(0, 0, NO_FLOATS, np.zeros((0, len(norm)), np.float32), np.float32(eps), False)
+        self.serial, no_mlps = NEVER, np.zeros((0, 0), np.int64)
+        self.mlps = Mlps(no_mlps, no_mlps, np.zeros((0, 0, 0), np.float32))
 
     def open(self, batch: int, slots: int) -> "KernelRows":
         return KernelRows(self, batch, slots)
@@ -58,10 +64,6 @@ class LlamaKernel:
 
 class KernelRows(KernelSlots):
     """The slot cache of a batch, and the forward of the whole model."""
-
-    def __init__(self, kernel: LlamaKernel, batch: int, slots: int) -> None:
-        super().__init__(kernel.layers, batch, slots)
-        self.kernel = kernel
 
     def __call__(
         self,
@@ -71,33 +73,49 @@ class KernelRows(KernelSlots):
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Logits of the nodes whose slots were aimed at; the last layer's states where head is False."""
-        from foretoken.kernel.forward import head as scores
+        """Logits of the nodes whose slots were aimed at; none, but of their shape, where head is False."""
+        for tokens in ids:
+            check_known(tokens, self.layers.embedding)
+        flat, at = np.array(ids).reshape(-1), np.array(positions).reshape(-1)
+        out, _ = self._score(flat, at, masks, 0.0, features, head)
+        return torch.from_numpy(out).view(len(ids) if head else 0, len(ids[0]), out.shape[1])
 
-        k, eps = self.kernel, self.layers.eps
-        b, n = len(ids), len(ids[0])
-        x = embedded(k.embedding, np.array(ids).reshape(-1))
-        self.run(x, np.array(positions).reshape(-1), masks, features)
-        self._remember_last(features, x)
-        if not head:
-            return torch.from_numpy(x).view(b, n, -1)
-        y = np.empty((b * n, k.head.out_features), np.float32)
-        scores(x, k.norm, eps, k.head_address, k.head.form, k.head_bias, y, use_threads())
-        return torch.from_numpy(y.reshape(b, n, -1))
+    def score_tree(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        masks: Mapping[str, np.ndarray | None],
+        temperature: float,
+        features: FeatureStore | None = None,
+    ) -> Float[Tensor, "n v"] | None:
+        """softmax(logits / temperature) of one sequence's nodes, whose slots were aimed at; at temperature 0 the
+        logits. What `__call__` and softmax would give, bit for bit; None where p would not be finite. The hidden states
+        that `features` wants are kept there."""
+        check_known(tokens, self.layers.embedding)
+        out, finite = self._score(np.array(tokens), np.array(positions), masks, temperature, features)
+        return torch.from_numpy(out) if finite else None
 
-    def _remember_last(self, features: FeatureStore | None, x: np.ndarray) -> None:
-        """Keep the states x [batch * n, d] after the last layer, normed, if `features` wants them."""
-        from foretoken.kernel.forward import norm
+    def _score(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        masks: Mapping[str, np.ndarray | None],
+        temperature: float,
+        features: FeatureStore | None,
+        head: bool = True,
+    ) -> tuple[np.ndarray, bool]:
+        """What kernel.model.score makes of the nodes [m] whose slots were aimed at [m or 0, v], and whether it is
+        finite, as far as that was looked at."""
+        from foretoken.kernel.model import score
 
-        if features is not None and FINAL in features.layers:
-            normed = np.empty_like(x)
-            norm(x, self.kernel.norm, self.layers.eps, normed)
-            features.write(FINAL, torch.from_numpy(normed).view(*self._slots.shape, -1))
-
-    @property
-    def drafts_chains(self) -> bool:
-        """Whether every token that could be drawn is in the embedding: the loop does not look."""
-        return len(self.kernel.embedding) >= self.kernel.head.out_features
+        k, m = self.layers, len(tokens)
+        wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.shape[1])
+        out = np.empty((m if head else 0, k.vocab_size), np.float32)
+        nodes = self._nodes(positions, masks)
+        finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, use_threads())
+        if features is not None:
+            features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.shape[1]))
+        return out, finite
 
     def draft_chain(
         self,
@@ -112,54 +130,16 @@ class KernelRows(KernelSlots):
         """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too),
         and the q of each; at temperature 0 the likeliest ones, without q.
 
-        What `forward`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
+        What `__call__`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
         falls below `floor`, none where logits are not finite.
         """
-        from foretoken.kernel.fused import draft_chain
-
-        k = self.kernel
-        factor, q, tokens = chain_outputs(len(u), k.head.out_features, temperature)
-        done = draft_chain(
-            np.array(read), row, *self._chain(read, start, k.embedding), k.last, u.numpy(), factor, truncation,
-            floor, use_threads(), q, tokens,
-        )  # fmt: skip
-        return tokens[:done].tolist(), torch.from_numpy(q[:done])
-
-    def score_tree(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        masks: Mapping[str, np.ndarray | None],
-        temperature: float,
-        features: FeatureStore | None = None,
-    ) -> Float[Tensor, "n v"] | None:
-        """softmax(logits / temperature) of a lone row's nodes, whose slots were aimed at; at temperature 0 the logits.
-        What `forward` and softmax would give, bit for bit; None where p would not be finite. The hidden states that
-        `features` wants are kept there."""
-        from foretoken.kernel.fused import score_tree
-
-        k = self.kernel
-        check_known(tokens, k.embedding)
-        out, x = np.empty((len(tokens), k.head.out_features), np.float32), embedded(k.embedding, np.array(tokens))
-        wanted = NO_LAYERS if features is None else features.inputs
-        states = np.empty((len(wanted), *x.shape), np.float32)
-        state = self._lone(int(self._slots[0, 0]), (self._seen(masks),))
-        finite = score_tree(
-            x, np.array(positions), self._rows.start, *state, k.last, factor_at(temperature), wanted, states,
-            use_threads(), out,
-        )  # fmt: skip
-        if features is not None:
-            self._remember(features, states)
-            self._remember_last(features, x)
-        return torch.from_numpy(out) if finite else None
+        none = np.zeros((0, self.layers.embedding.shape[1]), np.float32)
+        return self._draft(self._text(row, read, none, start), u, temperature, floor, truncation)[:2]
 
     def grow_tree(self, row: int, read: Sequence[int], start: int, temperature: float, grow: Grow) -> list[int] | None:
-        """grow(pending .. threads), the arguments of kernel_chain.draft_chain that are the model's, row's and
-        temperature's; one mask, of the forward that reads `read`."""
-        k = self.kernel
-        _, _, _, masks, *_ = state = self._chain(read, start, k.embedding)
-        state = (*state[:3], masks[:1], *state[5:])
-        return grow(np.array(read), row, *state, k.last, factor_at(temperature), use_threads())
+        """grow(model, text, factor, threads), as the compiled calls of kernel/ take them."""
+        none = np.zeros((0, self.layers.embedding.shape[1]), np.float32)
+        return grow(self.model, self._text(row, read, none, start), factor_at(temperature), use_threads())
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:

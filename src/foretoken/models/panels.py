@@ -80,9 +80,8 @@ def _product(x: Float[Tensor, "*n i"], panels: Tensor, form: int, out_features: 
 
     k = x.shape[-1]
     rows = x.reshape(-1, k).float().contiguous().numpy()
-    m = len(rows)
-    y = np.empty((m, out_features), np.float32)
-    times(rows, k, k, m, panels.data_ptr(), form, y, 0, out_features, out_features, use_threads())
+    y = np.empty((len(rows), out_features), np.float32)
+    times(rows, panels.data_ptr(), form, out_features, y, use_threads())
     return torch.from_numpy(y).view(*x.shape[:-1], out_features).to(x.dtype)
 
 

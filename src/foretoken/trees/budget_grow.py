@@ -8,8 +8,8 @@ import numpy as np
 from foretoken.core.budgeted import ROUNDING, number_loop
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick
-from foretoken.kernel.forward import head
-from foretoken.kernel.fused import read
+from foretoken.kernel.heads import step
+from foretoken.kernel.model import Nodes, embed, scores
 from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
 from foretoken.trees.budget_fast import certainty_loop, share_loop, spend_loop
@@ -36,13 +36,12 @@ on_few = compiled(_on_few, fuse=True)
 
 
 def _grow_budget(
-    pending, row, start, keys, values, masks, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights, embedding,
-    last, factor, threads, u, saved, limits, model, tables, q, tree, scored, made, seen, records, drawn
+    drafter, text, factor, threads, u, saved, limits, model, tables, q, tree, scored, made, seen, records, drawn
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Grow a tree behind the tokens `pending`, the root last; (nodes, nodes scored, uniforms used), or in place of the
+    """Grow a tree behind a text, the root last; (nodes, nodes scored, uniforms used), or in place of the
     first the reason why not.
 
-    pending .. threads: as kernel_chain._draft_chain takes them; masks: one, of the forward that reads `pending`.
+    drafter, text, factor, threads: as kernel.chain.draft_chain takes them.
     u: uniforms, taken in the order in which levels take them. saved [1]: of the ledger, and comes back as it is then.
     limits: levels and draws of this tree, draws of a node, at most; nodes that are left at its end, that may be
     overdrawn; place of the least price; share of q on few tokens from which hub draws may be taken, 0: never.
@@ -52,7 +51,6 @@ def _grow_budget(
     draws at most (0: none), P(so many) where one less may be, else 0, first place and number in `drawn`, the tokens
     drawn.
     """
-    norm, head_address, head_form, head_bias = last
     levels, cap, most_draws, enough, overdraft, least, hub_share = limits
     constants, choices, more, each, prices, log_prices, steps, wide = model
     depth = tables[0].shape[0] - 1
@@ -60,22 +58,23 @@ def _grow_budget(
     funds = saved[0]
     total_draws, taken_u, places = 0, 0, 0
     num, num_scored = 1, 0
-    used = start
-    root_at = start + len(pending) - 1
-    kinds = np.zeros_like(kinds)
+    used = text.start
+    root_at = used + len(text.tokens) - 1
+    kinds, low = np.zeros(len(drafter.layers.weights), np.int64), drafter.layers.low
     parents[0], scored[0], seen[0, 0] = -1, 0, 1.0
     frontier, level = np.zeros(1, np.int64), 0
-    positions = np.arange(start, start + len(pending))
-    ids, mask = pending, masks
+    positions = np.arange(used, used + len(text.tokens))
+    ids, mask = text.tokens, text.mask
     while True:
         m = len(frontier)
-        x = read(
-            ids, positions, used, row, keys, values, mask, kinds, low, cos, sin, sizes, eps, head_eps, scale, weights,
-            embedding, threads,
-        )  # fmt: skip
+        slots = np.arange(used, used + len(ids)).reshape(1, -1)
         used += len(ids)
+        x = np.empty((len(ids), drafter.embedding.shape[1]), np.float32)
+        embedded = np.empty_like(x)
+        embed(drafter.embedding, ids, embedded)
+        step(drafter, embedded, text.states, Nodes(positions, slots, text.row, used, (mask,), kinds), x, threads)
         rows = q[num_scored : num_scored + m]
-        head(x[len(x) - m :], norm, eps, head_address, head_form, head_bias, rows, threads)
+        scores(x[len(x) - m :], drafter.head, rows, threads)
         if not softmax(rows, factor, ALL, rows):
             return NOT_FINITE, 0, 0
         for i in range(m):
@@ -186,7 +185,7 @@ def _grow_budget(
             while node > 0:
                 below[0, 0, i, root_at + scored[node]] = 0.0
                 node = parents[node]
-        mask = (below,)
+        mask = below
     saved[0] = funds
     return num, num_scored, taken_u
 

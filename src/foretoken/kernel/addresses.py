@@ -1,0 +1,38 @@
+"""Arrays by their addresses: what is shared by compiled functions that know each other by name alone."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from foretoken.kernel.compile import compiled
+
+
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as a pointer to anything."""
+    return types.voidptr(types.intp), lambda context, b, s, args: b.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+
+@intrinsic
+def alive(typing: Any, array: Any) -> Any:
+    """A use of an array of which only the address was taken: until here numba does not free it."""
+    return types.void(array), lambda context, b, s, args: context.get_dummy_value()
+
+
+def _floats(address, shape):  # type: ignore[no-untyped-def]
+    """The float32 array of this shape at an address."""
+    return carray(pointer(address), shape, np.float32)
+
+
+def _whole(address, shape):  # type: ignore[no-untyped-def]
+    """The int64 array of this shape at an address."""
+    return carray(pointer(address), shape, np.int64)
+
+
+floats = compiled(_floats, fuse=True)
+whole = compiled(_whole, fuse=True)
