@@ -46,15 +46,16 @@ class RootScores(LogitScores):
     def __init__(self, model: str, rows: Rows, sequence: Sequence, tree: TokenTree) -> None:
         """rows: those of the one sequence, which has caught up."""
         self._model, self._rows, self._sequence, self._tree = model, rows, sequence, tree
+        self._token: int | None = None
         self._p: Tensor | None = None
 
     def argmax(self) -> list[int]:
-        token, _ = self._forward(NO_DRAW)
-        self._p = torch.zeros(1, self._rows.vocab_size)
-        self._p[0, token] = 1.0
-        return [token]
+        self._token, _ = self._forward(NO_DRAW)
+        return [self._token]
 
     def p(self, nodes: range) -> Tensor:
+        if self._token is not None:
+            return torch.nn.functional.one_hot(torch.tensor([self._token]), self._rows.vocab_size).float()
         if self._p is None:
             (self._logits,) = self._rows.score([self._tree.tokens], [self._tree.parents])
             self._p = super().p(range(1))
@@ -80,6 +81,7 @@ class LMTargetSession:
     def __init__(self, name: str, rows: Rows) -> None:
         """name: of the model, for errors."""
         self.name, self.rows = name, rows
+        self._compiled = rows.scores_trees
 
     def join(self) -> None:
         self.rows.join()
@@ -105,7 +107,7 @@ class LMTargetSession:
 
     def _fused(self, sequence: Sequence, tree: TokenTree) -> NodeScores | None:
         """The same scores for one sequence by one compiled call, where there is one for them."""
-        if not (self.rows.scores_trees and sequence.softmax_only):
+        if not (self._compiled and sequence.softmax_only):
             return None
         if tree.siblings[0] is None and sequence.rng.gives_numbers and self.rows.drafts_chains(0, 1):
             return RootScores(self.name, self.rows, sequence, tree)
