@@ -2,11 +2,16 @@
 
 import itertools
 
+import torch
 from torch import Tensor
 
 from foretoken.core.laws import Law, outcomes
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
+
+
+def f64(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
@@ -26,3 +31,15 @@ def optimum(law: Law, p: Tensor, q: Tensor) -> float:
             caught = sum(prob for draws, prob in weighed if inside.issuperset(draws))
             best = min(best, 1 + float(p[list(inside)].sum()) - caught)
     return best
+
+
+def random_pair(rng: torch.Generator, v: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """p and q; with zeros in one of them, two times of three."""
+    p, q = (torch.softmax(sharpness * torch.randn(v, generator=rng, dtype=torch.float64), 0) for _ in range(2))
+    kept = torch.rand(2, v, generator=rng) < 0.7
+    zeros = int(torch.randint(3, (), generator=rng))
+    if zeros < 2 and bool(kept[zeros].any()):
+        row = (p, q)[zeros]
+        row *= kept[zeros]
+        row /= row.sum()
+    return p, q

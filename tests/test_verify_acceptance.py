@@ -10,10 +10,11 @@ from torch import Tensor
 import foretoken
 from foretoken.audit import enumerate as exact
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement, outcomes
+from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate, HasAcceptance, Verifier
 from foretoken.verify import VERIFIERS
+from rates import enumerated as by_draws
 from rates import optimum
 
 PAIRS = exact.all_pairs(seed=3, most=4, num_random=2)
@@ -21,8 +22,19 @@ RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(3, (0.1, 0.0, 0.6, 0.
 CASES = [
     (rule, law)
     for rule in VERIFIERS.values()
-    for law in [*exact.laws_of(rule), *RANDOM]
+    for law in [*exact.laws_of(rule), IID(4), *RANDOM]
     if isinstance(rule, HasAcceptance) and rule.accepts(law)
+]
+SOLVERS = ("ot-lp", "ot-maxflow", "ot-maxflow-optimised", "canonical")
+OPTIMAL = [
+    *[("hub", Hub(k)) for k in (1, 2, 3, 4)],
+    ("spechub", Hub(2)),
+    *[("transport", law) for law in (IID(0), IID(1), IID(2), IID(4), *RANDOM, Hub(3))],
+    *[
+        (name, law)
+        for name in SOLVERS
+        for law in (IID(1), IID(3), RANDOM[1], *(f(k) for f in (WithoutReplacement, Hub) for k in (2, 3)))
+    ],
 ]
 
 
@@ -31,7 +43,7 @@ def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
     if isinstance(law, Opaque):
         draws = [x for x in law.draw(q[None], torch.zeros(1, law.k).double())[0].tolist() if x != NONE]
         return float(rule(p, Siblings(tuple(draws), None, law))[draws].sum())
-    return sum(prob * float(rule(p, Siblings(d, q, law))[sorted(set(d))].sum()) for d, prob in outcomes(law, q))
+    return by_draws(rule, law, p, q)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -45,6 +57,14 @@ def test_the_closed_form_is_what_enumeration_gives(rule: Verifier, law: Law) -> 
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "law"), OPTIMAL, ids=str)
+def test_the_optimal_rules_reach_the_optimum(name: str, law: Law) -> None:
+    for p, q in PAIRS[::2] if name in SOLVERS else PAIRS:
+        close = 1e-7 if name in SOLVERS else 1e-9
+        assert float(foretoken.acceptance(name, law, p, q)) == pytest.approx(optimum(law, p, q / q.sum()), abs=close)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("law", [IID(0), IID(1), IID(4), *RANDOM], ids=str)
 def test_no_rule_beats_alpha_star(law: Law) -> None:
     for p, q in PAIRS:
@@ -55,15 +75,20 @@ def test_no_rule_beats_alpha_star(law: Law) -> None:
                 assert float(foretoken.acceptance(rule, law, p, q)) <= best + slack
 
 
-def test_rows_broadcast() -> None:
+@pytest.mark.parametrize("name", ["rrs", "rrsw", "kseq", "hub", "transport", "transport-grouped"])
+def test_rows_broadcast(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
     p = torch.rand(3, 1, 7, generator=rng).softmax(-1)
     q = torch.rand(2, 7, generator=rng).softmax(-1)
-    got = foretoken.acceptance("rrs", IID(2), p, q)
-    assert got.shape == (3, 2)
-    assert got.dtype == torch.float64
-    assert float(got[2, 1]) == pytest.approx(float(foretoken.acceptance("rrs", IID(2), p[2, 0], q[1])))
-    assert foretoken.alpha_star(IID(2), p, q).shape == (3, 2)
+    p[0], q[1] = torch.eye(7)[2], torch.tensor([0.5, 0, 0, 0.5, 0, 0, 0])
+    law = VERIFIERS[name].laws[0](3)
+    for measure in (foretoken.alpha_star, lambda *pair: foretoken.acceptance(name, *pair)):
+        got = measure(law, p, q)
+        assert got.shape == (3, 2)
+        assert got.dtype == torch.float64
+        for i in range(3):
+            for j in range(2):
+                assert float(got[i, j]) == pytest.approx(float(measure(law, p[i, 0], q[j])))
 
 
 BAD = {
@@ -97,18 +122,6 @@ def test_pairs_that_are_not_lossless_are_refused() -> None:
         foretoken.acceptance("rrs", IID(2), p.expand(3, 2), p.expand(2, 2))
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("k", [0, 1, 2, 3])
-def test_alpha_star_without_replacement_is_the_minimum_over_all_sets(k: int) -> None:
-    """Hu et al.'s formula by enumeration of every set and every draw; the code scans suffixes of an integral."""
-    law = WithoutReplacement(k)
-    for p, q in PAIRS:
-        found = list(outcomes(law, q))
-        sets = [{x for x in range(len(p)) if mask >> x & 1} for mask in range(2 ** len(p))]
-        least = min(float(p[sorted(h)].sum()) - sum(prob for d, prob in found if set(d) <= h) for h in sets)
-        assert float(foretoken.alpha_star(law, p, q)) == pytest.approx(1 + least, abs=1e-12), (p, q)
-
-
 @dataclass(frozen=True)
 class Antithetic:
     """A law of a user's own: x from q, then the mirror image of x; where that is x, nothing."""
@@ -127,13 +140,17 @@ class Antithetic:
         return float(q[draws[0]] / q.sum())
 
 
+ANY: list[Law] = [IID(0), IID(1), IID(4), *RANDOM, *(f(k) for f in (Hub, WithoutReplacement) for k in range(4))]
+
+
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("law", [Hub(0), Hub(1), Hub(2), Hub(3), Antithetic()], ids=str)
-def test_alpha_star_of_other_laws_is_the_minimum_over_all_sets(law: Law) -> None:
-    pairs = [(p, q) for p, q in PAIRS if law.name == "hub" or bool((q > 0).all())]
+@pytest.mark.parametrize("law", [*ANY, Antithetic()], ids=str)
+def test_alpha_star_is_the_minimum_over_all_sets(law: Law) -> None:
+    """By enumeration of every set and every draw; the code scans suffixes, or solves a linear program."""
+    close = 1e-7 if isinstance(law, Antithetic) else 1e-12  # HiGHS drops coefficients below that
+    pairs = [(p, q) for p, q in PAIRS if not isinstance(law, Antithetic) or bool((q > 0).all())]
     assert len(pairs) > 10
     for p, q in pairs:
-        close = 1e-12 if isinstance(law, Hub) else 1e-7  # HiGHS drops coefficients below that
         assert float(foretoken.alpha_star(law, p, q)) == pytest.approx(optimum(law, p, q / q.sum()), abs=close), (p, q)
 
 

@@ -60,7 +60,7 @@ def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
     Raises ForetokenError where there are more than MOST_SETS of them, or the law has no density.
     """
     if not isinstance(law, IID | WithoutReplacement | Hub):
-        return _enumerated(law, q)
+        return enumerated_sets(law, q)
     support = np.flatnonzero(q > 0)
     sizes = _sizes(law, len(support))
     if isinstance(law, Hub):
@@ -83,8 +83,8 @@ def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
     )
 
 
-def _enumerated(law: Law, q: np.ndarray) -> DrawSets:
-    """Return the draw sets of a law of any other kind, from all draws that it can make."""
+def enumerated_sets(law: Law, q: np.ndarray) -> DrawSets:
+    """Return the draw sets of a law of any kind, from all draws that it can make."""
     chances: dict[tuple[int, ...], float] = {}
     for draws, chance in outcomes(law, torch.from_numpy(q)):
         key = tuple(sorted(set(draws)))
