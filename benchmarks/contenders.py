@@ -7,17 +7,18 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from benchmarks.exactly import standard_error
 from foretoken.core.budgeted import budgeted_laws
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import HasAcceptance, LawFamily, Verifier
-from foretoken.measure.exactly import sampled, standard_error
+from foretoken.measure.child_acceptance import sampled
+from foretoken.trees.budget import HUB_SHARE
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
 from foretoken.verify.strings import StringRejection
 
-HUB_SHARE = 0.9  # of q on its k - 1 likeliest tokens, above which hub drafting wins on average: docs/results
 ANY_SIZE = ("exact-match", "standard", "rrs", "rrsw", "kseq", "spechub", "hub", "transport-grouped", "transport")
 
 

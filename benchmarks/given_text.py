@@ -20,7 +20,7 @@ from foretoken.core.laws import IID
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
-from foretoken.measure.teacher_forcing import columns, logits_at
+from foretoken.measure.teacher_forcing import begins, block_survival, columns, logits_at
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.static import StaticTree
@@ -82,8 +82,7 @@ def given_text(
 def kept(log_ratios: Float[Tensor, " t"], depth: int) -> Float[Tensor, "n d1"]:
     """[t - depth, depth + 1], from ln q - ln p of a text's t tokens."""
     n = len(log_ratios) - depth
-    least = log_ratios.unfold(0, depth, 1)[:n].cumsum(1).cummin(1).values.clamp(max=0)
-    return torch.cat([least.new_zeros(n, 1), least], 1).exp()
+    return torch.cat([log_ratios.new_ones(n, 1), block_survival(log_ratios, depth)[:n]], 1)
 
 
 def _drafted(
@@ -147,10 +146,6 @@ def decoded(policy: TreePolicy, text: GivenText, runs: int, rng: np.random.Gener
 
 def decoded_by_chain(kept: Float[Tensor, "n d1"], depth: int) -> Count:
     """The same by chains of `depth` drafts: exact, since where steps begin is a Markov chain on the text."""
-    n, at_least = len(kept), np.pad(kept.numpy()[:, : depth + 1], ((0, 0), (0, 1)))
-    begins = np.zeros(n + depth + 1)
-    begins[0] = 1
-    for t in range(n):
-        begins[t + 1 : t + depth + 2] += begins[t] * -np.diff(at_least[t])
-    steps = float(begins[:n].sum())
-    return Count(float(begins[n:] @ np.arange(n, n + depth + 1)), steps, depth * steps)
+    n, found = len(kept), begins(kept[:, 1 : depth + 1].numpy())
+    steps = float(found[:n].sum())
+    return Count(float(found[n:] @ np.arange(n, n + depth + 1)), steps, depth * steps)

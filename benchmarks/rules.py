@@ -16,6 +16,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.contenders import Acceptance, Contender, Effort, all_rules, any_size
+from benchmarks.exactly import Outcome, enumerated
 from benchmarks.pairs import Positions, Text, check_score, score, toy_rows, truncate
 from benchmarks.speed import measure_speed
 from foretoken.cli import options
@@ -23,8 +24,8 @@ from foretoken.cli.measuring import Markdown, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law
 from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed
-from foretoken.measure.exactly import Outcome, enumerated, siblings
-from foretoken.measure.exactly import draw as draws_of
+from foretoken.measure.child_acceptance import draw as draws_of
+from foretoken.measure.child_acceptance import siblings
 from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
 from foretoken.measure.plot import Line, Panel, check_plot

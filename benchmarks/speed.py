@@ -15,7 +15,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.measure.exactly import draw, siblings
+from foretoken.measure.child_acceptance import draw, siblings
 from foretoken.measure.harness import Progress
 from foretoken.measure.report import Cell, Report
 from foretoken.verify import VERIFIERS

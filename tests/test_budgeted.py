@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from benchmarks.exactly import enumerated
 from foretoken.audit import enumerate as exact
 from foretoken.core.budgeted import MOST, budgeted_laws, expected_distinct
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, outcomes
-from foretoken.measure.exactly import enumerated
 from foretoken.verify import VERIFIERS
 
 Q = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import tiny
 from benchmarks import pairs as rows
+from benchmarks.exactly import enumerated, standard_error
 from foretoken.audit import enumerate as exact
 from foretoken.audit.models import plain_logits
 from foretoken.audit.wrong import EachAlone
@@ -13,7 +14,7 @@ from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.engine import Engine
-from foretoken.measure.exactly import enumerated, sampled, standard_error
+from foretoken.measure.child_acceptance import sampled
 from foretoken.measure.report import Report, Table
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance

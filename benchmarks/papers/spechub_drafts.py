@@ -2,7 +2,7 @@
 
 from benchmarks.papers.run import Run
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
-from foretoken.measure.exactly import sampled
+from foretoken.measure.child_acceptance import sampled
 from foretoken.verify import VERIFIERS
 
 DRAWS, QUICK_DRAWS = 32, 4

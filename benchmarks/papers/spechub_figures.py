@@ -2,9 +2,9 @@
 
 import torch
 
+from benchmarks.exactly import enumerated
 from benchmarks.papers.run import Run
 from foretoken.core.laws import Hub, Law, WithoutReplacement, outcomes
-from foretoken.measure.exactly import enumerated
 from foretoken.verify import VERIFIERS
 
 P, Q = (0.1, 0.6, 0.3), (0.5, 0.3, 0.2)

@@ -7,7 +7,7 @@ from torch import Tensor
 from benchmarks.pairs import toy_rows
 from benchmarks.papers.run import Run
 from foretoken.core.laws import IID, Hub, WithoutReplacement
-from foretoken.measure.exactly import sampled
+from foretoken.measure.child_acceptance import sampled
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
 

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretoken.core import files
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import Opaque
+from foretoken.core.laws import NONE, Law, Opaque
 from foretoken.core.sampling import Sampling
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.engine import Engine
-from foretoken.measure.exactly import sampled
 from foretoken.measure.results import as_line, check, parsed
 from foretoken.measure.teacher_forcing import ScoredText, drafter_lm, logits_at, written
 
@@ -69,6 +71,35 @@ def child_acceptance(
     return ChildAcceptance(
         rule.name, family.name, temperature, tuple(mass.mean(0).tolist()), tuple(errors.tolist()), len(mass)
     )
+
+
+def siblings(draws: tuple[int, ...], q: Float[Tensor, " v"], law: Law) -> Siblings:
+    return Siblings(draws, None if isinstance(law, Opaque) else q, law)
+
+
+def draw(law: Law, q: Float[Tensor, " v"], times: int, rng: torch.Generator) -> list[tuple[int, ...]]:
+    """The draws of one node, again and again."""
+    u = torch.rand(times, law.num_uniforms, generator=rng, dtype=torch.float64)
+    return [tuple(x for x in row if x != NONE) for row in law.draw(q.expand(times, -1), u).tolist()]
+
+
+def sampled(
+    rule: Verifier, law: Law, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], num_draws: int, seed: int
+) -> Float[Tensor, "n m k"]:
+    """P(emitted token is draw j | draws), for `num_draws` draws m at each of n pairs."""
+    rng = torch.Generator().manual_seed(seed)
+    mass = torch.zeros(len(p), num_draws, law.k, dtype=torch.float64)
+    for i in range(len(p)):
+        for j, draws in enumerate(draw(law, q[i], num_draws, rng)):
+            row = rule(p[i], siblings(draws, q[i], law))
+            for place, x in first_places(draws):
+                mass[i, j, place] = row[x]
+    return mass
+
+
+def first_places(draws: Sequence[int]) -> list[tuple[int, int]]:
+    """(place, token) of the distinct draws, each at its first place."""
+    return [(place, x) for place, x in enumerate(draws) if x not in draws[:place]]
 
 
 @dataclass

@@ -1,12 +1,12 @@
-"""Rows (p, q) to compare rules on: next-token distributions of two models over one text, and toy ones."""
+"""Teacher forcing: what both models say along a given text, and what drafts of it would be worth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.audit.models import plain_logits
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
@@ -14,10 +14,6 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.drafters import plain
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.target import LMTarget
-
-WINDOW = 512  # tokens per forward
-LEAST_CONTEXT = 16  # tokens before a scored position
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +49,53 @@ def written(
     return [result.token_ids for result in results]
 
 
+@torch.inference_mode()
 def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:
-    """[n, v], after token t of window w for every place (w, t), in the order of windows: teacher-forced, one forward a
-    window. Columns that the model lacks are -inf, those beyond v are dropped."""
-    rows = []
+    """Logits after given tokens of given texts, by one forward per text.
+
+    places: (w, t) for token t of window w.
+    Returns [n, v], by window, then in the order of places. Columns that the model lacks are -inf, those beyond v are
+    dropped.
+    """
+    found = []
     for w in dict.fromkeys(w for w, _ in places):
-        ids = [min(token, lm.vocab_size - 1) for token in windows[w]]
-        scores = plain_logits(LMTarget(lm), [ids])[0].cpu()
-        rows.append(scores[[t for other, t in places if other == w], :v])
-    return columns(torch.cat(rows), v)
+        wanted = [t for other, t in places if other == w]
+        first, last = min(wanted), max(wanted)
+        ids = [min(token, lm.vocab_size - 1) for token in windows[w][: last + 1]]
+        rows = lm.open(1, len(ids))
+        rows.extend(rows.join(), ids[:first])
+        (scores,) = rows.score([ids[first:]], [list(range(-1, last - first))])
+        known = scores[[t - first for t in wanted]].cpu()
+        found.append(known.to(torch.promote_types(known.dtype, torch.float32)))
+    return columns(torch.cat(found), v)
 
 
 def columns(logits: Tensor, v: int) -> Tensor:
     """[n, v]: those beyond v are dropped, missing ones are -inf."""
     return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)
+
+
+def block_survival(log_ratios: Float[Tensor, " t"], depth: int) -> Float[Tensor, "s d"]:
+    """P(a chain under block verification has at least i drafts accepted | the text), i = 1 .. depth.
+
+    log_ratios: ln q - ln p of each of the text's t tokens, in float64.
+    Returns [s = t - depth + 1, depth], for a step that begins before each token with enough of them after it:
+    min(1, Q_1 / P_1, .., Q_i / P_i), with Q_j and P_j the products of q and p of the next j tokens. Proof:
+    docs/trees.md, "A chain on a given text".
+    """
+    return log_ratios.unfold(0, depth, 1).cumsum(1).cummin(1).values.clamp(max=0).exp()
+
+
+def begins(survival: np.ndarray) -> np.ndarray:
+    """P(a step begins before each token of a text): where steps begin is a Markov chain, the first at place 0.
+
+    survival: [s, d], P(a step from each place has at least i = 1 .. d drafts accepted).
+    Returns [s + d + 1]; the places from s on are those at which decoding to place s ends.
+    """
+    places, depth = survival.shape
+    stops = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # P(exactly i drafts are accepted)
+    found = np.zeros(places + depth + 1)
+    found[0] = 1.0
+    for t in range(places):
+        found[t + 1 : t + depth + 2] += found[t] * stops[t]
+    return found

@@ -41,6 +41,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
+from foretoken.measure.teacher_forcing import begins, block_survival, logits_at
 from foretoken.models.causal_lm import CausalLM
 from foretoken.names import tree_policy, verifier_named
 from foretoken.tune.costs import Configuration
@@ -78,23 +79,14 @@ def forced(engine: Engine, prompt: list[int], ids: list[int], temperature: float
     """One forward of each model over the prompt and the text that the target wrote after it."""
     assert isinstance(engine.drafter, LMDrafter)
     assert isinstance(engine.drafter.lm, CausalLM)
-    p = Sampling(temperature=temperature)(_logits(engine.target.lm, prompt, ids))
-    v = p.shape[1]
-    logits = _logits(engine.drafter.lm, prompt, ids)
-    missing = v - logits.shape[1]
-    logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, :v]
+    places = [(0, len(prompt) - 1 + t) for t in range(len(ids))]
+    target, drafter = (
+        logits_at(lm, [[*prompt, *ids]], places, engine.target.vocab_size).double()
+        for lm in (engine.target.lm, engine.drafter.lm)
+    )
     # At temperature 0 the drafter's likeliest tokens are proposed, so their order must stay known.
-    return Forced(ids, p, Sampling(temperature=temperature or 1.0)(logits))
-
-
-@torch.inference_mode()
-def _logits(lm: CausalLM, prompt: list[int], ids: list[int]) -> Float[Tensor, "t v"]:
-    known = [min(token, lm.vocab_size - 1) for token in [*prompt, *ids]]
-    rows = lm.open(1, len(known))
-    rows.extend(rows.join(), known[: len(prompt) - 1])
-    nodes = known[len(prompt) - 1 : -1]
-    (logits,) = rows.score([nodes], [list(range(-1, len(nodes) - 1))])
-    return logits.cpu().double()
+    q = Sampling(temperature=temperature or 1.0)(drafter)
+    return Forced(ids, Sampling(temperature=temperature)(target), q)
 
 
 def of_one_draft(text: Forced, temperature: float) -> Float[Tensor, " t"]:
@@ -113,10 +105,10 @@ def reach(text: Forced, configuration: Configuration, temperature: float) -> Flo
         return goes_on * acceptance(rule, law, text.p, text.q).unfold(0, depth, 1).cumprod(1)
     a = 1.0 if configuration.draft_probability is None else configuration.draft_probability
     places = torch.arange(len(text.ids))
-    ratio = (a * text.own / text.p[places, text.ids]).unfold(0, depth, 1)
+    ratio = (a * text.own / text.p[places, text.ids]).double()
     if configuration.verifier == "block":
-        return goes_on * ratio.cumprod(1).cummin(1).values.clamp(max=1)
-    return goes_on * ratio.clamp(max=1).cumprod(1)
+        return goes_on * block_survival(ratio.log(), depth)
+    return goes_on * ratio.clamp(max=1).unfold(0, depth, 1).cumprod(1)
 
 
 def widths(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
@@ -150,21 +142,10 @@ def per_step(reached: Sequence[Float[Tensor, "_ d"]], values: Sequence[Float[Ten
     """What a step has of `values`, known at every place where one may start: their mean over the renewal process."""
     total, steps = np.zeros(values[0].shape[1]), 0.0
     for survival, value in zip(reached, values, strict=True):
-        started = _visits(survival.double().numpy())
+        started = begins(survival.double().numpy())[: len(survival)]
         total += started @ value.double().numpy()
         steps += started.sum()
     return total / steps
-
-
-def _visits(survival: np.ndarray) -> np.ndarray:
-    """The probability that a step starts at each place of a text."""
-    places, depth = survival.shape
-    stops = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # P(a step from t accepts exactly i drafts)
-    visits = np.zeros(places + depth + 1)
-    visits[0] = 1.0
-    for t in range(places):
-        visits[t + 1 : t + depth + 2] += visits[t] * stops[t]
-    return visits[:places]
 
 
 def tokens_per_step(reached: Sequence[Float[Tensor, "_ d"]]) -> float:

@@ -1,19 +1,15 @@
-"""What a rule does on one pair (p, q): enumerated over every draw, or averaged over sampled draws.
+"""What a rule does on one pair (p, q), enumerated over every draw."""
 
-A draw is accepted when the emitted token is that draw. Given the draws its probability is the row's mass there (a
-token drawn twice counts at its first place), so no token is ever sampled: sampling is over the draws alone.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import NONE, Law, Opaque, outcomes
+from foretoken.core.laws import Law, Opaque, outcomes
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
+from foretoken.measure.child_acceptance import draw, first_places, siblings
 from foretoken.verify.published.plan import Solver
 
 
@@ -66,35 +62,6 @@ def rows_of(
         plan = rule.plan(p, q, law)
         return lambda draws: torch.from_numpy(plan.row(draws)).to(p)
     return lambda draws: rule(p, siblings(draws, q, law))
-
-
-def siblings(draws: tuple[int, ...], q: Float[Tensor, " v"], law: Law) -> Siblings:
-    return Siblings(draws, None if isinstance(law, Opaque) else q, law)
-
-
-def draw(law: Law, q: Float[Tensor, " v"], times: int, rng: torch.Generator) -> list[tuple[int, ...]]:
-    """The draws of one node, again and again."""
-    u = torch.rand(times, law.num_uniforms, generator=rng, dtype=torch.float64)
-    return [tuple(x for x in row if x != NONE) for row in law.draw(q.expand(times, -1), u).tolist()]
-
-
-def sampled(
-    rule: Verifier, law: Law, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], num_draws: int, seed: int
-) -> Float[Tensor, "n m k"]:
-    """P(emitted token is draw j | draws), for `num_draws` draws m at each of n pairs."""
-    rng = torch.Generator().manual_seed(seed)
-    mass = torch.zeros(len(p), num_draws, law.k, dtype=torch.float64)
-    for i in range(len(p)):
-        for j, draws in enumerate(draw(law, q[i], num_draws, rng)):
-            row = rule(p[i], siblings(draws, q[i], law))
-            for place, x in first_places(draws):
-                mass[i, j, place] = row[x]
-    return mass
-
-
-def first_places(draws: Sequence[int]) -> list[tuple[int, int]]:
-    """(place, token) of the distinct draws, each at its first place."""
-    return [(place, x) for place, x in enumerate(draws) if x not in draws[:place]]
 
 
 def standard_error(mass: Float[Tensor, "n m k"]) -> float:
