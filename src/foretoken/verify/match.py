@@ -14,7 +14,7 @@ from foretoken.verify.successive import chance_of_a_draw
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """row = p, whatever was drawn.
+    """The row is p, whatever was drawn.
 
     Law: every law. Optimal for deterministic children; at temperature 0 every rule is this one. Cost: none.
     """

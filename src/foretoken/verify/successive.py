@@ -18,7 +18,10 @@ FIRST = -40.0  # what lies before is below 1e-17
 
 
 def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:
-    """P(k >= 1 draws are all among the tokens j.. of a row), for every j; about 700 nodes of O(v k) a row."""
+    """Return P(k >= 1 draws are all among the tokens j, j + 1, .. of a row), for every j.
+
+    An integral by about 700 nodes of O(v k) per row.
+    """
     rows = q.cpu().numpy()
     inside = np.empty_like(rows)
     for row, found in zip(rows, inside, strict=True):
@@ -27,7 +30,7 @@ def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:
 
 
 def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -> Float[Tensor, " m"]:
-    """sum over x of p(x) P(x is among k draws); about 700 nodes of O(v k) a row."""
+    """Return sum over x of p(x) P(x is among k draws), by about 700 nodes of O(v k) per row."""
     chances = np.zeros(len(p))
     if k > 0:
         for i, (p_row, q_row) in enumerate(zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)):
@@ -36,13 +39,21 @@ def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -
 
 
 def _nodes(smallest: float) -> np.ndarray:
-    """Up to where a clock of this rate has rung for certain."""
+    """Return the times of the integral's nodes [n], up to where a clock of the rate `smallest` has rung for certain."""
     return np.exp(np.arange(FIRST, math.log(40 / smallest), STEP))
 
 
 def inside_loop(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) -> None:
-    """All draws are in H iff k clocks of H ring before any other does, at a time t of density b e^(-b t), b = 1 - q(H):
-    the integral of b e^(-b t) P(at least k of H rang by t)."""
+    """Fill inside[j] = P(all draws are in H), H the tokens j, j + 1, ...
+
+    They are iff k clocks of H ring before any other does, at a time t of density b e^(-b t), b = 1 - q(H): the integral
+    of b e^(-b t) P(at least k of H rang by t).
+
+    q: probabilities [v], float64, normalised
+    k: draws
+    times: nodes of the integral [n], float64
+    inside: the result [v], float64
+    """
     before = np.empty(q.shape[0])
     total = 0.0
     for j in range(q.shape[0]):
@@ -66,7 +77,15 @@ def inside_loop(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) ->
 
 
 def chance_loop(p: np.ndarray, q: np.ndarray, k: int, times: np.ndarray, chance: np.ndarray) -> None:
-    """x is drawn iff it rings, at a time t of density q e^(-q t), when fewer than k others have."""
+    """Add sum over x of p(x) P(x is drawn) to `chance`: x is iff it rings when fewer than k others have.
+
+    It rings at a time t of density q e^(-q t).
+
+    p, q: probabilities [v], float64, normalised
+    k: draws
+    times: nodes of the integral [n], float64
+    chance: the result [1], float64, zero at first
+    """
     few = np.empty(k)  # P(exactly i of the tokens so far rang by t), i < k
     now = np.empty(k)  # sum over x so far of p(x) q(x) e^(-q(x) t) P(exactly i of the others so far rang by t)
     for t in times:

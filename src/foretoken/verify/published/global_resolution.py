@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,13 +37,7 @@ from foretoken.verify.rejection import TINY
 
 Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 MOST_STEPS = 25  # of L-BFGS-B
-MOST_TOKENS = {
-    1: 2000,
-    2: 150,
-    3: 45,
-    4: 25,
-    5: 18,
-}  # of T, by n: some 10,000 sets; ours, not the paper's
+MOST_TOKENS = {1: 2000, 2: 150, 3: 45, 4: 25, 5: 18}  # of T, by n: some 10,000 sets; not the paper's
 MOST_TOKENS_BEYOND = 14
 LARGEST = math.log(1e100)  # of |theta|
 
@@ -133,9 +128,7 @@ class Failure:
 class Resolving(Solver):
     """What the published rule and the thinned one share: a fixed number n of i.i.d. draws."""
 
-    @property
-    def laws(self) -> tuple[LawFamily, ...]:
-        return (IID,)
+    laws: ClassVar[tuple[LawFamily, ...]] = (IID,)
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, IID) and law.counts is None

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -89,11 +89,7 @@ class Solver(ABC):
     """
 
     name: str
-    needs = "scipy"  # the package that it cannot do without
-
-    @property
-    @abstractmethod
-    def laws(self) -> tuple[LawFamily, ...]: ...
+    laws: ClassVar[tuple[LawFamily, ...]]
 
     @abstractmethod
     def accepts(self, law: Law) -> bool: ...
@@ -104,8 +100,8 @@ class Solver(ABC):
         ...
 
     def check_installed(self) -> None:
-        if find_spec(self.needs) is None:
-            raise ForetokenError(f"Verifier {self.name} needs {self.needs}: pip install 'foretoken[transport]'.")
+        if find_spec("scipy") is None:
+            raise ForetokenError(f"Verifier {self.name} needs scipy: pip install 'foretoken[transport]'.")
 
     def plan(self, p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Solution:
         """Return the rows for all draws of `law` at p and q."""
@@ -129,9 +125,7 @@ def over_sets(solution: Solution, sets: DrawSets) -> float:
 class SetSolver(Solver):
     """A solver that enumerates the draw sets, for any law that has them."""
 
-    @property
-    def laws(self) -> tuple[LawFamily, ...]:
-        return (IID, WithoutReplacement, Hub)
+    laws: ClassVar[tuple[LawFamily, ...]] = (IID, WithoutReplacement, Hub)
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, IID | WithoutReplacement | Hub)
