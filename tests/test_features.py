@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
-from foretoken.models.llama import LlamaForward
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
@@ -56,18 +55,9 @@ def check(model: PreTrainedModel, rows: Rows, batch: int) -> None:
 
 
 @pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((family, 3) for family in FAMILIES)])
-def test_generic(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.models.rows.llama_forward", lambda *_: None)
+def test_generic(family: str, batch: int) -> None:
     model = tiny(family)
     check(model, CausalLM(model).open(batch, 60, LAYERS), batch)
-
-
-@pytest.mark.parametrize(("family", "batch"), [("llama", 1), ("qwen2_sliding", 3), ("qwen3", 3), ("mistral", 3)])
-def test_direct_llama(family: str, batch: int) -> None:
-    model = tiny(family)
-    rows = CausalLM(model).open(batch, 60, LAYERS)
-    assert isinstance(rows._fast, LlamaForward)
-    check(model, rows, batch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -37,6 +37,13 @@ def one(typing, x):
 """,
     "helper": "from llvmlite import ir\ndef value(x):\n    return ir.Constant(x.type, 7)\n",
     "unused": "UNUSED = 1\n",
+    "pair": "from typing import NamedTuple\nclass Pair(NamedTuple):\n    left: int\n    right: int\n",
+    "pairs": """
+from foretoken.kernel.compile import compiled
+@compiled
+def loop(pairs):
+    return 10 * pairs[0].left + pairs[0].right
+""",
 }
 
 
@@ -101,6 +108,21 @@ def test_a_loop_is_compiled_anew_when_what_it_is_compiled_from_changes(
     path.write_text(path.read_text().replace(old, new))
     assert load(8) == ((52, 1) if result is None else (result, 0))
     assert load(8)[1] == 1
+
+
+def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: Path) -> None:
+    def run_on_pair() -> tuple[int, int]:
+        load(8)
+        modules = [importlib.import_module(f"foretoken_made.{name}") for name in ("pairs", "pair")]
+        result = modules[0].loop((modules[1].Pair(1, 2),))
+        return result, sum(modules[0].loop._code.stats.cache_hits.values())
+
+    assert run_on_pair() == (12, 0)
+    assert run_on_pair() == (12, 1)
+    path = made / "pair.py"
+    path.write_text(path.read_text().replace("left", "above").replace("right", "left").replace("above", "right"))
+    assert run_on_pair() == (21, 0)
+    assert run_on_pair() == (21, 1)
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])

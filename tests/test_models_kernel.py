@@ -17,19 +17,54 @@ from foretoken.kernel import attention
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import times
+from foretoken.kernel.rounding import nearest
 from foretoken.kernel.simd import gate_row, softmax_row
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
-from foretoken.kernel.tile import nearest
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
-from test_models_llama import CHANGED, VARIANTS, Adapter, random_model
 
 __all__ = ["one_thread"]
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 32}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"rope_parameters": LLAMA3}),
+    ("llama", {"rope_parameters": YARN}),
+    ("llama", {"rms_norm_eps": 0.1}),
+    ("qwen2", {}),
+    ("qwen2_sliding", {}),
+    ("qwen3", {}),
+    ("mistral", {}),
+]
+CHANGED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"num_key_value_heads": 4}),
+    ("llama", {"num_key_value_heads": 1}),
+    ("llama", {"tie_word_embeddings": True}),
+]
+
+
+def random_model(family: str, changes: dict[str, Any]) -> PreTrainedModel:
+    """As tiny, for changes that alter the shapes; biases and norms are random too."""
+    model = tiny(family, random_weights=True, **changes)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            nn.init.normal_(parameter, mean=0.0 if "bias" in name else 1.0, std=0.2)
+    return model
 
 
 def product(x: torch.Tensor, linear: PanelLinear, threads: bool | None = None) -> torch.Tensor:
@@ -152,7 +187,6 @@ def compiled_rows(model: PreTrainedModel, batch: int, slots: int) -> tuple[Rows,
     lm.kernel = None
     slow = lm.open(batch, slots)
     assert slow._kernel is None
-    assert slow._fast is None
     return fast, slow
 
 
@@ -301,24 +335,51 @@ def test_a_wrong_product_is_seen() -> None:
     assert float((x[0] - want).abs().max()) > 50 * TOLERANCE[torch.float32]
 
 
+class Adapter(nn.Linear):
+    """Stands for LoRA and quantised layers: a linear layer with a forward of its own."""
+
+
 def test_stands_back() -> None:
+    def packed(family: str = "llama", **changes: Any) -> Any:
+        model = tiny(family, random_weights=True, **{"head_dim": 16, **changes})
+        pack(model)
+        return model
+
     def found(model: PreTrainedModel) -> bool:
         return llama_kernel(model) is not None
 
-    model = tiny("llama", random_weights=True, head_dim=16)
-    assert not found(model)  # not packed: a caller's own
-    pack(model)
+    assert not found(tiny("llama", random_weights=True, head_dim=16))  # not packed: a caller's own
+    model = packed()
     assert found(model)
-    inner: Any = model.model
-    handle = inner.layers[1].mlp.register_forward_hook(lambda *_: None)
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     assert not found(model)
     handle.remove()
-    inner.layers[0].self_attn.o_proj = Adapter(64, 32)
+    assert found(model)
+    model.model.layers[0].self_attn.o_proj = Adapter(64, 32)
     assert not found(model)
-    model = tiny("llama")  # heads of 8
-    pack(model)
+    model = packed()
+    model.model.layers[0].mlp.forward = model.model.layers[0].mlp.forward
+    assert not found(model)
+    assert not found(packed(hidden_act="gelu"))
+    assert not found(packed(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}))
+    assert not found(packed(head_dim=8))
+    model = packed()
+    nn.Module.to(model, torch.float16)
     assert not found(model)
     assert not found(tiny("granite"))
+
+
+def test_a_callers_model_is_not_changed() -> None:
+    model = tiny("llama")
+    before = {name: (p.data_ptr(), p.clone()) for name, p in model.named_parameters()}
+    kinds = [type(m) for m in model.modules()]
+    rows = CausalLM(model).open(1, 20)
+    rows.extend(rows.join(), [1, 2])
+    rows.score([[1, 2]], [[-1, 0]])
+    assert kinds == [type(m) for m in model.modules()]
+    for name, parameter in model.named_parameters():
+        assert parameter.data_ptr() == before[name][0]
+        assert torch.equal(parameter, before[name][1])
 
 
 def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,8 +410,8 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
 def test_the_product_on_a_processor_without_wide_registers() -> None:
     """As other machines have it: numba is told to compile for no more than every one can do."""
     code = (
-        "from foretoken.kernel import tile; from foretoken.models import panels; "
-        "assert not tile.WIDE and not tile.DOTS; assert panels._works()"
+        "from foretoken.kernel import rounding, tile; from foretoken.models import panels; "
+        "assert not tile.WIDE and not rounding.DOTS; assert panels._works()"
     )
     settings = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     subprocess.run([sys.executable, "-c", code], env=settings, check=True)

@@ -214,7 +214,7 @@ def test_off_is_plain_torch_and_the_kernel_needs_no_on(tmp_path: Path) -> None:
     tiny("llama", random_weights=True, head_dim=16, vocab_size=257).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     engines = [foretoken.load(str(tmp_path), compile=compile) for compile in ("off", "auto", "on")]
-    assert [engine.target.lm.execution for engine in engines] == ["direct", "kernel", "kernel"]
+    assert [engine.target.lm.execution for engine in engines] == ["modules", "kernel", "kernel"]
     texts = {engine.generate("a = 1", max_new_tokens=20, temperature=0.0).text for engine in engines}
     assert len(texts) == 1
     with pytest.raises(ForetokenError, match="Unknown compile fast: choose one of auto, on, off"):

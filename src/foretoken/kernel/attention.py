@@ -16,9 +16,10 @@ import numpy as np
 
 from foretoken.kernel.addresses import alive
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.rounding import PER_WORD, ROUNDED, nearest, rounded
 from foretoken.kernel.simd import exp_row
 from foretoken.kernel.sizes import COLUMNS, LANES, WHOLE
-from foretoken.kernel.tile import PER_WORD, ROUNDED, nearest, rounded, strip
+from foretoken.kernel.tile import strip
 
 QUERIES = 48  # queries that share one block of scores
 
@@ -123,7 +124,8 @@ def _attend(attention, b, group, out):  # type: ignore[no-untyped-def]
         form, key_words, slot_words, per_word = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
-    queries = np.empty(at_once * rep * dim, np.float32)
+    queries = np.empty((at_once * rep, dim), np.float32)
+    flat = queries.reshape(-1)
     results, shares = np.empty((at_once * rep, dim), np.float32), np.empty(at_once * rep, np.float32)
     scores_at, results_at = scores.ctypes.data, results.ctypes.data
     key_at = keys[b, group].ctypes.data
@@ -133,10 +135,10 @@ def _attend(attention, b, group, out):  # type: ignore[no-untyped-def]
         rows = count * rep
         for i in range(count):
             of_group = qkv[b * n + first + i, group * rep * dim : (group + 1) * rep * dim]
-            scaled = queries[i * rep * dim : (i + 1) * rep * dim]
+            scaled = flat[i * rep * dim : (i + 1) * rep * dim]
             for j in range(rep * dim):
                 scaled[j] = of_group[j] * attention.scale
-        asked = rounded(queries, dim, dim, rows) if paired else queries
+        asked = rounded(queries[:rows], dim) if paired else queries
         for at in range(0, wide, COLUMNS):
             columns = min(COLUMNS, wide - at)
             here = key_at + 4 * at * key_words
@@ -153,7 +155,7 @@ def _attend(attention, b, group, out):  # type: ignore[no-untyped-def]
                     for j in range(used):
                         row[j] += seen[j]
         weigh(scores, rows, used, attention.low, shares)
-        weights = rounded(scores.reshape(-1), wide, wide, rows) if paired else scores.reshape(-1)
+        weights = rounded(scores[:rows], wide) if paired else scores
         weights_row = wide // 2 * per_word if paired else wide
         for at in range(0, dim, COLUMNS):
             columns = min(COLUMNS, dim - at)

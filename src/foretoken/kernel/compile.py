@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -137,11 +137,19 @@ def _cache_class() -> Any:
                 self._forget()  # the index is written first, and may promise what is old code
                 _warn(error)
 
+        def _index_key(self, sig: Any, codegen: Any) -> Any:
+            return (*super()._index_key(sig, codegen), _fields(getattr(sig, "args", sig)))
+
         def _forget(self) -> None:
             with suppress(OSError):
                 os.unlink(self._cache_file._index_path)
 
     return Cache
+
+
+def _fields(kinds: Iterable[Any]) -> tuple[Any, ...]:
+    """The fields of all named tuples among these types of numba: it takes those with others for the same type."""
+    return tuple((kind.__dict__.get("fields"), _fields(kind.types)) for kind in kinds if hasattr(kind, "types"))
 
 
 def _warn(error: Exception) -> None:

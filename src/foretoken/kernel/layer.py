@@ -21,9 +21,9 @@ from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, linked
 from foretoken.kernel.pointwise import add, norm, norm_row, shift, turn
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
+from foretoken.kernel.rounding import round_rows
 from foretoken.kernel.simd import gate_row
 from foretoken.kernel.sizes import COLUMNS, DOTTED
-from foretoken.kernel.tile import round_rows
 
 PROJECT, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)
 Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
@@ -72,7 +72,7 @@ def _round(t, part, x, k, form):  # type: ignore[no-untyped-def]
     """Put the first k numbers of the rows x [m, k or more] into the thread's `bits`, if a matrix of this form wants
     them rounded."""
     if form == DOTTED:
-        round_rows(x.reshape(-1), x.shape[1], k, t.m, floats(t.bits + 4 * part * t.room, (t.room,)))
+        round_rows(x, k, floats(t.bits + 4 * part * t.room, (t.room,)))
 
 
 round_for = compiled(_round, fuse=True)

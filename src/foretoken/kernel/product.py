@@ -14,8 +14,9 @@ from numba import prange
 
 from foretoken.kernel.addresses import alive, floats
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
-from foretoken.kernel.tile import CHUNK, PER_WORD, ROUNDED, ROWS, WIDE, rounded, strip
+from foretoken.kernel.tile import CHUNK, ROWS, WIDE, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
@@ -145,9 +146,8 @@ def _times(x, w, form, width, y, threads):  # type: ignore[no-untyped-def]
         so that nothing is compiled for more.
     """
     (m, k), count = x.shape, panels_in(width)
-    rows = x.reshape(-1)
-    bits = rounded(rows, k, k, m) if form == DOTTED else rows
-    product = Product(rows.ctypes.data, k, bits.ctypes.data, m, k, w, form, y.ctypes.data, y.shape[1], width)
+    bits = rounded(x, k) if form == DOTTED else x
+    product = Product(x.ctypes.data, k, bits.ctypes.data, m, k, w, form, y.ctypes.data, y.shape[1], width)
     after = panel_at(w, count, k, form)  # weights that are used in turn stand one behind the other
     if threads is None:
         panels_of(product, 0, count, after)
@@ -155,7 +155,7 @@ def _times(x, w, form, width, y, threads):  # type: ignore[no-untyped-def]
         panels_threads(product, threads)
     else:
         panels_of(product, 0, count, after)
-    alive(rows)
+    alive(x)
     alive(bits)
 
 

@@ -15,23 +15,16 @@ Every sum runs over the words in order, whatever the number of rows: a row's res
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from foretoken.kernel.compile import compiled, linked
-from foretoken.kernel.simd import load
+from foretoken.kernel.compile import linked
+from foretoken.kernel.rounding import DOTS, FEATURES, ROUNDED, BFloat
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
-_FEATURES = (
-    cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-)  # what numba compiles for: its settings tell
-DOTS = "+avx512bf16" in _FEATURES  # the instruction of DOTTED; elsewhere its rows are rounded and widened again
-WIDE = "+avx512f" in _FEATURES  # 32 registers of 16 floats
-
+WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
 # 16 columns.
@@ -41,17 +34,20 @@ TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if 
 NEAR, FAR = 1, 2  # the caches into which memory is fetched
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
-ROUNDED, PER_WORD = (DOTTED, 1) if DOTS else (HALVED, 2)  # the product that takes what `rounded` makes; floats a word
 
 
 @intrinsic
 def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
-    """y[r, 16 units] = (0 if fresh else y) + sum over k of x[r, k] w[k, 16 units], for one of TILES: number = rows + 16
-    units.
+    """One of TILES: y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c], r < rows, c < 16 units.
 
-    x, w, y are addresses; w has one word of every column every w_row words. x: floats, two for each word if HALVED;
-    bits of two bfloat16 if DOTTED. With `fetch`, what lies from `ahead` on is fetched meanwhile into the first cache
-    (NEAR) or the second (FAR), `pace` bytes for every 16 words.
+    number: rows + 16 units.
+    form: of w: WHOLE, HALVED or DOTTED.
+    fetch: where memory is fetched to meanwhile: 0 nowhere, NEAR the first cache, FAR the second.
+    x: address of the first row; rows are x_row floats apart. Floats, two to a word of w if it is HALVED; if it is
+        DOTTED, a word of two bfloat16 in place of each float.
+    w: address of the first word; w_row words from one k, or pair of k, to the next. words: their number in a column.
+    y: address of the first sum; rows are y_row floats apart.
+    ahead: address of what is fetched. pace: bytes of it for every 16 words.
     """
     index, flag = types.intp, types.boolean
     signature = types.void(*[index] * 10, flag, index, index)
@@ -85,7 +81,7 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 
 
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
-    """Whether product.py and attention.py may ask for it."""
+    """Whether product.py and attention.py may ask for this tile: others are not compiled."""
     if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
         return not fetch and form in (WHOLE, ROUNDED)
     if form == WHOLE or not WIDE:
@@ -141,7 +137,7 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             ]
         else:
             parts = []
-            pairs = ir.VectorType(_BFloat(), 2 * LANES)
+            pairs = ir.VectorType(BFloat(), 2 * LANES)
             dot = b.module.declare_intrinsic(
                 "llvm.x86.avx512bf16.dpbf16ps.512", (), ir.FunctionType(vector, [vector, pairs, pairs])
             )
@@ -159,87 +155,14 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             b.store(b.load(total), place).align = 4
 
 
-class _BFloat(ir.Type):
-    """llvmlite has no such type."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-@intrinsic
-def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any) -> Any:
-    """out: the bits of x[x_at : x_at + 32 count] as bfloat16, two a word."""
-    index = types.intp
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        x, x_at, out, out_at, count = args
-        x_base = b.gep(context.make_array(s.args[0])(context, b, x).data, [x_at])
-        out_base = b.gep(context.make_array(s.args[2])(context, b, out).data, [out_at])
-        many, size = ir.VectorType(ir.FloatType(), 2 * LANES), x_at.type
-        pairs = ir.VectorType(_BFloat(), 2 * LANES)
-        with cgutils.for_range(b, count) as loop:
-            value = load(b, b.bitcast(b.gep(x_base, [b.mul(loop.index, size(2 * LANES))]), many.as_pointer()))
-            place = b.bitcast(b.gep(out_base, [b.mul(loop.index, size(LANES))]), pairs.as_pointer())
-            b.store(b.fptrunc(value, pairs), place).align = 4
-        return context.get_dummy_value()
-
-    return types.void(x, index, out, index, index), generate
-
-
-def _nearest(bits):  # type: ignore[no-untyped-def]
-    """The bits of a float32 rounded to bfloat16, to even from half-way; a NaN stays one."""
-    value = np.int64(bits)
-    if (value & 0x7FFFFFFF) > 0x7F800000:
-        return (value | 0x400000) & 0xFFFF0000
-    return (value + 0x7FFF + ((value >> 16) & 1)) & 0xFFFF0000
-
-
-nearest = compiled(_nearest, fuse=True)
-
-
-def _round_rows(x, x_row, k, m, out):  # type: ignore[no-untyped-def]
-    """Rows of k floats as a DOTTED product takes them, [m, (k + 1) / 2 * PER_WORD] in one axis: two bfloat16 a float's
-    bits, or without DOTS in floats."""
-    words = (k + 1) // 2
-    bits, words_out = x.view(np.uint32), out.view(np.uint32)
-    if DOTS:
-        many = k // (2 * LANES)
-        for i in range(m):
-            round_row(x, i * x_row, out, i * words, many)
-            for j in range(many * 2 * LANES, k):
-                value = nearest(bits[i * x_row + j])
-                if j % 2:
-                    words_out[i * words + j // 2] |= np.uint32(value)
-                else:
-                    words_out[i * words + j // 2] = np.uint32(value >> 16)
-    else:
-        for i in range(m):
-            words_out[2 * (i + 1) * words - 1] = 0  # behind the last of an odd number
-            for j in range(k):
-                words_out[2 * i * words + j] = nearest(bits[i * x_row + j])
-
-
-round_rows = compiled(_round_rows, fuse=True)
-
-
-def _rounded(x, x_row, k, m):  # type: ignore[no-untyped-def]
-    """What `round_rows` makes."""
-    out = np.empty(m * ((k + 1) // 2) * PER_WORD, np.float32)
-    round_rows(x, x_row, k, m, out)
-    return out
-
-
-rounded = compiled(_rounded, fuse=True)
-
-
 def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
-    """`rows` rows times `columns` columns, a multiple of 16; see `tile`. ahead: what to fetch, 0: nothing."""
+    """Multiply rows with columns side by side: y [rows, columns] = (0 if fresh else y) + x w, tile by tile.
+
+    columns: a multiple of 16.
+    x, x_row, w, w_row, words, form, y, y_row: as `tile` takes them; all are whole numbers.
+    fresh: 1 or 0.
+    ahead: address of what is used next, as long as this, which is fetched meanwhile; 0: nothing is fetched.
+    """
     height = 5 if ahead > 0 and WIDE and form == HALVED else ROWS  # six leave no register for the two halves of a word
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.

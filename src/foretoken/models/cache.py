@@ -99,19 +99,6 @@ class SlotCache(Cache):
             self._writes[i + 1].index_put_(self._at, value_states.transpose(1, 2))
         return self._reads[i], self._reads[i + 1]
 
-    def read(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """The keys and values [b, heads, used, dim] of a layer, as views."""
-        i = self._layer[layer_idx]
-        assert i is not None, f"layer {layer_idx} kept nothing when it was probed"
-        return self._reads[i], self._reads[i + 1]
-
-    def pairs(self) -> list[Tensor] | None:
-        """Per layer, the place [2, b, heads, n, dim] of its new keys and values; None where that is not one place."""
-        if self._at is not None or len(self.stores) > 1 or len(self._order) != 2 * len(self._layer):
-            return None
-        new = self.stores[0][:, self._rows].narrow(3, self._start, self._new)
-        return list(new.unflatten(0, (-1, 2)).unbind(0))
-
     @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""

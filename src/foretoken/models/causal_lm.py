@@ -13,7 +13,6 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.features import FINAL
 from foretoken.models.layout import decoder, layout
-from foretoken.models.llama import llama_forward
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear
 from foretoken.models.probe import check_probe
@@ -68,13 +67,12 @@ class CausalLM:
 
     @property
     def execution(self) -> str:
-        """How its forwards are run: "kernel", "torch.compile", "panels", "direct" (torch by hand) or "modules"
-        (transformers')."""
+        """How its forwards are run: by "kernel", "torch.compile", "panels" (packed weights in transformers' modules)
+        or transformers' "modules" as they are."""
         if self.kernel is not None:
             return "kernel" if isinstance(self.kernel, LlamaKernel) else "torch.compile"
-        if any(isinstance(module, PanelLinear) for module in self.model.modules()):
-            return "panels"
-        return "modules" if llama_forward(self.model, 1) is None else "direct"
+        packed = any(isinstance(module, PanelLinear) for module in self.model.modules())
+        return "panels" if packed else "modules"
 
     @property
     def num_layers(self) -> int:

@@ -5,8 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
@@ -26,8 +32,10 @@ from foretoken.models.kernel_layers import (
     table_of,
     wanted_of,
 )
-from foretoken.models.llama import is_plain_llama
-from foretoken.models.panels import PanelLinear, use_threads
+from foretoken.models.panels import PACKED, PanelLinear, use_threads
+
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class LlamaKernel(KernelLayers):
@@ -145,8 +153,31 @@ class KernelRows(KernelSlots):
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     """The compiled forward of a packed model, None where it would not be the same computation."""
     inner: Any = model.base_model
-    if not is_plain_llama(model, PanelLinear) or not isinstance(model.get_output_embeddings(), PanelLinear):
+    if not is_plain_llama(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
     if inner.layers[0].self_attn.head_dim % LANES:
         return None
     return LlamaKernel(model)
+
+
+def is_plain_llama(model: PreTrainedModel) -> bool:
+    """Whether a model computes as its class does on a CPU, in float32 or bfloat16, all its linear layers packed."""
+    if type(model) not in FAMILY or model.device.type != "cpu":
+        return False
+    if model.dtype not in PACKED:
+        return False
+    config: Any = model.config
+    if config.hidden_act != "silu" or config.rope_parameters.get("rope_type") not in STATIC_ROPE:
+        return False
+    known = (PanelLinear, nn.Embedding, nn.ModuleList, nn.SiLU)
+    for module in model.modules():
+        ours = type(module) in known or type(module).__module__ == type(model).__module__ or _is_silu(module)
+        changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+        if not ours or changed:  # adapters, quantised layers, hooks, offloading
+            return False
+    inner: Any = model.model
+    return 2 * inner.rotary_emb.inv_freq.numel() == inner.layers[0].self_attn.head_dim
+
+
+def _is_silu(module: nn.Module) -> bool:
+    return type(module).__name__ in ("SiLUActivation", "SiLU")

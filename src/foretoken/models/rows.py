@@ -15,7 +15,6 @@ from foretoken.kernel.sizes import ALL
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
-from foretoken.models.llama import llama_forward
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.static import StaticRows
 
@@ -43,7 +42,6 @@ class Rows:
         # finfo.min rather than -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
         self._low = max(torch.finfo(lm.dtype).min, torch.finfo(torch.float32).min)
         self._windows = lm._layout.windows
-        self._fast = None if self._kernel else llama_forward(lm.model, slots)  # positions are below slots
         width = len(layers) * lm.hidden_size if layers else 0
         self._features = FeatureStore(layers, batch, slots, width, lm.dtype, lm.device) if layers else None
         self._trees: list[GrowingTree] = []
@@ -172,8 +170,6 @@ class Rows:
     ) -> Tensor:
         lm = self._lm
         assert isinstance(self._cache, SlotCache)
-        if self._fast is not None:
-            return self._fast(torch.tensor(ids), torch.tensor(positions), masks, self._cache, head, self._features)
         device, dtype = lm.device, lm.dtype
         tensors = {
             kind: None if mask is None else torch.from_numpy(mask).to(device=device, dtype=dtype)

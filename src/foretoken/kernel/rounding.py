@@ -1,0 +1,108 @@
+"""Rows rounded to bfloat16, as a product with a matrix in DOTTED form takes them."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.simd import load
+from foretoken.kernel.sizes import DOTTED, HALVED, LANES
+
+# What numba compiles for, by its settings.
+FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+DOTS = "+avx512bf16" in FEATURES  # the instruction of DOTTED; elsewhere its rows are rounded and widened again
+ROUNDED, PER_WORD = (DOTTED, 1) if DOTS else (HALVED, 2)  # the product that takes what `rounded` makes; floats a word
+
+
+class BFloat(ir.Type):
+    """llvmlite has no such type."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+@intrinsic
+def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any) -> Any:
+    """Round 32 count numbers of x, from x_at on: out, from out_at on, gets their bits as bfloat16, two to a word.
+
+    x, out: arrays whose places are counted in one axis.
+    """
+    index = types.intp
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        x, x_at, out, out_at, count = args
+        x_base = b.gep(context.make_array(s.args[0])(context, b, x).data, [x_at])
+        out_base = b.gep(context.make_array(s.args[2])(context, b, out).data, [out_at])
+        many, size = ir.VectorType(ir.FloatType(), 2 * LANES), x_at.type
+        pairs = ir.VectorType(BFloat(), 2 * LANES)
+        with cgutils.for_range(b, count) as loop:
+            value = load(b, b.bitcast(b.gep(x_base, [b.mul(loop.index, size(2 * LANES))]), many.as_pointer()))
+            place = b.bitcast(b.gep(out_base, [b.mul(loop.index, size(LANES))]), pairs.as_pointer())
+            b.store(b.fptrunc(value, pairs), place).align = 4
+        return context.get_dummy_value()
+
+    return types.void(x, index, out, index, index), generate
+
+
+def _nearest(bits):  # type: ignore[no-untyped-def]
+    """The bits of a float32, given by its bits, rounded to bfloat16: to even from half-way; a NaN stays one."""
+    value = np.int64(bits)
+    if (value & 0x7FFFFFFF) > 0x7F800000:
+        return (value | 0x400000) & 0xFFFF0000
+    return (value + 0x7FFF + ((value >> 16) & 1)) & 0xFFFF0000
+
+
+nearest = compiled(_nearest, fuse=True)
+
+
+def _round_rows(x, k, out):  # type: ignore[no-untyped-def]
+    """Round the first k numbers of every row of x [m, k or more].
+
+    out: [m * words * PER_WORD at least], in one axis, of words = (k + 1) / 2 to a row: a word is two bfloat16, even and
+        odd, in the bits of one float32; or, without DOTS, two float32 that are bfloat16 values.
+    """
+    m, words = x.shape[0], (k + 1) // 2
+    bits, words_out = x.view(np.uint32), out.view(np.uint32)
+    if DOTS:
+        many = k // (2 * LANES)
+        for i in range(m):
+            round_row(x, i * x.shape[1], out, i * words, many)
+            for j in range(many * 2 * LANES, k):
+                value = nearest(bits[i, j])
+                if j % 2:
+                    words_out[i * words + j // 2] |= np.uint32(value)
+                else:
+                    words_out[i * words + j // 2] = np.uint32(value >> 16)
+    else:
+        for i in range(m):
+            row = bits[i]
+            words_out[2 * (i + 1) * words - 1] = 0  # behind the last of an odd number
+            for j in range(k):
+                words_out[2 * i * words + j] = nearest(row[j])
+
+
+round_rows = compiled(_round_rows, fuse=True)
+
+
+def _rounded(x, k):  # type: ignore[no-untyped-def]
+    """What `round_rows` makes of the first k numbers of every row of x [m, k or more]: [m, words * PER_WORD]."""
+    words = (k + 1) // 2 * PER_WORD
+    out = np.empty(x.shape[0] * words, np.float32)
+    round_rows(x, k, out)
+    return out.reshape(x.shape[0], words)
+
+
+rounded = compiled(_rounded, fuse=True)
