@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from foretoken.verify.exact_transport import selection, thresholds
+from foretoken.verify.exact_transport import selection
 from foretoken.verify.ratio_groups import Groups
+from foretoken.verify.thresholds import thresholds
 
 P = np.array([0.30, 0.24, 0.20, 0.14, 0.08, 0.04])  # in the order of falling p/q
 Q = np.array([0.08, 0.12, 0.15, 0.20, 0.20, 0.25])

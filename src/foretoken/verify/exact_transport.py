@@ -5,7 +5,7 @@ With g(x) = 1 - E[(1 - x)^N] (`IID.hit`), tokens in the order of falling p/q, pr
     split       h minimises G_j - P_j: no rule accepts more than 1 + G_h - P_h
     selection   s_i = q_i rho_i, rho falling; S_j = s_1 + .. + s_j <= G_j, S_h = G_h, S_K = g(1);
                 s <= p up to h and s >= p from there on, so that sum m, m = min(p, s), is that bound
-    thresholds  beta_j: the largest u for which j is a vertex of the least concave curve above S - u G
+    thresholds  beta_j: the largest u for which j is a vertex of the least concave curve above S - u G (thresholds.py)
     row         for u uniform in (0, 1), the boundaries with beta_j > u cut the tokens into blocks; the pick is the
                 first draw in the first block that is hit; it is accepted with probability min(1, p_i / s_i), else (and
                 where there is no draw) the token comes from norm(p - m)
@@ -37,6 +37,7 @@ from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
 from foretoken.verify.rejection import TINY, count_chances, is_single
+from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
 
@@ -134,13 +135,6 @@ def selection(groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
     return rho
 
 
-def thresholds(rho: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
-    """Return beta, one number per group."""
-    beta = np.zeros_like(rho)
-    compiled(threshold_loop)(rho, groups.q, ns, cs, beta)
-    return beta
-
-
 def as_iid(law: Law) -> IID:
     """Return the law as i.i.d. draws, which a single draw is under other laws too."""
     if isinstance(law, IID):
@@ -174,54 +168,12 @@ def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, 
     rho: the result [groups], float64
     """
     k = p.shape[0]
-    spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and the q-mass after group j, R_j: G_j = 1 - E[R_j^N]
-    rest[k] = 0.0
-    for j in range(k - 1, -1, -1):
-        rest[j] = rest[j + 1] + q[j]
     mean, hit = 0.0, 0.0
     for i in range(ns.shape[0]):
         mean += ns[i] * cs[i]
         if ns[i] > 0:
             hit += cs[i]
-    h, prefix = 0, 0.0
-    spare[0] = 0.0
-    for j in range(1, k + 1):
-        prefix += p[j - 1]
-        g = 1.0
-        for i in range(ns.shape[0]):
-            power, square, bits = cs[i], rest[j], ns[i]
-            while bits > 0:  # cs * rest^ns, at a quarter of the time of pow
-                if bits & 1:
-                    power *= square
-                square *= square
-                bits >>= 1
-            g -= power
-        spare[j] = g - prefix
-        if spare[j] < spare[h]:
-            h = j
-    # Steps: away from h, each as long as the curve stays below G there and can stay below it further on.
-    for j in range(k - 1, h, -1):
-        spare[j] = min(spare[j], spare[j + 1])
-    for j in range(1, h):
-        spare[j] = min(spare[j], spare[j - 1])
-    spent, j = spare[h], h
-    while j < k:
-        step = min(p[j] / q[j], mean)
-        rho[j] = step
-        j += 1
-        while j < k and spent + (step * q[j] - p[j]) <= spare[j + 1]:
-            spent += max(step * q[j] - p[j], 0.0)
-            rho[j] = step
-            j += 1
-    spent, j = spare[h], h - 1
-    while j >= 0:
-        step = min(p[j] / q[j], mean)
-        rho[j] = step
-        j -= 1
-        while j >= 0 and spent + (p[j] - step * q[j]) <= spare[j]:
-            spent += max(p[j] - step * q[j], 0.0)
-            rho[j] = step
-            j -= 1
+    h = take_steps(p, q, ns, cs, mean, rho)
     before, left = 0.0, 0.0  # Q_h, and G_h to its last digit also where it is tiny
     for j in range(h):
         before += q[j]
@@ -255,125 +207,56 @@ def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, 
         rho[j] = max(rho[j], sigma)
 
 
-def threshold_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
-    """Fill beta: as u grows from 0, the boundary after group j dies at the time beta[j]; never, where that is 1.
-
-    A boundary dies when the slopes of S - u G on both sides of it meet; the two blocks of groups become one.
-    Block b lies to the left of boundary b, until that dies. `death` is when it would if nothing else died; what dies
-    beside it can only bring that forward. Deaths are queued in lists by span of time, and those of the current span in
-    a heap.
-
-    rho: one number per group, falling [groups], float64
-    q: masses of the groups [groups], float64
-    ns, cs: as above
-    beta: the result [groups], float64, zeros at first
-    """
-    k = rho.shape[0]
-    ends = np.empty(k, np.int64)
-    n = 0
-    for j in range(k):
-        if j == k - 1 or rho[j] != rho[j + 1]:
-            ends[n] = j
-            n += 1
-    mass, a, s = np.zeros(n), np.empty(n), np.zeros(n)
-    after = 0.0
-    for b in range(n - 1, -1, -1):
-        for j in range(ends[b], ends[b - 1] if b > 0 else -1, -1):
-            mass[b] += q[j]
-        rest = after + mass[b]
-        a[b] = rho[ends[b]]
+def steps_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mean: float, rho: np.ndarray) -> int:
+    """Fill rho by the steps and return the split h; mean: E[N]; the others as in `selected_loop`."""
+    k = p.shape[0]
+    spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and the q-mass after group j, R_j: G_j = 1 - E[R_j^N]
+    rest[k] = 0.0
+    for j in range(k - 1, -1, -1):
+        rest[j] = rest[j + 1] + q[j]
+    h, prefix = 0, 0.0
+    spare[0] = 0.0
+    for j in range(1, k + 1):
+        prefix += p[j - 1]
+        g = 1.0
         for i in range(ns.shape[0]):
-            if ns[i] > 0:  # (rest^n - after^n) / (rest - after), from the leading bit of n down, without a difference
-                slope, rest_power, after_power, bit = cs[i], rest, after, 1
-                while bit * 2 <= ns[i]:
-                    bit *= 2
-                while bit > 1:
-                    bit //= 2
-                    slope *= rest_power + after_power
-                    rest_power *= rest_power
-                    after_power *= after_power
-                    if ns[i] & bit:
-                        slope = slope * rest + cs[i] * after_power
-                        rest_power *= rest
-                        after_power *= after
-                s[b] += slope
-        after = rest
+            power, square, bits = cs[i], rest[j], ns[i]
+            while bits > 0:  # cs * rest^ns, at a quarter of the time of pow
+                if bits & 1:
+                    power *= square
+                square *= square
+                bits >>= 1
+            g -= power
+        spare[j] = g - prefix
+        if spare[j] < spare[h]:
+            h = j
+    # Away from h, each step is as long as the curve stays below G there and can stay below it further on.
+    for j in range(k - 1, h, -1):
+        spare[j] = min(spare[j], spare[j + 1])
+    for j in range(1, h):
+        spare[j] = min(spare[j], spare[j - 1])
+    spent, j = spare[h], h
+    while j < k:
+        step = min(p[j] / q[j], mean)
+        rho[j] = step
+        j += 1
+        while j < k and spent + (step * q[j] - p[j]) <= spare[j + 1]:
+            spent += max(step * q[j] - p[j], 0.0)
+            rho[j] = step
+            j += 1
+    spent, j = spare[h], h - 1
+    while j >= 0:
+        step = min(p[j] / q[j], mean)
+        rho[j] = step
+        j -= 1
+        while j >= 0 and spent + (p[j] - step * q[j]) <= spare[j]:
+            spent += max(p[j] - step * q[j], 0.0)
+            rho[j] = step
+            j -= 1
+    return h
 
-    left, right = np.arange(n) - 1, np.arange(n) + 1
-    death = np.full(n, np.inf)  # -1 once it has come
-    num_spans = n // 4 + 1
-    newest = np.full(num_spans, -1)  # entry of each span, and from there on by `older`
-    older, who, num_entries = np.empty(3 * n, np.int64), np.empty(3 * n, np.int64), 0
-    when, whose, size = np.empty(3 * n), np.empty(3 * n, np.int64), 0  # the heap; an entry with an old time is void
-    changed = np.empty(n + 1, np.int64)  # boundaries whose death is to be computed and queued
-    time = 0.0
-    for b in range(n):
-        beta[ends[b]] = 1.0
-        changed[b] = b
-    num_changed = n - 1
-    for span in range(-1, num_spans):  # before the first span all are queued
-        if span >= 0:
-            entry = newest[span]
-            while entry >= 0:
-                b = who[entry]
-                if 0.0 <= death[b] < 1.0 and int(death[b] * num_spans) == span:
-                    death[b] = np.inf
-                    changed[num_changed] = b
-                    num_changed += 1
-                entry = older[entry]
-        while num_changed > 0 or size > 0:
-            for i in range(num_changed):
-                b = changed[i]
-                c = right[b]
-                t = time  # where the slopes of S meet by rounding
-                if a[b] > a[c]:
-                    t = max((a[b] - a[c]) / (s[b] - s[c]), time) if s[b] > s[c] else np.inf
-                if t >= min(death[b], 1.0):
-                    continue
-                death[b] = t
-                later = int(t * num_spans)
-                if later > span:
-                    who[num_entries], older[num_entries] = b, newest[later]
-                    newest[later] = num_entries
-                    num_entries += 1
-                    continue
-                at = size
-                while at > 0 and when[(at - 1) // 2] > t:
-                    when[at], whose[at] = when[(at - 1) // 2], whose[(at - 1) // 2]
-                    at = (at - 1) // 2
-                when[at], whose[at] = t, b
-                size += 1
-            num_changed = 0
-            if size == 0:
-                break
-            b, t = whose[0], when[0]
-            size -= 1
-            at = 0
-            while 2 * at + 1 < size:
-                least = 2 * at + 1
-                if least + 1 < size and when[least + 1] < when[least]:
-                    least += 1
-                if when[least] >= when[size]:
-                    break
-                when[at], whose[at] = when[least], whose[least]
-                at = least
-            when[at], whose[at] = when[size], whose[size]
-            if death[b] != t:
-                continue
-            time = beta[ends[b]] = t
-            death[b] = -1.0
-            before, c = left[b], right[b]
-            total = mass[b] + mass[c]
-            a[c] = (mass[b] * a[b] + mass[c] * a[c]) / total
-            s[c] = (mass[b] * s[b] + mass[c] * s[c]) / total
-            mass[c] = total
-            left[c] = before
-            if before >= 0:
-                right[before] = c
-                changed[0], num_changed = before, 1
-            if c < n - 1:
-                changed[num_changed] = c
-                num_changed += 1
+
+take_steps = compiled(steps_loop)
 
 
 def row_loop(

@@ -1,0 +1,160 @@
+"""Exact transport's thresholds: for each boundary between groups, the largest u for which it is a vertex of the least
+concave curve above S - u G.
+
+S and G are polylines over the q-mass, S concave and below G. At u = 0 the curve is S. As u grows a boundary dies when
+the slopes of S - u G on both sides of it meet; the two blocks of groups become one. Block b lies to the left of
+boundary b, until that dies. `death` is when it would if nothing else died; what dies beside it can only bring that
+forward. Deaths are queued in lists by span of time, and those of the current span in a heap. docs/transport.md,
+section 3.
+"""
+
+import numpy as np
+
+from foretoken.kernel.compile import compiled
+from foretoken.verify.ratio_groups import Groups
+
+
+def thresholds(rho: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
+    """Return beta, one number per group."""
+    beta = np.zeros_like(rho)
+    compiled(threshold_loop)(rho, groups.q, ns, cs, beta)
+    return beta
+
+
+def blocks_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the blocks of groups of equal rho, each by its last group, its q-mass, and its slopes of S and of G.
+
+    rho, q, ns, cs: as in `threshold_loop`
+    """
+    k = rho.shape[0]
+    ends = np.empty(k, np.int64)
+    n = 0
+    for j in range(k):
+        if j == k - 1 or rho[j] != rho[j + 1]:
+            ends[n] = j
+            n += 1
+    mass, of_s, of_g = np.zeros(n), np.empty(n), np.zeros(n)
+    after = 0.0
+    for b in range(n - 1, -1, -1):
+        for j in range(ends[b], ends[b - 1] if b > 0 else -1, -1):
+            mass[b] += q[j]
+        rest = after + mass[b]
+        of_s[b] = rho[ends[b]]
+        for i in range(ns.shape[0]):
+            if ns[i] > 0:  # (rest^n - after^n) / (rest - after), from the leading bit of n down, without a difference
+                slope, rest_power, after_power, bit = cs[i], rest, after, 1
+                while bit * 2 <= ns[i]:
+                    bit *= 2
+                while bit > 1:
+                    bit //= 2
+                    slope *= rest_power + after_power
+                    rest_power *= rest_power
+                    after_power *= after_power
+                    if ns[i] & bit:
+                        slope = slope * rest + cs[i] * after_power
+                        rest_power *= rest
+                        after_power *= after
+                of_g[b] += slope
+        after = rest
+    return ends[:n], mass, of_s, of_g
+
+
+def push_loop(when: np.ndarray, whose: np.ndarray, size: int, t: float, b: int) -> None:
+    """Put (t, b) into the heap of `size` entries at the front of when, float64, and whose, int64."""
+    at = size
+    while at > 0 and when[(at - 1) // 2] > t:
+        when[at], whose[at] = when[(at - 1) // 2], whose[(at - 1) // 2]
+        at = (at - 1) // 2
+    when[at], whose[at] = t, b
+
+
+def pop_loop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int]:
+    """Take the entry of least time out of the heap, which has `size` entries then."""
+    t, b = when[0], whose[0]
+    at = 0
+    while 2 * at + 1 < size:
+        least = 2 * at + 1
+        if least + 1 < size and when[least + 1] < when[least]:
+            least += 1
+        if when[least] >= when[size]:
+            break
+        when[at], whose[at] = when[least], whose[least]
+        at = least
+    when[at], whose[at] = when[size], whose[size]
+    return t, b
+
+
+blocks, push, pop = compiled(blocks_loop), compiled(push_loop), compiled(pop_loop)
+
+
+def threshold_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
+    """Fill beta: as u grows from 0, the boundary after group j dies at the time beta[j]; never, where that is 1.
+
+    rho: one number per group, falling [groups], float64
+    q: masses of the groups [groups], float64
+    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64
+    beta: the result [groups], float64, zeros at first
+    """
+    ends, mass, of_s, of_g = blocks(rho, q, ns, cs)
+    n = ends.shape[0]
+    left, right = np.arange(n) - 1, np.arange(n) + 1
+    death = np.full(n, np.inf)  # -1 once it has come
+    num_spans = n // 4 + 1
+    newest = np.full(num_spans, -1)  # entry of each span, and from there on by `older`
+    older, who, num_entries = np.empty(3 * n, np.int64), np.empty(3 * n, np.int64), 0
+    when, whose, size = np.empty(3 * n), np.empty(3 * n, np.int64), 0  # the heap; an entry with an old time is void
+    changed = np.empty(n + 1, np.int64)  # boundaries whose death is to be computed and queued
+    time = 0.0
+    for b in range(n):
+        beta[ends[b]] = 1.0
+        changed[b] = b
+    num_changed = n - 1
+    for span in range(-1, num_spans):  # before the first span all are queued
+        if span >= 0:
+            entry = newest[span]
+            while entry >= 0:
+                b = who[entry]
+                if 0.0 <= death[b] < 1.0 and int(death[b] * num_spans) == span:
+                    death[b] = np.inf
+                    changed[num_changed] = b
+                    num_changed += 1
+                entry = older[entry]
+        while num_changed > 0 or size > 0:
+            for i in range(num_changed):
+                b = changed[i]
+                c = right[b]
+                t = time  # where the slopes of S meet by rounding
+                if of_s[b] > of_s[c]:
+                    t = max((of_s[b] - of_s[c]) / (of_g[b] - of_g[c]), time) if of_g[b] > of_g[c] else np.inf
+                if t >= min(death[b], 1.0):
+                    continue
+                death[b] = t
+                later = int(t * num_spans)
+                if later > span:
+                    who[num_entries], older[num_entries] = b, newest[later]
+                    newest[later] = num_entries
+                    num_entries += 1
+                else:
+                    push(when, whose, size, t, b)
+                    size += 1
+            num_changed = 0
+            if size == 0:
+                break
+            size -= 1
+            t, b = pop(when, whose, size)
+            if death[b] != t:
+                continue
+            time = beta[ends[b]] = t
+            death[b] = -1.0
+            before, c = left[b], right[b]
+            total = mass[b] + mass[c]
+            of_s[c] = (mass[b] * of_s[b] + mass[c] * of_s[c]) / total
+            of_g[c] = (mass[b] * of_g[b] + mass[c] * of_g[c]) / total
+            mass[c] = total
+            left[c] = before
+            if before >= 0:
+                right[before] = c
+                changed[0], num_changed = before, 1
+            if c < n - 1:
+                changed[num_changed] = c
+                num_changed += 1
