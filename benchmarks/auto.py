@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.expand import Expand, check_expansion, load_expanded
-from foretoken.choices import AUTO, METHODS
+from foretoken.build import plain, with_recipe
 from foretoken.cli import options
 from foretoken.cli.measuring import NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
@@ -26,7 +26,6 @@ from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
-from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
 from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.continuations import Runs, Workload, continued
@@ -36,7 +35,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.text import encode
 from foretoken.names import tree_policy
-from foretoken.profile import PLAIN
+from foretoken.recipe import AUTO, METHODS, PLAIN, Recipe
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -65,10 +64,10 @@ def rows(runs: Mapping[str, Runs]) -> list[Row]:
 
 def methods(engine: Engine, trees: Sequence[str]) -> dict[str, Engine]:
     """Plain, the drafter with every tree, and the drafter under the controller."""
-    deepest = with_tree(engine, METHODS[AUTO])
+    deepest = with_recipe(engine, Recipe(METHODS[AUTO]))
     sizes, device = tree_policy(METHODS[AUTO]).sizes(), engine.target.lm.device
-    controlled = replace(deepest, drafter=auto_drafter(deepest.drafter, sizes, device), tree=AUTO)
-    return {PLAIN: plain(engine), **{tree: with_tree(engine, tree) for tree in trees}, AUTO: controlled}
+    controlled = replace(deepest, drafter=auto_drafter(deepest.drafter, sizes, device))
+    return {PLAIN: plain(engine), **{tree: with_recipe(engine, Recipe(tree)) for tree in trees}, AUTO: controlled}
 
 
 def useless(engine: Engine, seed: int) -> Engine:

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.expand import Expand, check_expansion, size_named
 from benchmarks.expand import expand as expanded
 from benchmarks.head_clocks import PARTS, TimedHeadLM
+from foretoken.build import assembled
 from foretoken.cli import options
 from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
@@ -30,8 +31,8 @@ from foretoken.core.verifier import Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.draft.lm import LMDrafter
+from foretoken.draft.source import Source
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
-from foretoken.drafters import lm_drafter
 from foretoken.heads.flat import Medusa
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import load_head
@@ -49,6 +50,7 @@ from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import encode
 from foretoken.names import verifier_named
+from foretoken.recipe import HEAD, SAME, Recipe
 from foretoken.trees.grammar import check_size, read_tree
 
 STEP, DRAFT, TARGET = "step", "draft", "target"
@@ -152,7 +154,9 @@ class ExpansionSession(WrappedSession[HeadDraftSession]):
 
 def method(lm: CausalLM | HeadLM, tree: str, rule: str | None = None, sampled: bool = False) -> Method:
     """A head (or a drafter LM) with a tree and a rule; refused where the pair would not be lossless."""
-    drafter, verifier = lm_drafter(lm, tree, rule, lm.vocab_size)
+    kind = HEAD if isinstance(lm, HeadLM) else SAME
+    drafter, verifier = assembled(Recipe(tree, rule), Source(kind, lm.vocab_size, lm))
+    assert isinstance(drafter, LMDrafter)
     return Method(f"{lm.name} {tree} {verifier.name}", drafter, verifier, sampled)
 
 

@@ -9,7 +9,7 @@ sum min(p, a q) over the workload (objective.py),
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.expand import Expand, check_expansion, load_expanded
 from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
+from foretoken.build import plain, with_recipe
 from foretoken.cli import options
 from foretoken.cli.measuring import NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
 from foretoken.cli.tune import Rounds, digest, open_journal
@@ -25,7 +26,6 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_seed
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
-from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Workload, continued
 from foretoken.measure.harness import Progress
@@ -35,6 +35,7 @@ from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
 from foretoken.models.causal_lm import CausalLM
+from foretoken.recipe import Recipe
 from foretoken.tune.acceptance import forced, has_distribution
 from foretoken.tune.costs import ForwardCosts, forward_costs
 from foretoken.tune.run import written_texts
@@ -106,8 +107,7 @@ def randomised(
 
 def with_coins(engine: Engine, a: float) -> Engine:
     """Chains of one draft, made with probability a; at 0 plain decoding, which is the same law and needs no q."""
-    coins = plain(engine) if a == 0 else with_tree(engine, "chain:1", draft_probability=a)
-    return replace(coins, tree=f"a = {a:g}")
+    return plain(engine) if a == 0 else with_recipe(engine, Recipe("chain:1", draft_probability=a))
 
 
 def _distributions(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from benchmarks.expand import Expand, check_expansion, expanded_pair
 from foretoken.audit import fit
 from foretoken.audit.models import plain_logits, sample
-from foretoken.choices import VOCABS
+from foretoken.build import assembled, plain
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
@@ -25,7 +25,7 @@ from foretoken.core.limits import check_seed, check_temperatures
 from foretoken.core.sampling import Sampling
 from foretoken.core.verifier import Verifier
 from foretoken.draft.lm import LMDrafter
-from foretoken.drafters import SAME, lm_drafter, plain, vocab_drafter
+from foretoken.draft.source import Source
 from foretoken.engine import Engine
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.machine import machine
@@ -39,7 +39,7 @@ from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
-from foretoken.profile import PLAIN
+from foretoken.recipe import PLAIN, SAME, VOCABS, Recipe
 from foretoken.trees.grammar import read_tree
 
 NUM_TOKENS = 3  # of the joint law that is tested, as in the audit
@@ -241,7 +241,7 @@ def ways(
 
     found = [Way(PLAIN, "-", "-", Foretoken(plain(engine))), Way(PLAIN, "-", "-", Transformers(PLAIN, theirs))]
     if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
-        drafter, rule = lm_drafter(engine.drafter.lm, TREES[SAME], None, engine.drafter.vocab_size)
+        drafter, rule = assembled(Recipe(TREES[SAME]), engine.source)
         found.append(Way(SAME, drafter.name, TREES[SAME], ours(drafter, rule)))
     source, like = vocabulary(target_tokenizer), engine.target.lm
     for name in drafters:
@@ -251,7 +251,7 @@ def ways(
         for method in methods:
             usual = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
             for tree in trees.get(method, (usual,)):
-                drafter, rule = vocab_drafter(method, lm, translation, tree, None, engine.target.vocab_size)
+                drafter, rule = assembled(Recipe(tree), Source(method, engine.target.vocab_size, lm, translation))
                 found.append(Way(method, name, tree, ours(drafter, rule)))
         model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
         model.generation_config = GenerationConfig(pad_token_id=0)

@@ -5,14 +5,13 @@ import json
 import pytest
 
 import tiny
-from foretoken.build import load
+from foretoken.build import load, plain, with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.drafters import plain, with_tree
 from foretoken.engine import Engine
-from foretoken.profile import PLAIN
+from foretoken.recipe import PLAIN, Recipe
 
 
 @pytest.fixture(scope="module")
@@ -64,25 +63,25 @@ def test_another_tree_takes_its_own_rule_unless_one_is_named(models):
         ("chain:4", None, "block", IID),
         ("chain:4", "rrsw", "rrsw", WithoutReplacement),
     ):
-        other = with_tree(engine, tree, named)
+        other = with_recipe(engine, Recipe(tree, named))
         assert isinstance(other.drafter, LMDrafter)
         assert (other.tree, other.verifier.name, other.drafter.law) == (tree, rule, law)
         assert other.drafter.laws == engine_of(models, tree=tree, verifier=named).drafter.laws
     with pytest.raises(ForetokenError, match="standard is not lossless"):
-        with_tree(engine, "kary:2x2", "standard")
+        with_recipe(engine, Recipe("kary:2x2", "standard"))
     with pytest.raises(ForetokenError, match="exact-match"):
-        with_tree(engine_of(models, "ngram"), "chain:2", "rrsw")
+        with_recipe(engine_of(models, "ngram"), Recipe("chain:2", "rrsw"))
 
 
 def test_plain_decoding_stays_plain(models):
     engine = plain(engine_of(models))
     assert (engine.drafter, engine.tree) == (NoDrafter(), PLAIN)
-    assert with_tree(engine, "kary:2x2") is engine
+    assert with_recipe(engine, Recipe("kary:2x2")) is engine
 
 
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 def test_another_tree_is_the_engine_that_load_makes(models, tree):
     """The same text and the same drafts for a seed."""
     wanted = engine_of(models, tree=tree).generate("ab", max_new_tokens=24, seed=2)
-    got = with_tree(engine_of(models), tree).generate("ab", max_new_tokens=24, seed=2)
+    got = with_recipe(engine_of(models), Recipe(tree)).generate("ab", max_new_tokens=24, seed=2)
     assert (got.token_ids, got.stats.num_drafted) == (wanted.token_ids, wanted.stats.num_drafted)

@@ -20,10 +20,10 @@ import tiny
 from benchmarks.__main__ import SCRIPTS, script
 from benchmarks.expand import SIZES
 from command import run
-from foretoken.choices import LAWS, METHODS, VOCABS
 from foretoken.cli import options
 from foretoken.cli.main import app
 from foretoken.models.named import COMPILE, DTYPES
+from foretoken.recipe import LAWS, METHODS, VOCABS
 from foretoken.verify import VERIFIERS
 
 NUMBERS = [

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 import tiny
+from foretoken.build import head as head_drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.drafters import head_drafter
+from foretoken.draft.source import Source
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.make import new_head
 from foretoken.heads.serial import Gumiho
@@ -22,6 +23,7 @@ from foretoken.heads.serial_rows import GumihoRows
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.names import tree_policy
+from foretoken.recipe import HEAD
 from foretoken.trees.dynamic import WIDTH
 
 VOCAB = 12
@@ -37,7 +39,7 @@ def drafted(spec: str) -> tuple[TokenTree, dict[tuple[int, ...], float]]:
         torch.nn.init.normal_(linear.weight, std=1 / linear.in_features**0.5)
     ids = [random.Random(0).randrange(VOCAB) for _ in range(7)]
     features = lm.states(torch.tensor([ids[:-1]]), head.feature_layers)[0]
-    session = head_drafter(HeadLM(head, "head"), tree_policy(spec), Opaque, VOCAB).open(1, 100)
+    session = head_drafter(Source(HEAD, VOCAB, HeadLM(head, "head")), tree_policy(spec), Opaque).open(1, 100)
     session.join()
     session.learn([features])
     (tree,) = session.propose([Sequence(ids, Sampling(temperature=0.0), seeded(0), 40)])

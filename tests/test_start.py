@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from foretoken.choices import LAWS, METHODS, VOCABS
 from foretoken.cli.main import main
 from foretoken.heads import HEADS
 from foretoken.names import MADE_BY, law_family
+from foretoken.recipe import KINDS, LAWS, METHODS
 from foretoken.trees.grammar import TREES
 from foretoken.verify import VERIFIERS
 
@@ -113,7 +113,8 @@ def test_the_package_itself_is_light() -> None:
 
 def test_every_name_that_is_told_without_torch_is_one_of_something() -> None:
     assert set(MADE_BY) == set(TREES)
-    for table in (LAWS, VOCABS, HEADS, VERIFIERS):
+    assert all(callable(kind.make) for kind in KINDS.values())
+    for table in (LAWS, HEADS, VERIFIERS):
         assert all(callable(thing) for thing in table.values())
     assert all(law_family(name).name == name for name in LAWS)
     assert all(rule.name == name for name, rule in VERIFIERS.items())

@@ -16,21 +16,17 @@ import foretoken
 import tiny
 from command import Command
 from foretoken.audit.models import plain_logits
-from foretoken.build import check_profile
+from foretoken.build import check_profile, plain, with_recipe
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
-from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Coins, Opaque, outcomes
+from foretoken.core.laws import IID, Coins, outcomes
 from foretoken.core.sampling import Sampling
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.slrs import SLRSDrafter, union
-from foretoken.draft.tli import tli
-from foretoken.drafters import fingerprint_of, plain
+from foretoken.draft.source import Source
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
 from foretoken.measure.continuations import Continued, Runs, Workload
@@ -41,8 +37,8 @@ from foretoken.models.panels import HALVED, PanelLinear, pack
 from foretoken.models.parts import parts
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
-from foretoken.names import tree_policy
-from foretoken.profile import FORMAT, PLAIN, Profile, read_profile
+from foretoken.profile import FORMAT, Profile, read_profile
+from foretoken.recipe import HEAD, NGRAM, PLAIN, PLAINLY, SAME, VOCABS, Recipe
 from foretoken.tune import grid
 from foretoken.tune.acceptance import (
     Forced,
@@ -54,7 +50,7 @@ from foretoken.tune.acceptance import (
     tokens_watched,
     widths,
 )
-from foretoken.tune.costs import PLAINLY, Configuration, ForwardCosts, StepCosts
+from foretoken.tune.costs import ForwardCosts, StepCosts
 from foretoken.tune.grid import modelled
 from foretoken.tune.watch import Watched, watched
 
@@ -116,7 +112,7 @@ def forced_text(p, q, text: tuple[int, ...]) -> Forced:
 def test_reach_averaged_over_texts_is_what_the_rule_accepts(rule, seed):
     """Over every text of the target's, by its probability: the same as over every draft of the drafter's."""
     p, q = random_tables(seed)
-    chain = Configuration(f"chain:{LENGTH}", rule)
+    chain = Recipe(f"chain:{LENGTH}", rule)
     mean, want = np.zeros(LENGTH), np.zeros(LENGTH)
     for text in itertools.product(range(V), repeat=LENGTH):
         prob = np.prod([p(text[:i])[x] for i, x in enumerate(text)])
@@ -139,7 +135,7 @@ def test_a_chain_that_ends_early_accepts_what_it_has_drafted(rule, seed):
     mean, want = np.zeros(LENGTH), np.zeros(LENGTH)
     for text in itertools.product(range(V), repeat=LENGTH):
         prob = np.prod([p(text[:i])[x] for i, x in enumerate(text)])
-        mean += prob * reach(forced_text(p, q, text), Configuration(f"chain:{LENGTH}@0.3", rule), 1.0).numpy()[0]
+        mean += prob * reach(forced_text(p, q, text), Recipe(f"chain:{LENGTH}@0.3", rule), 1.0).numpy()[0]
         drafted, kept = 1.0, 1.0
         for i, x in enumerate(text):
             if drafted < 0.3:
@@ -155,7 +151,7 @@ def test_a_chain_that_ends_early_accepts_what_it_has_drafted(rule, seed):
 
 def test_a_coin_takes_its_share_of_q():
     p, q = random_tables(0)
-    tossed = Configuration(f"chain:{LENGTH}", "randomised", draft_probability=0.4)
+    tossed = Recipe(f"chain:{LENGTH}", "randomised", draft_probability=0.4)
     mean = np.zeros(LENGTH)
     for text in itertools.product(range(V), repeat=LENGTH):
         mean += (
@@ -173,12 +169,12 @@ def test_how_often_a_chain_goes_on():
     """By its own draws, of a drafter that writes the same after any text: 64,000 of them, 4 standard errors."""
     row = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     text = Forced([0] * 4002, row.expand(4002, 3), row.expand(4002, 3))
-    found = widths(text, Configuration("chain:3@0.3", "block"), 1.0).mean(0)
+    found = widths(text, Recipe("chain:3@0.3", "block"), 1.0).mean(0)
     want = torch.tensor([1.0, 0.9, 0.36], dtype=torch.float64)  # 0.6 0.6 is 0.36; 0.6 0.3 and 0.3 0.6 are below 0.3
     error = 4 * (want * (1 - want) / 64_000).sqrt()
     assert ((found - want).abs() <= error).all(), found
-    assert widths(text, Configuration("chain:3@0.3", "block"), 0.0)[0].tolist() == [1, 1, 1], "the likeliest ones"
-    assert widths(text, Configuration("chain:3@0.5", "block"), 0.0)[0].tolist() == [1, 1, 0]
+    assert widths(text, Recipe("chain:3@0.3", "block"), 0.0)[0].tolist() == [1, 1, 1], "the likeliest ones"
+    assert widths(text, Recipe("chain:3@0.5", "block"), 0.0)[0].tolist() == [1, 1, 0]
 
 
 def test_at_temperature_0_a_draft_is_accepted_where_the_likeliest_tokens_agree():
@@ -186,7 +182,7 @@ def test_at_temperature_0_a_draft_is_accepted_where_the_likeliest_tokens_agree()
     q = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 4, dtype=torch.float64)
     text = Forced([0, 1, 2, 3], p, q)
     assert of_one_draft(text, 0.0).tolist() == [1, 0, 0, 0]
-    assert reach(text, Configuration("kary:2x2", "transport"), 0.0).tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert reach(text, Recipe("kary:2x2", "transport"), 0.0).tolist() == [[1, 1], [1, 0], [0, 0]]
 
 
 def test_repeated_draws_share_a_node():
@@ -198,9 +194,9 @@ def test_repeated_draws_share_a_node():
     text = Forced([0, 1, 2], torch.eye(3, dtype=torch.float64), q.expand(3, 3))
     assert level[1] < 2.1, "not 4"
     for rule, t, want in (("transport", 1.0, level), ("hub", 1.0, [2, 4]), ("transport", 0.0, [2, 4])):
-        found = widths(text, Configuration("kary:2x2", rule), t)
+        found = widths(text, Recipe("kary:2x2", rule), t)
         assert found.tolist() == [pytest.approx(want, abs=1e-12)] * 2
-    assert widths(text, Configuration("chain:2", "block"), 1.0).tolist() == [[1, 1]] * 2
+    assert widths(text, Recipe("chain:2", "block"), 1.0).tolist() == [[1, 1]] * 2
 
 
 def test_what_a_step_has_is_a_mean_over_the_steps_of_the_text():
@@ -235,9 +231,9 @@ def test_forced_distributions_are_those_of_plain_forwards(models, temperature):
 @pytest.mark.parametrize(
     "configuration",
     [
-        Configuration("chain:6@0.3", "block"),
-        Configuration("chain:3", "randomised", draft_probability=0.6),
-        Configuration("kary:2x2", "transport"),
+        Recipe("chain:6@0.3", "block"),
+        Recipe("chain:3", "randomised", draft_probability=0.6),
+        Recipe("kary:2x2", "transport"),
     ],
     ids=lambda c: c.name,
 )
@@ -250,7 +246,7 @@ def test_steps_of_the_engine_have_the_tokens_and_nodes_expected(models, configur
         text = forced(engine, prompt, workload.run(plain(engine), i, i)[1], 0.7)
         reached.append(reach(text, configuration, 0.7))
         nodes.append(widths(text, configuration, 0.7))
-    endless = replace(grid.configured(engine, configuration), eos_ids=frozenset())
+    endless = replace(with_recipe(engine, configuration), eos_ids=frozenset())
     runs = endless.generate(workload.prompts, max_new_tokens=200, temperature=0.7, seed=9)
     steps = sum(r.stats.num_target_forwards for r in runs)
     assert tokens_per_step(reached) == pytest.approx(sum(r.stats.num_tokens for r in runs) / steps, rel=0.1)
@@ -293,7 +289,7 @@ def test_overheads_are_found_again():
 
 
 def test_a_family_grows_as_long_as_it_gets_faster_and_times_are_on_one_scale():
-    grown, shrunk = ([Configuration(f"{kind}:{n}", "exact-match") for n in (4, 8, 16, 32)] for kind in ("a", "b"))
+    grown, shrunk = ([Recipe(f"{kind}:{n}", "exact-match") for n in (4, 8, 16, 32)] for kind in ("dynamic", "budget"))
     speed = dict(zip(grown + shrunk, [2.0, 3.0, 2.9, 1.0, 3.0, 2.0, 9.0, 9.0], strict=True))
     asked = []
 
@@ -377,7 +373,7 @@ def test_a_profile_tells_how_to_spell_and_whether_to_toss_coins(models, tmp_path
     target, drafter = models
     tokenizers = {"tokenizer": tiny.tokenizer(), "drafter_tokenizer": tiny.tokenizer()}
     slem = foretoken.load(target, drafter=drafter, vocab="slem", **tokenizers)
-    prints = {"verifier": "exact-match", "vocab": "slem", "drafter": fingerprint_of(slem.drafter)}
+    prints = {"verifier": "exact-match", "vocab": "slem", "drafter": slem.fingerprint}
     profile = written(models, tmp_path / "p.json", "chain:3", **prints)
     for vocab in (None, "auto", "slem"):
         engine = foretoken.load(target, drafter=drafter, profile=profile, vocab=vocab, **tokenizers)
@@ -419,32 +415,28 @@ def test_a_profile_of_other_models_or_another_machine_is_refused(models, tmp_pat
         foretoken.load(target, drafter=drafter, profile=elsewhere)
 
 
-def drafting_ways(models) -> dict[str, Drafter]:
-    lm = CausalLM(models[1])
-    v = vocabulary(tiny.tokenizer())
-    translation, policy = Translation(v, v), tree_policy("chain:2")
-    ways: dict[str, Drafter] = {
-        name: way(lm, translation, policy, IID) for name, way in {"tli": tli, "slem": SLEMDrafter}.items()
-    }
-    ways |= {name: way(lm, translation, policy, Opaque) for name, way in {"slrs": SLRSDrafter, "union": union}.items()}
+def sources(models) -> dict[str, Source]:
+    lm, v = CausalLM(models[1]), vocabulary(tiny.tokenizer())
+    found = {kind: Source(kind, 257, lm, Translation(v, v)) for kind in VOCABS}
     target = parts(CausalLM(models[0]))
     for seed in range(2):
         torch.manual_seed(seed)
-        ways[f"head {seed}"] = LMDrafter(ready(new_head("eagle", target), "h"), policy, IID, 257)
-    ways["medusa"] = LMDrafter(ready(new_head("medusa", target), "m"), policy, IID, 257)
-    return ways | {"ngram": NgramDrafter(policy), "lm": LMDrafter(lm, policy, IID, 257)}
+        found[f"head {seed}"] = Source(HEAD, 257, ready(new_head("eagle", target), "h"))
+    found["medusa"] = Source(HEAD, 257, ready(new_head("medusa", target), "m"))
+    return found | {NGRAM: Source(NGRAM, 257), SAME: Source(SAME, 257, lm)}
 
 
-def test_a_profile_of_one_way_to_draft_is_refused_by_every_other(models, tmp_path):
-    target, drafters = CausalLM(models[0]), drafting_ways(models)
-    for name, drafter in drafters.items():
-        path = written(models, tmp_path / "p.json", "chain:2", drafter=fingerprint_of(drafter))
-        for other, given in drafters.items():
+def test_a_profile_of_one_source_of_drafts_is_refused_by_every_other(models, tmp_path):
+    target, drafting = CausalLM(models[0]), sources(models)
+    for name, source in drafting.items():
+        path = written(models, tmp_path / "p.json", "chain:2", drafter=source.fingerprint(source.kind))
+        for other, given in drafting.items():
+            now = given.fingerprint(given.kind)
             if other == name:
-                check_profile(read_profile(path), path, target, given)
+                check_profile(read_profile(path), path, target, now)
             else:
                 with pytest.raises(ForetokenError, match=r"^Profile .* was made for another drafter: [^.]*\.$"):
-                    check_profile(read_profile(path), path, target, given)
+                    check_profile(read_profile(path), path, target, now)
 
 
 def test_a_profile_of_other_threads_is_refused(models, tmp_path):
@@ -698,7 +690,7 @@ def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkey
         "foretoken.tune.run.modelled", lambda *arguments: [c for c in modelled(*arguments) if chosen(c)]
     )
 
-    def chosen(c: Configuration) -> bool:
+    def chosen(c: Recipe) -> bool:
         return c.draft_probability is not None or c.name in ("chain:1 block", "chain:4 block")
 
     code, out, err = run("tune", *SMALL, "--best", 64)  # all: which of them are best is the machine's affair

@@ -86,7 +86,7 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
     whole = Workload.run
 
     def broken_off(workload, engine, i, *others):
-        if i == 1 and engine.tree == "a = 0.4":
+        if i == 1 and engine.recipe.draft_probability == 0.4:
             raise KeyboardInterrupt
         return whole(workload, engine, i, *others)
 

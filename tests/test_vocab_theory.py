@@ -14,6 +14,7 @@ from foretoken.decode import Decoder
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter
+from foretoken.draft.source import Source
 from foretoken.draft.tli import tli
 from foretoken.models.segmentation import SingleTokens
 from foretoken.models.target import LMTarget
@@ -77,7 +78,9 @@ def test_theorem_41_holds_with_a_special_token_that_both_have(seed):
     union, drafted = step(lm, drafter, "string-rejection")
     turn = target.convert_tokens_to_ids("<|turn|>")
     assert drafted[turn] > 0
-    token_level, drafted = step(lm, LMDrafter(tli(small, translation, chain, IID).lm, chain, IID, 5), "standard")
+    token_level, drafted = step(
+        lm, LMDrafter(tli(Source("tli", 5, small, translation), chain, IID).lm, chain, IID, 5), "standard"
+    )
     assert drafted[turn] > 0
     assert union <= token_level + 1e-12
     _, drafted = step(lm, SLEMDrafter(small, translation, chain, IID, 5), "exact-match")
@@ -96,7 +99,7 @@ def test_table_3_is_what_a_step_accepts_and_theorem_41_holds(drafter, seed):
     union, _ = step(lm, SLRSDrafter(small, translation, chain, drafts=SingleTokens, **settings), "string-rejection")
     assert union == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-10)
 
-    intersection = tli(small, translation, chain, IID).lm
+    intersection = tli(Source("tli", 5, small, translation), chain, IID).lm
     token_level, _ = step(lm, LMDrafter(intersection, chain, IID, lm.vocab_size), "standard")
     assert token_level == pytest.approx(float(torch.minimum(p, q / q.sum()).sum()), abs=1e-10)
     assert union <= token_level + 1e-12  # Theorem 4.1

@@ -6,31 +6,23 @@ from typing import TypeVar
 
 import torch
 
-from foretoken.choices import AUTO, FIXED, METHODS, NGRAM, VOCABS, check_method, check_vocab
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Coins, Opaque
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
+from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.controller import FORGET_COST, KNOWN_WEIGHT, MEMORY, Costs, Experience
+from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.running_fit import RunningFit
-from foretoken.drafters import (
-    CHAINS_ONLY,
-    RULES,
-    SAME,
-    ModelDrafter,
-    default_rule,
-    fingerprint_of,
-    head_drafter,
-    random_rule,
-)
+from foretoken.draft.source import Source
 from foretoken.engine import Engine
-from foretoken.heads.lm import ready
+from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import head_kind, load_head
 from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.identity import fingerprint, host
@@ -51,7 +43,23 @@ from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 from foretoken.names import check_pair, law_family, policy_for, tree_policy, verifier_named
-from foretoken.profile import PLAIN, Profile, read_profile
+from foretoken.profile import Profile, read_profile
+from foretoken.recipe import (
+    AUTO,
+    FIXED,
+    HEAD,
+    KINDS,
+    METHODS,
+    NGRAM,
+    NO_DRAFTER,
+    PLAIN,
+    PLAINLY,
+    SAME,
+    VOCABS,
+    Recipe,
+    check_known,
+)
+from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import ProductTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify.block import TreeBlock
@@ -110,7 +118,8 @@ def load(
     target, drafter, profile = _path(target), _path(drafter), _path(profile)
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
     check_counts(max_batch=max_batch)
-    check_method(method)
+    check_known(method=method)
+    check_compile(compile)
     tuned = None if profile is None else read_profile(profile)
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if tuned is not None and not named and tuned.tree != PLAIN:
@@ -118,52 +127,24 @@ def load(
         if method == AUTO and tree.startswith("chain:"):  # its costs are of chains without coins
             tree, draft_probability = METHODS[AUTO], None
             verifier = None if tuned.draft_probability is not None else verifier
-    tree = tree or METHODS[method]
-    check_compile(compile)
-    policy = tree_policy(tree)
+    recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
+    policy = tree_policy(recipe.tree)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
-    head = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
-    has_model = drafter not in (None, "none", "ngram") and head is None
+    head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
+    has_model = drafter not in (None, NO_DRAFTER, NGRAM) and head_folder is None
     if tuned is not None and has_model and vocab in (None, AUTO):
         vocab = tuned.vocab or vocab
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
-    if vocab is not None:
-        check_vocab(vocab)
     if vocab is not None and not has_model:
-        why = f"draft head {head} has its target's" if head is not None else f"drafter {drafter or 'none'} has none"
+        why = f"draft head {head_folder} has its target's" if head_folder else f"drafter {drafter or 'none'} has none"
         raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
-    spelling = SAME
+    kind = HEAD if head_folder is not None else str(drafter or NO_DRAFTER)
     if has_model and drafter is not None:
-        spelling = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
-    if law is not None and spelling in CHAINS_ONLY:
-        raise ForetokenError(
-            f"vocab {spelling} draws in a way of its own, to which law {law} means nothing: leave it out."
-        )
-    if isinstance(policy, ProductTree) and head is None:
-        raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
-    if isinstance(policy, ProductTree) and method == AUTO:
-        raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
-    if draft_probability is not None:
-        _check_randomised(draft_probability, spelling in RULES or not has_model or head is not None, policy, law)
-    way = NGRAM if drafter == NGRAM else spelling
-    usual = default_rule(policy, way) if draft_probability is None else random_rule(policy)
-    rule = verifier_named(verifier or usual)
-    if draft_probability is not None and isinstance(rule, TreeBlock):
-        raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
-    if verifier is not None and way in VOCABS and way in RULES and not rule.accepts(Opaque(1)):
-        raise ForetokenError(
-            f"Verifier {rule.name} needs probabilities that vocab {way} does not give: choose {RULES[way]}, its "
-            "usual one."
-        )
-    family = law_family(law) if law else rule.laws[0]
-    policy = policy_for(policy, rule)
-    if isinstance(policy, RankedTree) and family is not Opaque:
-        raise ForetokenError(
-            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
-            f"with law {family.name}: leave both out, or choose tree budget:N."
-        )
+        kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
+    recipe = replace(recipe, vocab=kind if kind in VOCABS else None)
+    _settled(recipe, kind, policy)  # before models are loaded
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device = choose_device(device)
@@ -174,49 +155,126 @@ def load(
             return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile)
         return wrap_model(source, compile)
 
-    proposing: Drafter
-    model = None
-    if head is not None:
-        model = causal_lm(target)
-        proposing = head_drafter(ready(load_head(head, parts(model)), head), policy, family, model.vocab_size)
-    elif drafter is None or drafter == "none":
-        proposing = NoDrafter()
-    elif drafter == "ngram":
-        proposing = NgramDrafter(policy)
-    elif spelling == SAME:
-        proposing = LMDrafter(causal_lm(drafter), policy, family, 0)
-    else:
-        assert tokenizer is not None
-        assert drafter_tokenizer is not None
+    model = causal_lm(target)
+    lm, translation = None, None
+    if head_folder is not None:
+        lm = ready(load_head(head_folder, parts(model)), head_folder)
+    elif has_model and drafter is not None:
         lm = causal_lm(drafter)
-        translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
-        proposing = VOCABS[spelling](lm, translation, policy, family)
-    if draft_probability is not None:
-        assert isinstance(proposing, LMDrafter)
-        proposing = RandomisedDrafter(proposing.lm, policy, Coins(draft_probability), 0)
-    known = None
+        if lm.device != model.device:
+            raise ForetokenError(
+                f"Drafter {lm.name} is on {lm.device} and target {model.name} on {model.device}: "
+                "put both on one device."
+            )
+        if kind == SAME and None in (tokenizer, drafter_tokenizer):
+            _check_sizes(lm, model)
+        if kind != SAME:
+            assert tokenizer is not None
+            assert drafter_tokenizer is not None
+            translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
+    source = Source(kind, model.vocab_size, lm, translation)
     if tuned is not None and profile is not None:
-        model = model or causal_lm(target)
-        check_profile(tuned, profile, model, proposing)
+        check_profile(tuned, profile, model, source.fingerprint(kind))
+    proposing, rule = assembled(recipe, source)
+    engine = Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), recipe, source, max_batch)
+    known = None
+    if tuned is not None:
         costs = Costs(tuned.plain_s, looks=MEMORY, fit=RunningFit(tuned.extra, FORGET_COST))
         known = Experience(tuned.acceptance, KNOWN_WEIGHT, {1: costs})
         if method == FIXED and not named and tuned.tree == PLAIN:
-            proposing, tree = NoDrafter(), PLAIN
-    check_pair(proposing, rule)
-    model = model or causal_lm(target)
-    if isinstance(proposing, LMDrafter) and spelling == SAME and None in (tokenizer, drafter_tokenizer):
-        _check_sizes(proposing, model)
-    if isinstance(proposing, ModelDrafter):
-        if proposing.lm.device != model.device:
-            raise ForetokenError(
-                f"Drafter {proposing.name} is on {proposing.lm.device} and target {model.name} on {model.device}: "
-                "put both on one device."
-            )
-        proposing = replace(proposing, vocab_size=model.vocab_size)
+            return plain(engine)
     if method == AUTO and not isinstance(proposing, NoDrafter):
-        proposing = auto_drafter(proposing, policy.sizes(), model.device, known)
-        tree = f"auto, at most {tree}"
-    return Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), tree, max_batch)
+        return replace(engine, drafter=auto_drafter(proposing, policy.sizes(), model.device, known))
+    return engine
+
+
+def with_recipe(engine: Engine, recipe: Recipe) -> Engine:
+    """The engine with another recipe for the same models; plain decoding stays what it is.
+
+    Raises ForetokenError for a recipe that does not fit the drafter.
+    """
+    if recipe.tree == PLAIN:
+        return replace(engine, drafter=NoDrafter(), recipe=recipe)
+    if isinstance(engine.drafter, NoDrafter):
+        return engine
+    drafter, rule = assembled(recipe, engine.source)
+    return replace(engine, drafter=drafter, verifier=rule, recipe=recipe)
+
+
+def plain(engine: Engine) -> Engine:
+    """The engine without its drafter."""
+    return with_recipe(engine, PLAINLY)
+
+
+def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
+    """The drafter and the rule of a recipe. Raises ForetokenError for a pair that would not be lossless."""
+    kind = recipe.vocab or source.kind
+    policy, rule, law = _settled(recipe, kind, tree_policy(recipe.tree))
+    drafter = KINDS[kind].make(source, policy, law)
+    if recipe.draft_probability is not None:
+        assert isinstance(drafter, LMDrafter)
+        drafter = RandomisedDrafter(drafter.lm, policy, Coins(recipe.draft_probability), source.vocab_size)
+    check_pair(drafter, rule)
+    return drafter, rule
+
+
+def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
+    """The verifier of a recipe that names none, for a drafter of a kind."""
+    policy = tree_policy(recipe.tree)
+    if recipe.draft_probability is not None:
+        return "randomised" if policy.max_draws <= 1 else "transport"
+    if isinstance(policy, RankedTree):
+        return "exact-match"
+    if KINDS[kind].rule is not None:
+        return str(KINDS[kind].rule)
+    if isinstance(policy, BudgetTree):
+        return "block-transport"
+    return "block" if policy.max_draws <= 1 else "rrsw"
+
+
+def _settled(recipe: Recipe, kind: str, policy: TreePolicy) -> tuple[TreePolicy, Verifier, LawFamily]:
+    """(policy, rule, law) of a recipe for a drafter of a kind. Raises ForetokenError for what does not go together."""
+    tree = recipe.tree
+    if recipe.law is not None and KINDS[kind].own_draws:
+        raise ForetokenError(
+            f"vocab {kind} draws in a way of its own, to which law {recipe.law} means nothing: leave it out."
+        )
+    if isinstance(policy, ProductTree) and kind != HEAD:
+        raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
+    if isinstance(policy, ProductTree) and recipe.method == AUTO:
+        raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
+    if recipe.draft_probability is not None:
+        _check_randomised(recipe.draft_probability, kind, policy, recipe.law)
+    rule = verifier_named(recipe.verifier or usual_rule(recipe, kind))
+    if recipe.draft_probability is not None and isinstance(rule, TreeBlock):
+        raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
+    usual = KINDS[kind].rule
+    if recipe.verifier is not None and kind in VOCABS and usual is not None and not rule.accepts(Opaque(1)):
+        raise ForetokenError(
+            f"Verifier {rule.name} needs probabilities that vocab {kind} does not give: choose {usual}, its usual one."
+        )
+    family = law_family(recipe.law) if recipe.law else rule.laws[0]
+    policy = policy_for(policy, rule)
+    if isinstance(policy, RankedTree) and family is not Opaque:
+        raise ForetokenError(
+            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
+            f"with law {family.name}: leave both out, or choose tree budget:N."
+        )
+    return policy, rule, family
+
+
+def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
+    """The drafter that a draft head makes.
+
+    Raises ForetokenError for a product tree of a head that has no parallel levels.
+    """
+    lm = source.lm
+    assert isinstance(lm, HeadLM)
+    if isinstance(policy, ProductTree):
+        serial = lm.serial_levels()
+        grown = replace(policy, depth=serial)
+        return ProductDrafter(lm, grown, law, source.vocab_size, serial, policy.budget, policy.wide)
+    return HeadDrafter(lm, policy, law, source.vocab_size)
 
 
 def _path(named: T | os.PathLike[str]) -> T | str:
@@ -224,23 +282,23 @@ def _path(named: T | os.PathLike[str]) -> T | str:
     return os.fspath(named) if isinstance(named, os.PathLike) else named
 
 
-def check_profile(profile: Profile, path: str, target: CausalLM, drafter: Drafter) -> None:
-    """Refuse a profile of another machine or of other models."""
-    profile.check(path, fingerprint(target), fingerprint_of(drafter), host(target))
+def check_profile(profile: Profile, path: str, target: CausalLM, drafting: str) -> None:
+    """Refuse a profile of another machine or of other models. drafting: as `Engine.fingerprint`."""
+    profile.check(path, fingerprint(target), drafting, host(target))
 
 
-def _check_sizes(drafter: LMDrafter, target: CausalLM) -> None:
+def _check_sizes(drafter: CausalLM, target: CausalLM) -> None:
     """Refuse what cannot be one vocabulary under two paddings of the LM head, where no tokenizers tell."""
-    few, many = sorted((drafter.lm.vocab_size, target.vocab_size))
+    few, many = sorted((drafter.vocab_size, target.vocab_size))
     if few < PADDED * many:
         raise ForetokenError(
-            f"Drafter {drafter.name} has {drafter.lm.vocab_size} tokens and target {target.name} {target.vocab_size}, "
+            f"Drafter {drafter.name} has {drafter.vocab_size} tokens and target {target.name} {target.vocab_size}, "
             f"which is not one vocabulary: pass tokenizer=, drafter_tokenizer= and vocab={AUTO!r}."
         )
 
 
-def _check_randomised(draft_probability: float, opaque: bool, policy: TreePolicy, law: str | None) -> None:
-    if opaque:
+def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, law: str | None) -> None:
+    if kind in (NO_DRAFTER, HEAD) or KINDS[kind].rule is not None:
         raise ForetokenError(
             f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
             "no strings."

@@ -61,6 +61,11 @@ class NoDrafter:
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None: ...
 
 
+def no_drafter(*_: object) -> NoDrafter:
+    """The drafter of plain decoding, whatever it was to be made of."""
+    return NoDrafter()
+
+
 class Decoder:
     """One batch of sequences that join and leave between steps; row i of every cache is `sequences[i]`."""
 

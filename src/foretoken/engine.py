@@ -19,10 +19,12 @@ from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
 from foretoken.core.sequence import Origin
 from foretoken.core.verifier import Verifier
-from foretoken.decode import Decoder, Observer
+from foretoken.decode import Decoder, NoDrafter, Observer
+from foretoken.draft.source import Source
 from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode, turn_end
 from foretoken.names import check_pair
+from foretoken.recipe import AUTO, NO_DRAFTER, Recipe
 from foretoken.stats import Stats
 
 Messages = Sequence[Message]  # a conversation, for the tokenizer's chat template
@@ -103,6 +105,7 @@ class Request:
 class Engine:
     """A target, a drafter and a verifier that belong together; made by `foretoken.load`.
 
+    recipe, source: what the drafter and the verifier were made of; see `foretoken.build.with_recipe`.
     max_batch: sequences decoded side by side; longer lists of prompts join as others finish.
     """
 
@@ -111,11 +114,28 @@ class Engine:
     verifier: Verifier
     tokenizer: Tokenizer | None
     eos_ids: frozenset[int]
-    tree: str
+    recipe: Recipe
+    source: Source
     max_batch: int = 8
 
     def __post_init__(self) -> None:
         check_pair(self.drafter, self.verifier)
+
+    @property
+    def tree(self) -> str:
+        """What is drafted, in words."""
+        automatic = self.recipe.method == AUTO and not isinstance(self.drafter, NoDrafter)
+        return f"auto, at most {self.recipe.tree}" if automatic else self.recipe.tree
+
+    @property
+    def kind(self) -> str:
+        """How it drafts, of `recipe.KINDS`."""
+        return NO_DRAFTER if isinstance(self.drafter, NoDrafter) else self.recipe.vocab or self.source.kind
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifier of how it drafts, and of the weights it does so with."""
+        return self.source.fingerprint(self.recipe.vocab or self.source.kind)
 
     # To a type checker a text is also a sequence of texts; to us it is one prompt.
     @overload

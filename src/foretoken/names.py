@@ -1,15 +1,15 @@
-"""Names -> trees, laws and rules, and the refusal of pairs that would not be lossless. choices.py has the names."""
+"""Names -> trees, laws and rules, and the refusal of pairs that would not be lossless. recipe.py has the names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from foretoken.choices import LAWS, check_law, check_verifier
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
+from foretoken.recipe import LAWS, check_law, check_verifier
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.confident import ConfidentTree

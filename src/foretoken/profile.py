@@ -12,7 +12,6 @@ from foretoken.core.files import write
 
 FORMAT = 3
 SINCE_3: dict[str, Any] = {"vocab": None, "draft_probability": None}  # what earlier files do not have: nobody tried
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)

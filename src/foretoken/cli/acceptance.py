@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.choices import check_verifier
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
 from foretoken.core.limits import MOST_DRAWS, check_counts, check_temperatures
+from foretoken.recipe import check_verifier
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -139,7 +139,6 @@ def load(
     small: bool = True,
 ) -> Loaded:
     """small: the target may run in one thread; not if it is to be expanded."""
-    from foretoken.drafters import fingerprint_of
     from foretoken.measure.pair import load_pair
     from foretoken.models.identity import device_name, fingerprint
 
@@ -153,7 +152,7 @@ def load(
     lm = engine.target.lm
     settings = {
         **names(target, drafter),
-        "weights": [fingerprint(lm), fingerprint_of(engine.drafter)],
+        "weights": [fingerprint(lm), engine.fingerprint],
         "device": device_name(lm.device),
         "dtype": str(lm.dtype).removeprefix("torch."),
         "prompts": prompts,

@@ -70,14 +70,14 @@ def bench(
     for name in tree or ():
         read_tree(name)
     from foretoken.build import check_profile
-    from foretoken.drafters import CHAINS_ONLY, way_of
     from foretoken.measure.comparison import Settings, bars, compare, report, summarise
     from foretoken.measure.harness import until_interrupted
     from foretoken.measure.machine import machine
     from foretoken.measure.pair import load_pair, methods
     from foretoken.measure.plot import plot as draw
     from foretoken.measure.results import write_lines
-    from foretoken.profile import PLAIN, read_profile
+    from foretoken.profile import read_profile
+    from foretoken.recipe import KINDS, PLAIN
 
     options.quiet()
     settings = Settings(temperatures, max_new_tokens, rounds, seed)
@@ -88,12 +88,12 @@ def bench(
     vocab, coins = None if tuned is None else tuned.vocab, None
     pair = load_pair(target, drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     if tuned is not None and profile is not None:
-        check_profile(tuned, profile, pair.engine.target.lm, pair.engine.drafter)
+        check_profile(tuned, profile, pair.engine.target.lm, pair.engine.fingerprint)
         if tree is None and verifier is None and tuned.tree != PLAIN:
             tree, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
     if profile is None:
         options.spare_threads(pair.num_params)
-    usual = DEFAULT_TREES[:1] if way_of(pair.engine.drafter) in CHAINS_ONLY else DEFAULT_TREES
+    usual = DEFAULT_TREES[:1] if KINDS[pair.engine.kind].own_draws else DEFAULT_TREES
     trees, batches = list(dict.fromkeys(tree or usual)), list(dict.fromkeys(batch or [1]))
     compared = methods(pair, trees, verifier, batches, coins)
     ids = encoded(pair.engine, texts, max_new_tokens)

@@ -19,7 +19,7 @@ def compared(
 ) -> dict[str, float | None]:
     """Medians of silent runs of this engine and of plain decoding in turn: to print takes time, and one run of each
     tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
-    from foretoken.drafters import plain
+    from foretoken.build import plain
 
     def run(each: "Engine", _: int) -> "Stats":
         return each.generate(prompt, max_new_tokens=num_tokens, seed=seed, **arguments).stats
@@ -43,8 +43,8 @@ def compared(
 def warm(engine: "Engine", prompt: "Prompt", max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
     """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
     controller that decodes plainly at first, would leave loops for them to compile."""
+    from foretoken.build import plain
     from foretoken.draft.auto import AutoDrafter
-    from foretoken.drafters import plain
 
     engine = replace(engine, eos_ids=frozenset())
     settings = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, max_new_tokens), "seed": seed}

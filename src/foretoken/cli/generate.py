@@ -322,21 +322,10 @@ def _record(engine: "Engine", text: str, ids: list[int], last: "Chunk", seed: in
         "seed": seed,
         "target": engine.target.name,
         "drafter": engine.drafter.name,
-        "vocab": _vocab(engine),
+        "vocab": engine.recipe.vocab,
         "tree": engine.tree,
         "verifier": engine.verifier.name,
     }
-
-
-def _vocab(engine: "Engine") -> str | None:
-    """How a drafter with another vocabulary drafts; None for any other."""
-    from foretoken.choices import VOCABS
-    from foretoken.draft.auto import AutoDrafter
-    from foretoken.drafters import way_of
-
-    drafter = engine.drafter.inner if isinstance(engine.drafter, AutoDrafter) else engine.drafter
-    way = way_of(drafter)
-    return way if way in VOCABS else None
 
 
 def _summary(engine: "Engine", record: dict[str, Any], stats: "Stats") -> str:

@@ -153,8 +153,8 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
 
 def check_models(target: str | None, drafter: str | None, profile: str | None = None, **named: Any) -> None:
     """Refuse, before torch is imported, models, trees, rules and the like that cannot be. named: see check_engine."""
-    from foretoken.choices import check_engine
     from foretoken.profile import read_profile
+    from foretoken.recipe import check_engine
 
     target, drafter = resolve_models(target, drafter)
     check_engine(target, drafter, **named)

@@ -57,12 +57,11 @@ def tune(
     check_seed(seed)
     texts = chosen_prompts(workload, prompts)
     options.check_models(target, drafter, vocab=vocab, dtype=dtype, compile=compile)
-    from foretoken.choices import AUTO, VOCABS
-    from foretoken.drafters import way_of
     from foretoken.measure.clocks import clock_named, seconds
     from foretoken.measure.continuations import Workload
     from foretoken.measure.machine import machine
     from foretoken.measure.report import Report
+    from foretoken.recipe import AUTO, VOCABS
     from foretoken.tune.run import tune as measure
 
     engine = options.load_engine(target, drafter, None, None, None, device, dtype, vocab=vocab, compile=compile)
@@ -86,7 +85,7 @@ def tune(
     }
     header = {**machine(of_device), **settings}
     report = Report("foretoken tune", header)
-    vocabs = [] if way_of(engine.drafter) not in VOCABS else list(VOCABS) if vocab == AUTO else [str(vocab)]
+    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if vocab == AUTO else [str(vocab)]
     with open_journal(f"{out}.part", engine, settings) as journal:
         profile = measure(engine, chosen, best, rounds, vocabs, journal, report, options.progress)
     profile.write(out)
@@ -102,11 +101,10 @@ def digest(prompts: list[Prompt]) -> str:
 @contextmanager
 def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iterator[Journal]":
     """Of what was measured with these settings, models, machine and versions; says on stderr what becomes of it."""
-    from foretoken.drafters import fingerprint_of
     from foretoken.measure.results import Journal
     from foretoken.models.identity import fingerprint, host, versions
 
-    models = [fingerprint(engine.target.lm), fingerprint_of(engine.drafter)]
+    models = [fingerprint(engine.target.lm), engine.fingerprint]
     key = {**settings, "models": models, "host": host(engine.target.lm), "versions": versions()}
     journal = Journal(path, key)
     if journal.replaces:

@@ -18,6 +18,7 @@ from foretoken.core.verifier import LawFamily
 from foretoken.draft.fused import Fused, fused
 from foretoken.draft.growth import Growth
 from foretoken.draft.rows import DraftRows
+from foretoken.draft.source import Source
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 
@@ -52,6 +53,11 @@ class LMDrafter:
 
     def open(self, batch: int, slots: int) -> "LMDraftSession":
         return LMDraftSession(self, self.lm.open(batch, slots))
+
+
+def same(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
+    """The drafter that a model with the target's vocabulary makes."""
+    return LMDrafter(source.model, policy, law, source.vocab_size)
 
 
 class LMDraftSession:

@@ -9,6 +9,8 @@ from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.source import Source
 
 LONGEST = 4  # n-grams of this length down to 1 are indexed
 REMEMBERED = 8  # latest occurrences kept for each n-gram
@@ -38,6 +40,11 @@ class NgramDrafter:
 
     def open(self, batch: int, slots: int) -> "NgramSession":
         return NgramSession(self.policy)
+
+
+def ngram(source: Source, policy: TreePolicy, law: LawFamily) -> NgramDrafter:
+    """The drafter that looks the prompt up; nothing of a source or a law matters to it."""
+    return NgramDrafter(policy)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.source import Source
 from foretoken.draft.strings import Context, Healing, common_prefix, continuation
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
@@ -54,6 +55,11 @@ class SLEMDrafter:
 
     def open(self, batch: int, slots: int) -> "SLEMSession":
         return SLEMSession(self, batch, 2 * slots)
+
+
+def slem(source: Source, policy: TreePolicy, law: LawFamily) -> SLEMDrafter:
+    """The drafter that a model with another vocabulary makes by strings, matched exactly."""
+    return SLEMDrafter(source.model, source.spelling, policy, law, source.vocab_size)
 
 
 @dataclass(eq=False)

@@ -36,6 +36,7 @@ from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import CHAIN
 from foretoken.draft.price import Price, Row, Trie, first_tokens
+from foretoken.draft.source import Source
 from foretoken.draft.strings import Context, Healing, common_prefix
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
@@ -82,9 +83,14 @@ class SLRSDrafter:
         return SLRSSession(self, batch, 2 * slots)
 
 
-def union(lm: CausalLM, translation: Translation, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
-    """Algorithm 1's drafter."""
-    return SLRSDrafter(lm, translation, policy, law, drafts=SingleTokens)
+def slrs(source: Source, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
+    """The drafter of Algorithm 3, which draws segmentations of strings."""
+    return SLRSDrafter(source.model, source.spelling, policy, law, source.vocab_size)
+
+
+def union(source: Source, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
+    """The drafter of Algorithm 1, which draws from the union of the vocabularies."""
+    return replace(slrs(source, policy, law), drafts=SingleTokens)
 
 
 class SLRSSession:

@@ -19,6 +19,7 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter
+from foretoken.draft.source import Source
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 from foretoken.models.translation import Translation
@@ -59,9 +60,9 @@ class IntersectionLM(CausalLM):
         return TranslatedRows(self, batch, slots)
 
 
-def tli(lm: CausalLM, translation: Translation, policy: TreePolicy, law: LawFamily) -> LMDrafter:
-    """The drafter that `lm` makes for the target of `translation`."""
-    return LMDrafter(IntersectionLM(lm, translation), policy, law, 0)
+def tli(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
+    """The drafter that a model with another vocabulary makes by the tokens that both have."""
+    return LMDrafter(IntersectionLM(source.model, source.spelling), policy, law, source.vocab_size)
 
 
 class TranslatedRows(Rows):

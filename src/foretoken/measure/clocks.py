@@ -15,9 +15,11 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter
+from foretoken.draft.lm import LMDrafter
+from foretoken.draft.slem import SLEMDrafter
+from foretoken.draft.slrs import SLRSDrafter
 from foretoken.draft.tli import IntersectionLM
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
-from foretoken.drafters import ModelDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 from foretoken.models.target import LMTarget, LMTargetSession
@@ -189,7 +191,7 @@ class Clocks:
         states is left as it is."""
         if isinstance(drafter, NoDrafter | FeatureDrafter):
             return drafter
-        if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, CausalLM):
+        if isinstance(drafter, LMDrafter | SLEMDrafter | SLRSDrafter) and isinstance(drafter.lm, CausalLM):
             drafter = replace(drafter, lm=self._on_model(drafter.lm))
         return TimedDrafter(drafter, self.proposing)
 

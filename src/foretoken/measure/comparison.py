@@ -10,7 +10,7 @@ from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, inte
 from foretoken.measure.methods import OURS, THEIRS, Method, Run
 from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Bar, Panel
 from foretoken.measure.report import Report, Spread
-from foretoken.profile import PLAIN
+from foretoken.recipe import PLAIN
 
 NOTES = [
     "tokens/s, x plain, x transformers: medians (lowest to highest) of the runs, and of ratios taken inside a round.",

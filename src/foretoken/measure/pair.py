@@ -6,17 +6,17 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from foretoken.build import load
+from foretoken.build import load, plain, with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
-from foretoken.drafters import SAME, plain, way_of, with_tree
 from foretoken.engine import Engine
 from foretoken.measure.methods import Foretoken, Method, Transformers
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.named import AUTO, located
 from foretoken.names import tree_policy
+from foretoken.recipe import SAME, Recipe
 
 LABEL = "cost_label"  # in the config of a model whose cost is synthetic: what to call it
 NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
@@ -52,7 +52,7 @@ def load_pair(
     theirs = as_loaded(target, lm)
     label = getattr(lm.model.config, LABEL, "as loaded")
     assistant = None
-    if way_of(engine.drafter) == SAME:  # theirs is not asked to speak two vocabularies: benchmarks/vocab.py does
+    if engine.kind == SAME:  # theirs is not asked to speak two vocabularies: benchmarks/vocab.py does
         assert isinstance(engine.drafter, LMDrafter)
         assert isinstance(engine.drafter.lm, CausalLM)
         assistant = as_loaded(str(drafter), engine.drafter.lm)
@@ -82,7 +82,8 @@ def methods(
     for batch in batches:
         if batch < 1:
             raise ForetokenError(f"Batch {batch} is not possible: give a number >= 1.")
-    engines = [plain(pair.engine), *(with_tree(pair.engine, tree, verifier, None, draft_probability) for tree in trees)]
+    recipes = [Recipe(tree, verifier, draft_probability=draft_probability) for tree in trees]
+    engines = [plain(pair.engine), *(with_recipe(pair.engine, recipe) for recipe in recipes)]
     if isinstance(pair.engine.drafter, NoDrafter):
         engines = engines[:1]
     found: list[Method] = []

@@ -11,7 +11,6 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
-from foretoken.drafters import plain
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 

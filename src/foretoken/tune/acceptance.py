@@ -44,7 +44,8 @@ from foretoken.engine import Engine
 from foretoken.measure.teacher_forcing import begins, block_survival, logits_at
 from foretoken.models.causal_lm import CausalLM
 from foretoken.names import tree_policy, verifier_named
-from foretoken.tune.costs import Configuration
+from foretoken.recipe import Recipe
+from foretoken.tune.costs import most_nodes
 from foretoken.verify.acceptance import acceptance
 
 SAMPLES = 16  # a place
@@ -96,12 +97,12 @@ def of_one_draft(text: Forced, temperature: float) -> Float[Tensor, " t"]:
     return torch.minimum(text.p, text.q).sum(1)
 
 
-def reach(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
+def reach(text: Forced, configuration: Recipe, temperature: float) -> Float[Tensor, "s d"]:
     """R_t(i) for i = 0 .. depth - 1 at every t that has so many tokens after it."""
-    depth, law = len(configuration.most), _law(configuration, temperature)
+    depth, law = len(most_nodes(configuration)), _law(configuration, temperature)
     goes_on = _goes_on(text.own[:, None], configuration)[:, 0]
     if law.k > 1 or temperature == 0:
-        rule = "exact-match" if temperature == 0 else verifier_named(configuration.verifier)
+        rule = "exact-match" if temperature == 0 else verifier_named(str(configuration.verifier))
         return goes_on * acceptance(rule, law, text.p, text.q).unfold(0, depth, 1).cumprod(1)
     a = 1.0 if configuration.draft_probability is None else configuration.draft_probability
     places = torch.arange(len(text.ids))
@@ -111,9 +112,9 @@ def reach(text: Forced, configuration: Configuration, temperature: float) -> Flo
     return goes_on * ratio.clamp(max=1).unfold(0, depth, 1).cumprod(1)
 
 
-def widths(text: Forced, configuration: Configuration, temperature: float) -> Float[Tensor, "s d"]:
+def widths(text: Forced, configuration: Recipe, temperature: float) -> Float[Tensor, "s d"]:
     """Nodes expected at depth 1, 2, .. of a tree at every t of `reach`."""
-    depth, law = len(configuration.most), _law(configuration, temperature)
+    depth, law = len(most_nodes(configuration)), _law(configuration, temperature)
     if law.k == 1:
         drawn = text.q.max(1, keepdim=True).values if temperature == 0 else text.drawn
         a = 1.0 if configuration.draft_probability is None else configuration.draft_probability
@@ -123,19 +124,19 @@ def widths(text: Forced, configuration: Configuration, temperature: float) -> Fl
     return distinct.unfold(0, depth, 1).cumprod(1)
 
 
-def _goes_on(q: Float[Tensor, "t m"], configuration: Configuration) -> Float[Tensor, "s m d"]:
+def _goes_on(q: Float[Tensor, "t m"], configuration: Recipe) -> Float[Tensor, "s m d"]:
     """1 where there is a draft at depth 1, 2, .., all before it accepted, 0 where the tree has ended. q: of drafts."""
-    policy, depth = tree_policy(configuration.tree), len(configuration.most)
+    policy, depth = tree_policy(configuration.tree), len(most_nodes(configuration))
     floor = policy.floor if isinstance(policy, ShapePolicy) else 0.0
     down = q.double().unfold(0, depth, 1).cumprod(2)
     before = torch.cat([torch.ones_like(down[..., :1]), down[..., :-1]], 2)
     return (before >= floor).double()
 
 
-def _law(configuration: Configuration, temperature: float) -> Law:
+def _law(configuration: Recipe, temperature: float) -> Law:
     """Of every node's children."""
     k = tree_policy(configuration.tree).max_draws
-    return Opaque(k) if temperature == 0 else verifier_named(configuration.verifier).laws[0](k)
+    return Opaque(k) if temperature == 0 else verifier_named(str(configuration.verifier)).laws[0](k)
 
 
 def per_step(reached: Sequence[Float[Tensor, "_ d"]], values: Sequence[Float[Tensor, "_ m"]]) -> np.ndarray:

@@ -20,44 +20,23 @@ from typing import Any
 from foretoken.measure.forwards import OurPath, Place, measure
 from foretoken.models.causal_lm import CausalLM
 from foretoken.names import tree_policy
-from foretoken.profile import PLAIN
+from foretoken.recipe import PLAIN, Recipe
 
 NODES = (1, 2, 3, 5, 9, 15)
 CONTEXTS = (128, 512)
 ROUNDS = 5
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """tree "plain" with an empty verifier decodes plainly.
-
-    vocab: how a drafter with another vocabulary drafts. draft_probability: of the coin before each draft, if any.
-    """
-
-    tree: str
-    verifier: str = ""
-    vocab: str | None = None
-    draft_probability: float | None = None
-
-    @property
-    def name(self) -> str:
-        a = "" if self.draft_probability is None else f"a={self.draft_probability:g}"
-        return " ".join(filter(None, (self.vocab, self.tree, self.verifier, a)))
-
-    @property
-    def kind(self) -> str:
-        """What shares its overheads."""
-        return " ".join(filter(None, (self.vocab, self.tree.partition(":")[0], self.verifier)))
-
-    @property
-    def most(self) -> list[int]:
-        """Nodes at depth 1, 2, .., at most."""
-        if self.tree == PLAIN:
-            return []
-        return [below - above for above, below in pairwise(tree_policy(self.tree).sizes())]
+def kind_of(recipe: Recipe) -> str:
+    """What shares its overheads with other recipes."""
+    return " ".join(filter(None, (recipe.vocab, recipe.tree.partition(":")[0], recipe.verifier)))
 
 
-PLAINLY = Configuration(PLAIN)
+def most_nodes(recipe: Recipe) -> list[int]:
+    """The most nodes that a recipe drafts at depth 1, 2, .."""
+    if recipe.tree == PLAIN:
+        return []
+    return [below - above for above, below in pairwise(tree_policy(recipe.tree).sizes())]
 
 
 @dataclass(frozen=True)

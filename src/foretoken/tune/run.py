@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from foretoken.build import plain, usual_rule, with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.tli import IntersectionLM
-from foretoken.drafters import default_rule, fingerprint_of, plain, way_of, with_tree
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Runs, Workload, continued
 from foretoken.measure.harness import Progress
@@ -19,8 +19,8 @@ from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, host, versions
-from foretoken.names import tree_policy
-from foretoken.profile import PLAIN, Profile
+from foretoken.profile import Profile
+from foretoken.recipe import PLAIN, PLAINLY, Recipe
 from foretoken.tune.acceptance import (
     forced,
     has_distribution,
@@ -31,8 +31,8 @@ from foretoken.tune.acceptance import (
     tokens_watched,
     widths,
 )
-from foretoken.tune.costs import NODES, PLAINLY, Configuration, ForwardCosts, StepCosts, forward_costs
-from foretoken.tune.grid import DEPTHS, able, configured, families, modelled, probes
+from foretoken.tune.costs import NODES, ForwardCosts, StepCosts, forward_costs, kind_of, most_nodes
+from foretoken.tune.grid import DEPTHS, able, families, modelled, probes
 from foretoken.tune.watch import Watched, watched
 
 PROBE_PROMPTS = 3
@@ -52,7 +52,7 @@ class Step:
 class Known:
     """What is expected of steps, and the acceptance of one draft by vocab."""
 
-    steps: dict[Configuration, Step]
+    steps: dict[Recipe, Step]
     drafts: dict[str | None, float]
 
 
@@ -60,7 +60,7 @@ class Known:
 class Prediction:
     """tokens, seconds: of a step. by: MODEL or RUN."""
 
-    configuration: Configuration
+    configuration: Recipe
     tokens: float
     seconds: float
     by: str = MODEL
@@ -86,23 +86,23 @@ def tune(
         raise ForetokenError("There is no drafter to tune: name one with --drafter.")
     vocabs = able(engine, vocabs)
     vocab = "tli" if "tli" in vocabs else None
-    speaking = engine if vocab is None else with_tree(engine, "chain:1", None, vocab)  # the target's tokens
+    speaking = engine if vocab is None else with_recipe(engine, Recipe("chain:1", vocab=vocab))  # the target's tokens
     texts = written_texts(engine, workload, journal, progress)
     configurations = modelled(speaking, vocab, workload.temperature) if vocab or not vocabs else []
     costs = _step_costs(speaking, workload, journal, progress)
     few = replace(workload, prompts=workload.prompts[:PROBE_PROMPTS])
 
-    def run_few(some: Sequence[Configuration]) -> dict[Configuration, Runs]:
+    def run_few(some: Sequence[Recipe]) -> dict[Recipe, Runs]:
         return _measure(engine, few, some, 1, journal, progress)
 
     probed = run_few([PLAINLY, *probes(configurations)])
     seen = watched(families(engine, vocabs, workload.temperature), run_few, probed[PLAINLY].seconds_per_step)
     progress("predicting")
     known = _known(speaking, workload, texts, configurations, probed, seen)
-    strings = [(c.kind, [1.0] * len(c.most), x.seconds) for c, x in seen.items() if _is_chain(c)]
-    timed = [(c.kind, known.steps[c].widths, runs.seconds_per_step) for c, runs in probed.items()]
+    strings = [(kind_of(c), [1.0] * len(most_nodes(c)), x.seconds) for c, x in seen.items() if _is_chain(c)]
+    timed = [(kind_of(c), known.steps[c].widths, runs.seconds_per_step) for c, runs in probed.items()]
     costs = costs.calibrated(timed + strings)
-    predictions = [Prediction(c, x.tokens, costs.step(c.kind, x.widths)) for c, x in known.steps.items()]
+    predictions = [Prediction(c, x.tokens, costs.step(kind_of(c), x.widths)) for c, x in known.steps.items()]
     predictions += [Prediction(c, x.tokens, x.seconds, RUN) for c, x in seen.items()]
     predictions.sort(key=lambda x: -x.tokens_per_s)
     ranked = [x.configuration for x in predictions if x.configuration != PLAINLY]
@@ -110,18 +110,18 @@ def tune(
     winner = max(measured, key=lambda c: measured[c].tokens_per_s)
     forwards = _tables(report, costs, predictions, measured, winner)
     vocab = (ranked[0] if winner == PLAINLY else winner).vocab
-    spoken = engine if vocab is None else with_tree(engine, "chain:1", None, vocab)
-    rule = default_rule(tree_policy("chain:1"), vocab or way_of(engine.drafter))
+    spoken = engine if vocab is None else with_recipe(engine, Recipe("chain:1", vocab=vocab))
+    rule = usual_rule(Recipe("chain:1"), vocab or engine.kind)
     return Profile(
         target=fingerprint(engine.target.lm),
-        drafter=fingerprint_of(spoken.drafter),
+        drafter=spoken.fingerprint,
         host=host(engine.target.lm),
         tree=winner.tree,
-        verifier=winner.verifier,
+        verifier=winner.verifier or "",
         vocab=vocab,
         draft_probability=winner.draft_probability,
         plain_s=costs.step(PLAIN, []),
-        extra=_extra(costs, Configuration("chain:1", rule, vocab).kind),
+        extra=_extra(costs, kind_of(Recipe("chain:1", rule, vocab))),
         acceptance=known.drafts[vocab],
         versions=versions(),
         settings=dict(report.header),
@@ -134,9 +134,9 @@ def _known(
     engine: Engine,
     workload: Workload,
     texts: Sequence[list[int]],
-    configurations: Sequence[Configuration],
-    probed: Mapping[Configuration, Runs],
-    seen: Mapping[Configuration, Watched],
+    configurations: Sequence[Recipe],
+    probed: Mapping[Recipe, Runs],
+    seen: Mapping[Recipe, Watched],
 ) -> Known:
     """By teacher forcing; for a drafter without a distribution from the runs, the deepest chain's last among them."""
     steps, drafts = {PLAINLY: Step(1.0, [])}, {c.vocab: x.tokens - 1 for c, x in seen.items() if c.tree == "chain:1"}
@@ -145,12 +145,14 @@ def _known(
         steps |= forced_steps
     elif configurations:
         deepest = [run.tokens for run in list(probed.values())[-1].runs]
-        steps |= {c: Step(tokens_watched(deepest, len(c.most)), [1.0] * len(c.most)) for c in configurations}
+        steps |= {
+            c: Step(tokens_watched(deepest, len(most_nodes(c))), [1.0] * len(most_nodes(c))) for c in configurations
+        }
         drafts[None] = steps[configurations[0]].tokens - 1
     return Known(steps, drafts)
 
 
-def _is_chain(c: Configuration) -> bool:
+def _is_chain(c: Recipe) -> bool:
     return c.tree.startswith("chain:")
 
 
@@ -178,14 +180,14 @@ def _step_costs(engine: Engine, workload: Workload, journal: Journal, progress: 
 
 
 def _measure(
-    engine: Engine, workload: Workload, chosen: Sequence[Configuration], rounds: int, journal: Journal,
+    engine: Engine, workload: Workload, chosen: Sequence[Recipe], rounds: int, journal: Journal,
     progress: Progress,
-) -> dict[Configuration, Runs]:  # fmt: skip
+) -> dict[Recipe, Runs]:  # fmt: skip
     """Plain decoding is among the chosen. With coins the drafter has a thread of its own, whose time the wall alone
     tells: plain decoding's by both clocks puts it on the scale of the others."""
 
-    def side_by_side(some: Sequence[Configuration], on: Workload) -> dict[Configuration, Runs]:
-        engines = {c.name: configured(engine, c) for c in some}
+    def side_by_side(some: Sequence[Recipe], on: Workload) -> dict[Recipe, Runs]:
+        engines = {c.name: with_recipe(engine, c) for c in some}
         found = continued(engines, on, rounds, progress, journal)
         return {c: found[c.name] for c in some}
 
@@ -199,11 +201,11 @@ def _measure(
 
 
 def _forced_steps(
-    engine: Engine, workload: Workload, texts: Sequence[list[int]], configurations: Sequence[Configuration]
-) -> tuple[dict[Configuration, Step], float]:
+    engine: Engine, workload: Workload, texts: Sequence[list[int]], configurations: Sequence[Recipe]
+) -> tuple[dict[Recipe, Step], float]:
     """(steps, acceptance of one draft); one text's distributions at a time, since they are large."""
     t = workload.temperature
-    places: dict[Configuration, list[tuple[Any, Any]]] = {c: [] for c in configurations}
+    places: dict[Recipe, list[tuple[Any, Any]]] = {c: [] for c in configurations}
     one: list[float] = []
     for prompt, ids in zip(workload.prompts, texts, strict=True):
         text = forced(engine, prompt, ids, t)
@@ -227,8 +229,8 @@ def _extra(costs: StepCosts, kind: str) -> tuple[float, float, float]:
 
 
 def _tables(
-    report: Report, costs: StepCosts, predictions: Sequence[Prediction], measured: dict[Configuration, Runs],
-    winner: Configuration,
+    report: Report, costs: StepCosts, predictions: Sequence[Prediction], measured: dict[Recipe, Runs],
+    winner: Recipe,
 ) -> list[dict[str, Any]]:  # fmt: skip
     rows = costs.target.rows("target") + (costs.drafter.rows("drafter") if costs.drafter else [])
     table = report.table("Milliseconds of a forward, by nodes", list(rows[0]), digits=2)
@@ -251,7 +253,7 @@ def _tables(
     for x in predictions:
         c, runs = x.configuration, measured.get(x.configuration)
         ran = (None,) * 3 if runs is None else (runs.tokens_per_step, runs.tokens_per_s, runs.tokens_per_s / plain)
-        named = c.tree, c.verifier, c.vocab, c.draft_probability
+        named = c.tree, c.verifier or "", c.vocab, c.draft_probability
         table.add(*named, x.by, x.tokens, 1000 * x.seconds, x.tokens_per_s, *ran)
     first = predictions[0].configuration
     share = measured[first].tokens_per_s / measured[winner].tokens_per_s

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretoken.measure.continuations import Runs
-from foretoken.tune.costs import PLAINLY, Configuration
+from foretoken.recipe import PLAINLY, Recipe
 
 FALLS = 0.95  # of a family's best tokens/s: below it larger members are not run
 
@@ -22,13 +22,13 @@ class Watched:
 
 
 def watched(
-    families: Sequence[Sequence[Configuration]],
-    run: Callable[[Sequence[Configuration]], Mapping[Configuration, Runs]],
+    families: Sequence[Sequence[Recipe]],
+    run: Callable[[Sequence[Recipe]], Mapping[Recipe, Runs]],
     plain_s: float,
-) -> dict[Configuration, Watched]:
+) -> dict[Recipe, Watched]:
     """Members of equal place in all families side by side, with plain decoding, which puts their times on the scale of
     its plain_s seconds a step; from place to place as long as a family gets faster, or nearly."""
-    found: dict[Configuration, Watched] = {}
+    found: dict[Recipe, Watched] = {}
     best: dict[int, float] = {}
     alive = list(range(len(families)))
     place = 0

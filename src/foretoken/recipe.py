@@ -1,0 +1,156 @@
+"""What is drafted and which rule decides, as one value. It needs no models, and it is read without torch.
+
+Every name that a user may give stands here, or in the table that it is taken from, and nowhere else; `names` and
+`build` turn names into things.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.lazy import Lazy
+from foretoken.core.limits import check_probability
+from foretoken.models.named import check_compile, check_dtype, head_file, located
+from foretoken.trees.grammar import read_tree
+from foretoken.verify import VERIFIERS
+
+if TYPE_CHECKING:
+    from foretoken.core.verifier import LawFamily
+
+AUTO = "auto"
+FIXED = "fixed"
+METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
+PLAIN = "plain"  # stands for a tree where nothing is drafted
+LAWS: "Lazy[LawFamily]" = Lazy(
+    {
+        "iid": "core.laws:IID",
+        "without_replacement": "core.laws:WithoutReplacement",
+        "hub": "core.laws:Hub",
+        "opaque": "core.laws:Opaque",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of drafter.
+
+    home: "module:function" of (source, policy, law) -> Drafter, the module as below `foretoken`.
+    rule: the usual verifier of drafters whose draft tokens have no q; None: the tree decides.
+    other_vocabulary: whether it is for a model with another vocabulary than the target's.
+    own_draws: whether it draws in a fashion of its own, to which a law means nothing.
+    """
+
+    home: str
+    rule: str | None = None
+    other_vocabulary: bool = False
+    own_draws: bool = False
+
+    @property
+    def make(self) -> Any:
+        """The function that `home` names."""
+        module, function = self.home.split(":")
+        return getattr(import_module(f"foretoken.{module}"), function)
+
+
+NO_DRAFTER, NGRAM, SAME, HEAD = "none", "ngram", "same", "head"
+KINDS = {
+    NO_DRAFTER: Kind("decode:no_drafter"),
+    NGRAM: Kind("draft.ngram:ngram", "exact-match"),
+    SAME: Kind("draft.lm:same"),
+    HEAD: Kind("build:head"),
+    "tli": Kind("draft.tli:tli", other_vocabulary=True),
+    "slem": Kind("draft.slem:slem", "exact-match", other_vocabulary=True),
+    "slrs": Kind("draft.slrs:slrs", "string-rejection", other_vocabulary=True, own_draws=True),
+    "union": Kind("draft.slrs:union", "string-rejection", other_vocabulary=True, own_draws=True),
+}
+VOCABS = tuple(name for name, kind in KINDS.items() if kind.other_vocabulary)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is drafted and which rule decides, for any pair of models.
+
+    tree: as `foretoken.tree` reads it, or PLAIN. verifier: None for the usual one of the tree and the drafter.
+    vocab: how a drafter with another vocabulary drafts. draft_probability: of the coin before each draw (randomised
+    drafting). law: how children are drawn; None for the law that the verifier is made for. method: FIXED drafts the
+    tree at every step, AUTO cuts it at the depth that pays. Raises ForetokenError for names that are not known.
+    """
+
+    tree: str
+    verifier: str | None = None
+    vocab: str | None = None
+    draft_probability: float | None = None
+    law: str | None = None
+    method: str = FIXED
+
+    def __post_init__(self) -> None:
+        check_known(
+            method=self.method,
+            tree=None if self.tree == PLAIN else self.tree,
+            verifier=self.verifier,
+            law=self.law,
+            vocab=self.vocab,
+            draft_probability=self.draft_probability,
+        )
+
+    @property
+    def name(self) -> str:
+        a = "" if self.draft_probability is None else f"a={self.draft_probability:g}"
+        return " ".join(filter(None, (self.vocab, self.tree, self.verifier, a)))
+
+
+def check_known(
+    method: str | None = None,
+    tree: str | None = None,
+    verifier: str | None = None,
+    law: str | None = None,
+    vocab: str | None = None,
+    draft_probability: float | None = None,
+) -> None:
+    """Refuse names that are not known, and what is no probability. None: nothing was named."""
+    _check_known("method", method, METHODS)
+    if tree is not None:
+        read_tree(tree)
+    _check_known("verifier", verifier, VERIFIERS)
+    if law is not None:
+        check_law(law)
+    _check_known("vocab", vocab, [*VOCABS, AUTO])
+    check_probability(draft_probability)
+
+
+def check_law(name: str) -> str:
+    """The law's own spelling."""
+    name = name.replace("-", "_")
+    _check_known("law", name, LAWS)
+    return name
+
+
+def check_verifier(name: str) -> None:
+    _check_known("verifier", name, VERIFIERS)
+
+
+def check_engine(
+    target: str, drafter: str | None = None, dtype: str | None = None, compile: str = AUTO, **named: Any
+) -> None:
+    """Refuse what `foretoken.load` would refuse anyway, where that can be known before torch is imported.
+
+    named: as `check_known` takes them.
+    """
+    check_known(**named)
+    if dtype is not None:
+        check_dtype(dtype)
+    check_compile(compile)
+    located(target)
+    if drafter not in (None, NGRAM, NO_DRAFTER) and head_file(drafter) is None:
+        located(drafter)
+
+
+def _check_known(what: str, name: str | None, known: Iterable[str]) -> None:
+    if name is not None and name not in known:
+        raise ForetokenError(f"Unknown {what} {name}: choose one of {', '.join(known)}.")
+
+
+PLAINLY = Recipe(PLAIN)
