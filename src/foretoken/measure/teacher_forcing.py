@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.build import plain
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
