@@ -190,21 +190,3 @@ def test_what_was_measured_is_shown_when_stopped() -> None:
     lines[:] = ["asked for"] * 2
     with pytest.raises(KeyboardInterrupt):
         measure(Course(engine, PROMPTS[:2], 1, 4, 1, 0), policies, 1.0, stop)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (("--tree", "kary:2x2"), "no single path"),
-        (("--tree", "dynamic:4"), "no single path"),
-        (("--temperature", 0), "nothing is drawn"),
-        (("--texts", 0), "texts is 0"),
-        (("--seed", -1), "seed is -1"),
-        (("--drafter", "ngram"), "no language model"),
-    ],
-)
-def test_bad_input(monkeypatch, capsys, arguments, what: str) -> None:
-    code, printed, err = run(monkeypatch, capsys, "benchmarks", "chains", *arguments)
-    assert code == 2
-    assert what in err
-    assert printed == ""

@@ -124,25 +124,3 @@ def test_the_clock_is_the_threads_own_only_where_one_thread_works(monkeypatch: p
 def test_curves_share_their_places() -> None:
     curves = Curves((1, 8), (16, 32), (1,))
     assert curves.places == [Place(1, 16, 1), Place(8, 16, 1), Place(1, 32, 1), Place(8, 32, 1)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--nodes", "1,two"], "--nodes is '1,two'"),
-        (["--nodes", "0"], "--nodes must be one or more numbers >= 1"),
-        (["--context", ""], "--context is ''"),
-        (["--batch", "-1"], "--batch must be"),
-        (["--rounds", 0], "rounds is 0"),
-        (["--expand", "7b"], "choose one of 100m, 300m, 1b"),
-        (["--out", "nowhere/x.jsonl"], "Cannot write nowhere/x.jsonl"),
-        (["--plot", "x.docx"], "plot"),
-    ],
-)
-def test_bad_input_is_one_sentence(execution: Command, tmp_path: Path, arguments: list[object], words: str) -> None:
-    code, out, err = execution(*arguments)
-    assert code == 2
-    assert out == ""
-    assert words in err
-    assert len(err.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())

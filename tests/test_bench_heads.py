@@ -71,12 +71,3 @@ def test_laps_add_up():
     clock.time(sum, range(1000))
     assert first + clock.lap() == pytest.approx(clock.seconds)
     assert clock.lap() == 0
-
-
-def test_trees_of_too_many_nodes_are_refused(folder, monkeypatch, capsys):
-    code, _, err = run(
-        monkeypatch, capsys, "benchmarks", "heads", "--target", folder / "target", "--head", folder / "eagle",
-        "--drafter", "none", "--nodes", 100000,
-    )  # fmt: skip
-    assert code == 2
-    assert "A tree of 100000 nodes has more than 4096" in err

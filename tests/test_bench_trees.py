@@ -11,7 +11,7 @@ import torch
 from benchmarks.papers import global_resolution_steps
 from benchmarks.papers.global_resolution_steps import Paths, TopDrafter
 from benchmarks.tree_methods import DEFAULT, TreeMethod, at_zero, method
-from benchmarks.tree_report import PARTS, Sample, ratio, samples, with_error
+from benchmarks.tree_report import PARTS, Sample, ratio, with_error
 from benchmarks.tree_runs import Cell, Course, TreeRun, measure
 from benchmarks.tree_runs import run as run_cell
 from command import run
@@ -148,31 +148,6 @@ def test_one_prompt_has_no_error_and_no_run_no_figures() -> None:
     assert "of what was done" in report.markdown()
 
 
-def some_run(round_: int) -> TreeRun:
-    return TreeRun(1.0, 8, "chain+block", round_, 0, (9,), (3,), (24,), 1.0, 0.5, 0.2, 0.1)
-
-
-def test_a_stopped_benchmark_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    first = book(path, {"seed": 0})
-    first.add(some_run(0))
-    first.add(some_run(1))
-    whole = path.read_text()
-    path.write_text(whole[:-40])  # stopped in the middle of a line
-    again = book(path, {"seed": 0}, "b")
-    assert again.found == [some_run(0)]
-    again.add(some_run(1))
-    assert book(path, {"seed": 0}).found == [some_run(0), some_run(1)]
-    assert samples(again.found)[1.0, 8, "chain+block"].efficiency == 3
-    with pytest.raises(ForetokenError, match="seed 0, not 1"):
-        book(path, {"seed": 1})
-    for foreign in (b"{}\n", b'{"results": []}', b"\xff\xfe\x00", b"no line ends here"):
-        path.write_bytes(foreign)
-        with pytest.raises(ForetokenError, match="holds no runs"):
-            book(path, {"seed": 0})
-        assert path.read_bytes() == foreign
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     vectors, out, plot = tmp_path / "vectors", tmp_path / "runs.jsonl", tmp_path / "trees.svg"
@@ -222,24 +197,6 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     assert code == 2
     assert "children 4, not 3: name another --out" in err
     assert len(out.read_text().splitlines()) == 2 * 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (("benchmarks", "trees", "--method", "nonsense"), "write SHAPE"),
-        (("benchmarks", "trees", "--rounds", 0), "rounds"),
-        (("benchmarks", "trees", "--seed", -1), "seed is -1"),
-        (("bench", "acceptance", "--children", 0), "children is 0"),
-        (("benchmarks", "trees", "--nodes", "4,x"), "whole numbers"),
-        (("bench", "acceptance", "--max-new-tokens", 0), "max_new_tokens is 0"),
-        (("bench", "acceptance", *SMALL, "--temperature", -1), "temperature"),
-    ],
-)
-def test_bad_input(monkeypatch, capsys, tmp_path: Path, arguments, what: str) -> None:
-    code, _, err = run(monkeypatch, capsys, *arguments)
-    assert code == 2
-    assert what in err
 
 
 @pytest.mark.usefixtures("unchecked")

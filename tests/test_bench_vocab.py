@@ -99,23 +99,6 @@ def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monk
     assert combined["median"]["target by drafter-1k"] > 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (("--method", "nonsense"), "choose among"),
-        (("--target", "models/target"), "--drafter"),
-        (("--rounds", 0), "rounds"),
-        (("--tree", "chain:2"), "METHOD=TREE"),
-        (("--method", "tli", "--tree", "slem=chain:2"), "a method of tli"),
-        (("--tree", "tli=chain:x"), "chain:D"),
-    ],
-)
-def test_bad_input(monkeypatch, capsys, arguments, what):
-    code, _, err = run(monkeypatch, capsys, "benchmarks", "vocab", *arguments)
-    assert code == 2
-    assert what in err
-
-
 def test_the_trees_asked_for_are_taken(monkeypatch, capsys):
     trees = ["--tree", "tli=chain:1", "--tree", "tli=kary:2x1"]
     models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]

@@ -1,13 +1,16 @@
 """`python -m benchmarks`: every script is listed and explains itself."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.__main__ import SCRIPTS
-from command import run
+from command import Command
+from command import run as run_command
 
 
 def test_without_a_name_all_are_listed(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "benchmarks")
+    code, out, _ = run_command(monkeypatch, capsys, "benchmarks")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(SCRIPTS)
     assert all(what in out for what in SCRIPTS.values())
@@ -15,13 +18,69 @@ def test_without_a_name_all_are_listed(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_has_a_help(monkeypatch, capsys, name):
-    code, out, _ = run(monkeypatch, capsys, "benchmarks", name, "--help")
+    code, out, _ = run_command(monkeypatch, capsys, "benchmarks", name, "--help")
     assert code == 0
     assert f"python -m benchmarks {name}" in out
 
 
-def test_another_name_is_one_sentence(monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "benchmarks", "nope")
+BAD = [
+    ("nope", "There is no benchmark nope: choose one of execution, "),
+    ("execution --nodes 1,two", "--nodes is '1,two'"),
+    ("execution --nodes 0", "--nodes must be one or more numbers >= 1"),
+    ("execution --context ,", "--context is ','"),
+    ("execution --batch -1", "--batch must be"),
+    ("execution --rounds 0", "rounds is 0"),
+    ("execution --expand 7b", "choose one of 100m, 300m, 1b"),
+    ("execution --out nowhere/x.jsonl", "Cannot write nowhere/x.jsonl"),
+    ("execution --plot x.docx", "plot"),
+    ("trees --method nonsense --prompts 1", "write SHAPE"),
+    ("trees --rounds 0", "rounds is 0"),
+    ("trees --seed -1", "seed is -1"),
+    ("trees --nodes 4,x", "whole numbers"),
+    ("trees --nodes 0", "nodes is 0"),
+    ("trees --temperature -1", "temperature is -1.0"),
+    ("chains --tree kary:2x2 --prompts 1", "no single path"),
+    ("chains --tree dynamic:4 --prompts 1", "no single path"),
+    ("chains --tree bush:3", "bush"),
+    ("chains --temperature 0", "nothing is drawn"),
+    ("chains --texts 0", "texts is 0"),
+    ("chains --seed -1", "seed is -1"),
+    ("chains --drafter ngram --prompts 1", "no language model"),
+    ("heads --nodes 100000", "A tree of 100000 nodes has more than 4096"),
+    ("heads --head /nonexistent", "/nonexistent"),
+    ("vocab --method nonsense", "choose among"),
+    ("vocab --target models/target", "--drafter"),
+    ("vocab --rounds 0", "rounds"),
+    ("vocab --tree chain:2", "METHOD=TREE"),
+    ("vocab --method tli --tree slem=chain:2", "a method of tli"),
+    ("vocab --tree tli=chain:x", "chain:D"),
+    ("rules --draws 1,x", "--draws is '1,x'"),
+    ("rules --draws 0", "draws is [0]"),
+    ("rules --draws 1000000", "--draws is 1000000: give numbers up to 256"),
+    ("rules --temperature 0", "temperature is [0.0]"),
+    ("rules --positions 0", "positions is 0"),
+    ("rules --positions 1000000", "fewer than 1000000"),
+    ("rules --text nowhere.txt", "Cannot read text file nowhere.txt"),
+    ("rules --drafter ngram", "no distribution"),
+    ("rules --toy --draws 9", "up to 4"),
+    ("rules --plot x.docx", "plot"),
+    ("rules --speed --toy", "one at a time"),
+    ("rules --speed --plot x.png", "leave one of them out"),
+    ("reproduce", "No name was given: choose one of spechub-figures"),
+    ("reproduce table9", "Nothing is known as table9"),
+    ("reproduce spechub-figures --cell-seconds 0", "cell-seconds is 0.0"),
+    ("randomised --temperature 0 --prompts 1 --max-new-tokens 16", "wins nothing at temperature 0"),
+    ("randomised --drafter ngram --prompts 1 --max-new-tokens 16", "no language model"),
+    ("randomised --rounds 0", "rounds is 0"),
+    ("expand out --size 7b", "choose one of 100m, 300m, 1b"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("line", "words"), BAD)
+def test_bad_input_is_one_sentence(run: Command, tmp_path: Path, line: str, words: str) -> None:
+    code, out, err = run("benchmarks", *line.split())
     assert (code, out) == (2, "")
-    assert err.startswith("foretoken: There is no benchmark nope: choose one of execution, ")
-    assert len(err.splitlines()) == 1
+    assert err.splitlines()[-1].startswith("foretoken: ")
+    assert words in err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())

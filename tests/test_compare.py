@@ -15,7 +15,6 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.engine import Engine
 from foretoken.measure.child_acceptance import sampled
-from foretoken.measure.report import Report, Table
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
 
@@ -112,42 +111,3 @@ def test_a_text_too_short_and_a_drafter_without_density_are_refused() -> None:
         rows.score_text(engine, ["short"], 0)
     with pytest.raises(ForetokenError, match="no distribution"):
         rows.score_text(load(tiny.llama(0), drafter="ngram", tokenizer=tiny.tokenizer()), ["text"], 1)
-
-
-def test_a_table_shows_itself_in_three_ways() -> None:
-    report = Report("title", {"seed": 3})
-    table = report.table("some figures", ["rule", "x", "y"], digits=2)
-    table.add("rrs", 0.5, None)
-    table.add("rrsw", 3e-16, 7)
-    table.notes.append("a note")
-    assert report.json() == {
-        "title": "title",
-        "seed": 3,
-        "interrupted": False,
-        "tables": [
-            {
-                "title": "some figures",
-                "rows": [{"rule": "rrs", "x": 0.5, "y": None}, {"rule": "rrsw", "x": 3e-16, "y": 7}],
-                "notes": ["a note"],
-            }
-        ],
-    }
-    assert "| rrs | 0.50 | - |" in report.markdown()
-    assert "| rrsw | 3e-16 | 7 |" in report.markdown()
-    with pytest.raises(ValueError, match="2 cells for 3 columns"):
-        Table("t", ["a", "b", "c"]).add(1, 2)
-
-
-def test_tables_are_printed_once_and_as_soon_as_they_are_whole(capsys) -> None:
-    report = Report("title", {"seed": 0})
-    report.table("early", ["a"]).add(1)
-    report.print_finished()
-    assert "early" not in capsys.readouterr().out, "it may still grow"
-    report.table("late", ["a"])
-    report.print_finished()
-    first = capsys.readouterr().out
-    assert ("early" in first, "late" in first, "title" in first) == (True, False, False)
-    report.interrupted = True
-    report.print()
-    rest = capsys.readouterr().out
-    assert ("early" in rest, "late" in rest, "title" in rest, "Interrupted" in rest) == (False, True, False, True)

@@ -177,30 +177,3 @@ def test_optimal_acceptance_grows_with_drafts_and_tokens(run: Command, name: str
     for row in ours:
         values = [row[column] for column in row if column.startswith("n=")]
         assert values == sorted(values)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["rules", "--draws", "1,x"], "--draws is '1,x'"),
-        (["rules", "--draws", "0"], "draws is [0]"),
-        (["rules", "--temperature", "0"], "temperature is [0.0]"),
-        (["rules", "--positions", 0], "positions is 0"),
-        (["rules", "--positions", 10**6], "fewer than 1000000"),
-        (["rules", "--text", "nowhere.txt"], "Cannot read text file nowhere.txt"),
-        (["rules", "--drafter", "ngram"], "no distribution"),
-        (["rules", "--toy", "--draws", "9"], "up to 4"),
-        (["rules", "--plot", "x.docx"], "plot"),
-        (["rules", "--speed", "--toy"], "one at a time"),
-        (["rules", "--speed", "--plot", "x.png"], "leave one of them out"),
-        (["reproduce"], "No name was given: choose one of spechub-figures"),
-        (["reproduce", "table9"], "Nothing is known as table9"),
-        (["reproduce", "spechub-figures", "--cell-seconds", 0], "cell-seconds is 0.0"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Command, tmp_path: Path, arguments: list[object], words: str) -> None:
-    code, out, err = run("benchmarks", *arguments)
-    assert code == 2
-    assert out == ""
-    assert words in err.splitlines()[-1]
-    assert not list(tmp_path.iterdir())

@@ -30,7 +30,6 @@ from foretoken.draft.source import Source
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
 from foretoken.measure.continuations import Continued, Runs, Workload
-from foretoken.measure.results import Journal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
 from foretoken.models.panels import HALVED, PanelLinear, pack
@@ -538,28 +537,6 @@ def test_the_fingerprint_of_a_packed_model_sees_every_projection(models, rounded
 def test_a_fingerprint_sees_shapes():
     flat = [nn.ParameterList([torch.zeros(shape)]) for shape in ((2, 3), (3, 2))]
     assert len({fingerprint_of_weights(module, "") for module in flat}) == 2
-
-
-def test_a_journal_goes_on_where_it_stopped(tmp_path):
-    path = str(tmp_path / "j")
-    calls = []
-
-    def measure() -> list[float]:
-        calls.append(1)
-        return [0.5]
-
-    assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
-    assert Journal(path, {"seed": 0}).once("a", measure) == [0.5]
-    assert len(calls) == 1
-    assert len(Journal(path, {"seed": 1})) == 0
-    assert [Journal(path, {"seed": seed}).replaces for seed in (0, 1)] == [False, True]
-    for useless in ("{}", "[1]", "[" * 10_000, json.dumps({"key": {"seed": 0}, "done": 3})):
-        (tmp_path / "j").write_text(useless)
-        assert len(Journal(path, {"seed": 0})) == 0
-        assert Journal(path, {"seed": 0}).replaces
-    journal = Journal(path, {"seed": 0})
-    journal.close()
-    assert not (tmp_path / "j").exists()
 
 
 def test_a_workload_that_measures_nothing_is_refused():
