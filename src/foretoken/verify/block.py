@@ -228,63 +228,38 @@ class TreeBlock:
         return outcome
 
     def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: Random) -> Outcome:
-        """Accept `node` with probability `weight` and go on from it, or reject it."""
+        """Accept `node` with probability `weight` and go on from it, or reject it.
+
+        At a node of at most one draw, with rows in CPU memory, `row` is None: compiled passes compute `law` there,
+        without writing the row of a child that is accepted after all.
+        """
         siblings, p = tree.siblings[node], after(node)
         if siblings is not None and siblings.law.k == 0:
             siblings = None
-        assert siblings is None or siblings.q is not None
+        q, draws = (None, ()) if siblings is None else (siblings.q, siblings.draws)
         single = siblings is None or is_one_draw(siblings)
-        q = None if siblings is None else siblings.q
-        if single and rng.gives_numbers and on_cpu(p) and (q is None or (on_cpu(q) and p.dtype == q.dtype)):
-            return self._visit_single(tree, node, weight, p, q, after, rng)
-        row = self.law(p, siblings, weight)
-        if siblings is not None:
-            left = 1.0
-            for token in dict.fromkeys(siblings.draws):
-                share = float(row[token])
-                if share > 0:
-                    child = tree.child(node, token)
-                    assert child is not None
-                    outcome = self._visit(tree, child, min(1.0, share / left), after, rng)
-                    if outcome is not None:
-                        return (node, *outcome[0]), outcome[1]
-                    left = max(left - share, TINY)
-            row = row.index_fill(0, torch.tensor(siblings.draws, dtype=torch.long, device=row.device), 0.0)
+        looped = single and rng.gives_numbers and on_cpu(p) and (q is None or (on_cpu(q) and p.dtype == q.dtype))
+        row = None if looped else self.law(p, siblings, weight)
+        left = 1.0
+        for token in dict.fromkeys(draws):
+            assert q is not None
+            share = _share(p, q, token, weight) if row is None else float(row[token])
+            if share > 0:
+                child = tree.child(node, token)
+                assert child is not None
+                outcome = self._visit(tree, child, min(1.0, share / left), after, rng)
+                if outcome is not None:
+                    return (node, *outcome[0]), outcome[1]
+                left = max(left - share, TINY)
+        if row is None:
+            token = _end(p, q, weight, rng)
+        else:
+            row = row.index_fill(0, torch.tensor(draws, dtype=torch.long, device=row.device), 0.0)
             if float(row.sum()) <= TINY:  # the children took all; this is reached with probability 0 up to rounding
                 row = torch.cat([p.double(), row.new_zeros(1)])
-        if weight == 1.0:  # what rounding left there must not reject the root
-            row[-1] = 0.0
-        token = draw(row, rng)
-        return None if token == len(p) else ((node,), token)
-
-    def _visit_single(
-        self,
-        tree: TokenTree,
-        node: int,
-        weight: float,
-        p: Float[Tensor, " v"],
-        q: Float[Tensor, " v"] | None,
-        after: After,
-        rng: Random,
-    ) -> Outcome:
-        """`_visit` of a node of at most one draw, by compiled passes over rows in CPU memory.
-
-        They compute `law` without writing the row of a child that is accepted after all.
-        """
-        if q is not None:
-            siblings = tree.siblings[node]
-            assert siblings is not None
-            (token,) = siblings.draws
-            child = tree.child(node, token)
-            assert child is not None
-            share = compiled(share_loop, reorder_sums=True)(p.numpy(), q.numpy(), token, weight)
-            outcome = self._visit(tree, child, share, after, rng) if share > 0 else None
-            if outcome is not None:
-                return (node, *outcome[0]), outcome[1]
-        u = rng.uniforms(1, 1)
-        assert isinstance(u, Tensor)  # as the caller asked of `rng`
-        drafted = np.empty(0, p.numpy().dtype) if q is None else q.numpy()
-        token = compiled(end_loop, reorder_sums=True)(p.numpy(), drafted, weight, float(u))
+            if weight == 1.0:  # what rounding left there must not reject the root
+                row[-1] = 0.0
+            token = draw(row, rng)
         return None if token == len(p) else ((node,), token)
 
     def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:
@@ -321,6 +296,17 @@ def is_chain(tree: TokenTree) -> bool:
     """Whether every node but the last has one child, and could have had no other number of draws."""
     *inner, last = tree.siblings
     return last is None and all(siblings is not None and is_one_draw(siblings) for siblings in inner)
+
+
+def _share(p: Float[Tensor, " v"], q: Float[Tensor, " v"], token: int, weight: float) -> float:
+    return compiled(share_loop, reorder_sums=True)(p.numpy(), q.numpy(), token, weight)
+
+
+def _end(p: Float[Tensor, " v"], q: Float[Tensor, " v"] | None, weight: float, rng: Random) -> int:
+    u = rng.uniforms(1, 1)
+    assert isinstance(u, Tensor)  # since `rng` gives numbers
+    drafted = np.empty(0, p.numpy().dtype) if q is None else q.numpy()
+    return compiled(end_loop, reorder_sums=True)(p.numpy(), drafted, weight, float(u))
 
 
 def share_loop(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float:
