@@ -37,7 +37,7 @@ from foretoken.heads.flat import Medusa
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import load_head
 from foretoken.heads.serial import Gumiho
-from foretoken.measure.clocks import Clock, TimedLM, TimedSession, clock_named, opened, seconds
+from foretoken.measure.clocks import Clock, TimedSession, clock_named, opened, seconds, timed
 from foretoken.measure.harness import WARM_TOKENS, Block, blocks, interleave
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report
@@ -171,9 +171,9 @@ def run(
         drafter = replace(drafter, lm=TimedHeadLM(drafter.lm, clocks))
         if narrow is not None:
             drafter = OnExpansion(drafter, narrow)
-    timed = LMTarget(TimedLM(target, clocks[TARGET], Clock(target.device)))
+    clocked = LMTarget(timed(target, clocks[TARGET], Clock(target.device)))
     sequence = Running(list(prompt), Sampling(temperature=temperature), seeded(seed), new)
-    decoder = opened(timed, drafter, chosen.verifier, [sequence], len(prompt) + new + drafter.max_nodes)
+    decoder = opened(clocked, drafter, chosen.verifier, [sequence], len(prompt) + new + drafter.max_nodes)
     if chosen.drafter is not None:
         decoder.drafter = TimedSession(decoder.drafter, clocks[DRAFT])
     clocks[TARGET].lap()

@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, Path
 from foretoken.core.sequence import Sequence as Running
-from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter
@@ -21,7 +20,7 @@ from foretoken.draft.slrs import SLRSDrafter
 from foretoken.draft.tli import IntersectionLM
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.rows import Rows
+from foretoken.models.recorder import FORWARD, SCORING
 from foretoken.models.target import LMTarget, LMTargetSession
 
 THREAD, WALL = "thread", "wall"
@@ -57,13 +56,16 @@ class Clock:
         self.seconds, self.count = 0.0, 0
         self._depth, self._since, self._told = 0, 0.0, 0.0
 
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """call(*args), with the clock running."""
-        self.start()
-        try:
+        with self:
             return call(*args, **kwargs)
-        finally:
-            self.stop()
 
     def lap(self) -> float:
         """Seconds since the last lap, or the start."""
@@ -100,48 +102,9 @@ def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
             hook.remove()
 
 
-class TimedLM(CausalLM):
-    """The same model. `scoring` runs while its rows score, extend and keep, `forwards` while they call the model: no
-    hook is put on the model itself, since that would take it off its fast path."""
-
-    def __init__(self, lm: CausalLM, scoring: Clock, forwards: Clock) -> None:
-        self.__dict__.update(lm.__dict__)  # shares everything: a second probe of the model would be waste
-        self.scoring, self.forwards = scoring, forwards
-
-    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> Rows:
-        return TimedRows(self, batch, slots, layers)
-
-
-class TimedRows(Rows):
-    def __init__(self, lm: TimedLM, batch: int, slots: int, layers: tuple[int, ...]) -> None:
-        super().__init__(lm, batch, slots, layers)
-        self._scoring, self._forwards = lm.scoring, lm.forwards
-
-    def extend(self, row: int, tokens: Sequence[int]) -> None:
-        self._scoring.time(super().extend, row, tokens)
-
-    def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
-        return self._scoring.time(super().score, tokens, parents)
-
-    def draft_chain(self, *args: Any, **kwargs: Any) -> tuple[list[int], Float[Tensor, "_ v"]]:
-        return self._scoring.time(self._forwards.time, super().draft_chain, *args, **kwargs)
-
-    def score_tree(
-        self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
-    ) -> Float[Tensor, "n v"] | None:
-        return self._scoring.time(super().score_tree, row, tokens, parents, temperature)
-
-    def grow_tree(self, *args: Any, **kwargs: Any) -> bool:
-        return self._scoring.time(self._forwards.time, super().grow_tree, *args, **kwargs)
-
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        self._scoring.time(super().keep, paths)
-
-    def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._forwards.time(super()._forward, *args, **kwargs)
-
-    def _tempered(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        return self._forwards.time(super()._tempered, *args, **kwargs)
+def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
+    """The same model with clocks: `scoring` runs while its rows work, `forwards` while they run the model."""
+    return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
 
 
 class TimedSession(WrappedSession[DraftSession]):
@@ -184,7 +147,7 @@ class Clocks:
         return self.proposing.seconds - self.drafter.seconds
 
     def on_target(self, target: LMTarget) -> LMTarget:
-        return LMTarget(TimedLM(target.lm, self.target, self.forwards))
+        return LMTarget(timed(target.lm, self.target, self.forwards))
 
     def on_drafter(self, drafter: Drafter) -> Drafter:
         """The drafter, its sessions and, where it is no draft head, its model timed. One that reads the target's hidden
@@ -198,7 +161,7 @@ class Clocks:
     def _on_model(self, lm: CausalLM) -> CausalLM:
         if isinstance(lm, IntersectionLM):
             return IntersectionLM(self._on_model(lm.lm), lm.translation)
-        return TimedLM(lm, self.drafter, self.forwards)
+        return timed(lm, self.drafter, self.forwards)
 
 
 def opened(target: LMTarget, drafter: Drafter, verifier: Verifier, sequences: Sequence[Running], slots: int) -> Decoder:

@@ -3,6 +3,7 @@
 It knows token ids and slots; nothing of text, of sampling or of how a tree came to be.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from foretoken.models.layout import decoder, layout
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.panels import PanelLinear
 from foretoken.models.probe import check_probe
+from foretoken.models.recorder import Recorder
 from foretoken.models.rows import Rows
 from foretoken.models.static import StaticForward
 
@@ -33,6 +35,8 @@ class CausalLM:
     model has no kernel of ours.
     Raises ForetokenError for models whose state is not per-token keys and values, naming the type found.
     """
+
+    recorder: Recorder | None = None  # of the rows that are opened
 
     def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False) -> None:
         self._layout = layout(model)
@@ -82,6 +86,12 @@ class CausalLM:
     def hidden_size(self) -> int:
         config: Any = self.model.config.get_text_config(decoder=True)
         return config.hidden_size
+
+    def recorded_by(self, recorder: Recorder) -> "CausalLM":
+        """The same model, whose rows enter `recorder` around their work; see models/recorder.py."""
+        lm = copy(self)
+        lm.recorder = recorder
+        return lm
 
     def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> Rows:
         """Room for up to `batch` sequences of `slots` committed tokens and tree nodes each.

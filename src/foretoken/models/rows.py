@@ -16,6 +16,7 @@ from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore, from_hidden_states
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.llama_kernel import KernelRows
+from foretoken.models.recorder import FORWARD, SCORING, Recorder, recorded
 from foretoken.models.static import StaticRows
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ class Rows:
 
     lengths: list[int]  # committed slots of each row in use
     _kernel: KernelRows | StaticRows | None = None  # also of rows that are something else beneath
+    recorder: Recorder | None = None
 
     @torch.inference_mode()
     def __init__(self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = ()) -> None:
         self._lm = lm
+        self.recorder = lm.recorder
         self._batch, self._slots = batch, slots
         self._kernel = None if lm.kernel is None else lm.kernel.open(batch, slots)
         self._cache = SlotCache(lm._layout.planes, batch, slots) if self._kernel is None else self._kernel
@@ -75,6 +78,7 @@ class Rows:
         self.lengths.pop()
         self._trees.pop()
 
+    @recorded(SCORING)
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Prefill: commit `tokens` to a row whose tree is empty, without computing logits."""
         self._check_row(row)
@@ -91,6 +95,7 @@ class Rows:
             self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
             self.lengths[row] += n
 
+    @recorded(SCORING)
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         """Append nodes to the tree of every row and return their logits, in one forward.
 
@@ -152,6 +157,7 @@ class Rows:
         if self._features is not None:
             self._features.aim(rows, start, n)
 
+    @recorded(FORWARD)
     def _forward(
         self,
         ids: list[list[int]],
@@ -191,6 +197,7 @@ class Rows:
         from_hidden_states(out.hidden_states, self._features)
         return out[0]
 
+    @recorded(SCORING)
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Commit one root-first chain of tree nodes per row (maybe empty) and forget the rest of every tree."""
         if len(paths) != len(self.lengths):
@@ -235,6 +242,8 @@ class Rows:
         used = self.lengths[row] + nodes
         return all(window is None or used <= window for window in self._windows.values())
 
+    @recorded(SCORING)
+    @recorded(FORWARD)
     def draft_chain(
         self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
         truncation: Truncation = ALL,
@@ -260,6 +269,7 @@ class Rows:
         """Whether `score_tree` can be called."""
         return isinstance(self._kernel, KernelRows) and self._kernel.drafts_chains
 
+    @recorded(SCORING)
     def score_tree(
         self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
     ) -> Float[Tensor, "n v"] | None:
@@ -283,6 +293,7 @@ class Rows:
                 tree.drop(first)
         return out
 
+    @recorded(FORWARD)
     def _tempered(
         self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
     ) -> Float[Tensor, "n v"] | None:
@@ -290,6 +301,8 @@ class Rows:
         assert isinstance(self._kernel, KernelRows)
         return self._kernel.score_tree(tokens, positions, masks, temperature, self._features)
 
+    @recorded(SCORING)
+    @recorded(FORWARD)
     def grow_tree(
         self,
         row: int,
