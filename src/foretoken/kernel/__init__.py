@@ -1,1 +1,54 @@
-"""The compiled loops of a CPU: arrays in, arrays out. Nothing here imports torch or another room."""
+"""The forward of small models on a CPU in machine code: arrays in, arrays out, without torch.
+
+A drafted tree has few nodes, so that a forward multiplies few rows with large matrices. Such a product is as fast as
+memory brings the weights, if nothing else is in the way. Here a weight is read once for up to six rows, what is used
+next is fetched meanwhile, and no operator is dispatched in between: a whole forward, or a whole drafted chain, is one
+compiled call. numba compiles it on first use, and compile.py keeps the machine code on disk.
+
+**A panel** is 64 columns of a matrix, for all of its k inputs, in one stretch of memory. Panels stand one behind the
+other, and matrices in the order in which a forward uses them (memory.py).
+
+         the matrix [k, out] of a linear layer            a tile of 3 rows x 64 columns
+
+              64 columns   64 columns                     x [rows, k]     16 columns  16  16  16
+             +-----------+-----------+---                 +-----------+   +---------+---+---+---+
+       k = 0 | 64 words  |           |            row 0   | x00 x01 ..|   | 16 sums |   |   |   |
+       k = 1 | 64 words  |           |            row 1   | x10 x11 ..|   |         |   |   |   |
+        ...  |    |      |           |            row 2   | x20 x21 ..|   |         |   |   |   |
+             |    v      |           |                    +-----------+   +---------+---+---+---+
+             +-----------+-----------+---                                  stay in vector registers
+               panel 0     panel 1
+
+A word has 32 bits: one float32 weight (WHOLE), or the bfloat16 weights of an even and an odd k (HALVED, DOTTED).
+
+**A tile** takes one word of each column after the other, multiplies it with x[row, k] of every row, and adds to the
+sums (tile.py). Up to six rows are one tile. More rows are several tiles per panel, for which a panel that does not fit
+the cache goes by in chunks; the last thing that a tile does not need itself is the panel behind, which it fetches
+(product.py). Every sum runs over k in the same order, however many rows there are. So a node's logits do not depend on
+the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
+
+**A layer** is five steps, each shared out to the threads by panels or by heads (layer.py):
+
+    x ---- norm ---> project ---> look ---> mix --- + ---- norm ---> widen ---> narrow --- + ---> x
+       |             q | k | v     |         out    |            gate | up      down       |
+       +-------------------------- | -------------- + ------------------------------------ +
+                                   |
+                                   +-- rotary embedding; keys and values into their slots; attention (attention.py)
+
+**A call** takes named tuples, which say what every array means and how large it is:
+
+    model.score        logits, or probabilities, after n nodes of each sequence of a batch
+    chain.draft_chain  a chain of draft tokens: forward, softmax and draw, level after level
+    heads.step, heads.parallel, model.scores       the parts of a draft head, level by level
+    softmax.softmax, draws.*, product.times        what is compiled for torch code outside of this room
+
+    sizes.py      constants that callers know          compile.py    loops to machine code, kept on disk
+    memory.py     where weights and caches stand       simd.py       exp, softmax, gate, rotary embedding by 16
+    addresses.py  arrays by their addresses            pointwise.py  norms, biases, gates of rows
+    rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
+
+An architecture whose layers are like Llama's needs its weights in a `model.Layers` (models/kernel_layers.py) alone. One
+whose layer differs needs a step of its own in layer.py, too.
+
+`times` is threaded where the work is worth it. Passing `threads` as None, not 1, leaves the code for threads out.
+"""

@@ -24,12 +24,12 @@ def alive(typing: Any, array: Any) -> Any:
     return types.void(array), lambda context, b, s, args: context.get_dummy_value()
 
 
-def _floats(address, shape):  # type: ignore[no-untyped-def]
+def _floats(address, shape):
     """The float32 array of this shape at an address."""
     return carray(pointer(address), shape, np.float32)
 
 
-def _whole(address, shape):  # type: ignore[no-untyped-def]
+def _whole(address, shape):
     """The int64 array of this shape at an address."""
     return carray(pointer(address), shape, np.int64)
 

@@ -51,7 +51,7 @@ class Attention(NamedTuple):
     paired: bool
 
 
-def _store(attention, b, group):  # type: ignore[no-untyped-def]
+def _store(attention, b, group):
     """Write the nodes' keys and values of key head `group` of sequence b into their slots."""
     qkv, keys, values, slots = attention.qkv, attention.keys, attention.values, attention.slots
     n, key_heads, dim = slots.shape[1], values.shape[1], values.shape[3]
@@ -81,7 +81,7 @@ def _store(attention, b, group):  # type: ignore[no-untyped-def]
 store = compiled(_store, fuse=True)
 
 
-def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
+def _weigh(scores, rows, used, low, shares):
     """Turn the first `used` scores of each row into the weights of a softmax, up to a factor.
 
     scores: [rows at least, columns], in place; columns from `used` on become 0; 16 divides their number.
@@ -97,7 +97,7 @@ def _weigh(scores, rows, used, low, shares):  # type: ignore[no-untyped-def]
 weigh = compiled(_weigh, fuse=True)
 
 
-def _used_by(slots, b, used):  # type: ignore[no-untyped-def]
+def _used_by(slots, b, used):
     """The slots that the nodes of sequence b read: up to the last node; padding, at `used` or beyond, is masked."""
     own = 1
     for i in range(slots.shape[1]):
@@ -109,7 +109,7 @@ def _used_by(slots, b, used):  # type: ignore[no-untyped-def]
 used_by = compiled(_used_by, fuse=True)
 
 
-def _attend(attention, b, group, out):  # type: ignore[no-untyped-def]
+def _attend(attention, b, group, out):
     """Attention of the nodes of sequence b with key head `group`.
 
     out: [batch * n, query_heads dim], whose columns of this group's query heads are written.

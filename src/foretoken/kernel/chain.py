@@ -60,7 +60,7 @@ class Drafted(NamedTuple):
     states: np.ndarray
 
 
-def _choose(logits, drawing, level, q):  # type: ignore[no-untyped-def]
+def _choose(logits, drawing, level, q):
     """Take the token of one level from logits [1, v].
 
     q: [1, v], becomes what the token is drawn from; with factor 0 softmax(logits), only if there is a floor.
@@ -84,7 +84,7 @@ def _choose(logits, drawing, level, q):  # type: ignore[no-untyped-def]
 choose = compiled(_choose, fuse=True)
 
 
-def _draft_chain(model, text, drawing, drafted, threads):  # type: ignore[no-untyped-def]
+def _draft_chain(model, text, drawing, drafted, threads):
     """Draw a token after a text, the next after that, and so on: what is done level by level, bit for bit.
 
     A draft head takes the state made at a token to draft the next one. Levels from `model.serial` on are those of its

@@ -10,7 +10,7 @@ from foretoken.kernel.pointwise import gate, norm, shift
 from foretoken.kernel.product import times
 
 
-def _enter(embedded, states, entry, x, threads):  # type: ignore[no-untyped-def]
+def _enter(embedded, states, entry, x, threads):
     """x [n, d] becomes what enters the layers, by an Entry.
 
     embedded: the embeddings of the tokens [n, d].
@@ -41,7 +41,7 @@ def _enter(embedded, states, entry, x, threads):  # type: ignore[no-untyped-def]
 enter = compiled(_enter, fuse=True)
 
 
-def _step(model, embedded, states, nodes, x, threads):  # type: ignore[no-untyped-def]
+def _step(model, embedded, states, nodes, x, threads):
     """x [n, d] becomes the states that a Model makes of nodes, which are also what the next tokens take.
 
     embedded, states: as `enter` takes them. nodes: Nodes.
@@ -55,7 +55,7 @@ def _step(model, embedded, states, nodes, x, threads):  # type: ignore[no-untype
 step = compiled(_step, fuse=True)
 
 
-def _parallel(both, mlps, out, threads):  # type: ignore[no-untyped-def]
+def _parallel(both, mlps, out, threads):
     """Fill out [n, j, d] with the states that the first j of Gumiho's MLPs make of each row of both [n, 2d]."""
     n, count, d = out.shape
     x, more = np.empty((n, d), np.float32), np.empty((n, d), np.float32)

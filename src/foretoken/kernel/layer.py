@@ -60,7 +60,7 @@ ADDRESSES = (
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
 
 
-def _own(t, part):  # type: ignore[no-untyped-def]
+def _own(t, part):
     """A thread's room for the normed stream [m, d]."""
     return floats(t.own + 4 * part * t.m * t.d, (t.m, t.d))
 
@@ -68,7 +68,7 @@ def _own(t, part):  # type: ignore[no-untyped-def]
 own_of = compiled(_own, fuse=True)
 
 
-def _round(t, part, x, k, form):  # type: ignore[no-untyped-def]
+def _round(t, part, x, k, form):
     """Put the first k numbers of the rows x [m, k or more] into the thread's `bits`, if a matrix of this form wants
     them rounded."""
     if form == DOTTED:
@@ -78,7 +78,7 @@ def _round(t, part, x, k, form):  # type: ignore[no-untyped-def]
 round_for = compiled(_round, fuse=True)
 
 
-def _product_of(t, part, x, k, i, y, at, width):  # type: ignore[no-untyped-def]
+def _product_of(t, part, x, k, i, y, at, width):
     """The Product of the first k columns of x [m, k or more] with matrix i, into columns at .. at + width - 1 of
     y [m, n]. The thread's `bits` hold what `round_for` made of x."""
     w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
@@ -89,7 +89,7 @@ def _product_of(t, part, x, k, i, y, at, width):  # type: ignore[no-untyped-def]
 product_of = compiled(_product_of, fuse=True)
 
 
-def _first_of(t, part, parts, i, k, width):  # type: ignore[no-untyped-def]
+def _first_of(t, part, parts, i, k, width):
     """The address of the first panel of matrix i, of k inputs and `width` outputs, that a thread uses."""
     w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
     return panel_at(w, part * panels_in(width) // parts, k, form)
@@ -98,7 +98,7 @@ def _first_of(t, part, parts, i, k, width):  # type: ignore[no-untyped-def]
 first_of = compiled(_first_of, fuse=True)
 
 
-def _project(t, part, parts):  # type: ignore[no-untyped-def]
+def _project(t, part, parts):
     """Step 1: `qkv` of the normed stream, or of `fed`; a thread's panels may be of all three matrices."""
     of_q, of_k, w, forms = t.query_heads * t.dim, t.key_heads * t.dim, whole(t.weights, (7,)), whole(t.forms, (7,))
     qkv, rows = floats(t.qkv, (t.m, of_q + 2 * of_k)), own_of(t, part)
@@ -125,7 +125,7 @@ def _project(t, part, parts):  # type: ignore[no-untyped-def]
 project = compiled(_project, fuse=True)
 
 
-def _ready(t, b, group, qkv, rep):  # type: ignore[no-untyped-def]
+def _ready(t, b, group, qkv, rep):
     """Make queries, keys and values of key head `group` of sequence b ready, in place: bias, norm, rotary embedding."""
     n, dim = t.m // t.batch, t.dim
     rows, positions = qkv[b * n : (b + 1) * n], whole(t.positions, (t.m,))[b * n : (b + 1) * n]
@@ -148,7 +148,7 @@ def _ready(t, b, group, qkv, rep):  # type: ignore[no-untyped-def]
 ready = compiled(_ready, fuse=True)
 
 
-def _look(t, part, parts):  # type: ignore[no-untyped-def]
+def _look(t, part, parts):
     """Step 2: `mixed` of `qkv`; a thread takes some of the key heads of all sequences."""
     first, last = share(part, parts, t.batch * t.key_heads)
     rep, paired, per_word = t.query_heads // t.key_heads, t.paired > 0, 2 if t.paired else 1
@@ -169,7 +169,7 @@ def _look(t, part, parts):  # type: ignore[no-untyped-def]
 look = compiled(_look, fuse=True)
 
 
-def _mix(t, part, parts):  # type: ignore[no-untyped-def]
+def _mix(t, part, parts):
     """Step 3: add to the stream what the output matrix makes of `mixed`."""
     of_q, forms = t.query_heads * t.dim, whole(t.forms, (7,))
     mixed, back = floats(t.mixed, (t.m, of_q)), floats(t.back, (t.m, t.d))
@@ -183,7 +183,7 @@ def _mix(t, part, parts):  # type: ignore[no-untyped-def]
 mix = compiled(_mix, fuse=True)
 
 
-def _widen(t, part, parts):  # type: ignore[no-untyped-def]
+def _widen(t, part, parts):
     """Step 4: `inner` of the normed stream; a thread takes the same columns of gate and up."""
     own, gated, inner = own_of(t, part), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
     forms = whole(t.forms, (7,))
@@ -203,7 +203,7 @@ def _widen(t, part, parts):  # type: ignore[no-untyped-def]
 widen = compiled(_widen, fuse=True)
 
 
-def _narrow(t, part, parts):  # type: ignore[no-untyped-def]
+def _narrow(t, part, parts):
     """Step 5: add to the stream what the down matrix makes of `inner`."""
     w, forms = whole(t.weights, (7,)), whole(t.forms, (7,))
     inner, back = floats(t.inner, (t.m, t.wide)), floats(t.back, (t.m, t.d))
@@ -220,7 +220,7 @@ def _narrow(t, part, parts):  # type: ignore[no-untyped-def]
 narrow = compiled(_narrow, fuse=True)
 
 
-def _part(layer, first_step, last_step, part, parts):  # type: ignore[no-untyped-def]
+def _part(layer, first_step, last_step, part, parts):
     """What thread `part` of `parts` does in steps first_step .. last_step - 1 of the layer whose record, a LAYER, is at
     the address `layer`."""
     t = carray(pointer(layer), 1, LAYER)[0]
@@ -241,7 +241,7 @@ def _part(layer, first_step, last_step, part, parts):  # type: ignore[no-untyped
 part_of = linked("foretoken_part", _part, 5)
 
 
-def _every_part(layer, step, parts):  # type: ignore[no-untyped-def]
+def _every_part(layer, step, parts):
     """One step by all threads."""
     for part in prange(parts):
         part_of(layer, step, step + 1, part, parts)

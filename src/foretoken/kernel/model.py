@@ -163,14 +163,14 @@ class Wanted(NamedTuple):
     states: np.ndarray
 
 
-def _wanted_nothing():  # type: ignore[no-untyped-def]
+def _wanted_nothing():
     return Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
 
 
 wanted_nothing = compiled(_wanted_nothing)
 
 
-def _forward(x, fed, nodes, cache, layers, wanted, threads):  # type: ignore[no-untyped-def]
+def _forward(x, fed, nodes, cache, layers, wanted, threads):
     """Run x through every layer, in place.
 
     x: the states of the nodes [batch * n, d].
@@ -226,7 +226,7 @@ def _forward(x, fed, nodes, cache, layers, wanted, threads):  # type: ignore[no-
 forward = compiled(_forward, fuse=True)
 
 
-def _embed(table, tokens, x):  # type: ignore[no-untyped-def]
+def _embed(table, tokens, x):
     """x [n, d] float32 becomes the rows `tokens` [n] of a table [vocabulary, d], in float32 or bfloat16's bits."""
     bits = x.view(np.uint32)
     for i in range(len(tokens)):
@@ -240,7 +240,7 @@ def _embed(table, tokens, x):  # type: ignore[no-untyped-def]
 embed = compiled(_embed, fuse=True)
 
 
-def _scores(states, head, logits, threads):  # type: ignore[no-untyped-def]
+def _scores(states, head, logits, threads):
     """Fill logits [n, v] by a Head from the states [n, d] that the layers gave, or that `leave` made of them."""
     x = states * head.factor
     if len(head.norm) > 0 and not head.normed_output:
@@ -252,7 +252,7 @@ def _scores(states, head, logits, threads):  # type: ignore[no-untyped-def]
 scores = compiled(_scores, fuse=True)
 
 
-def _score(model, tokens, nodes, factor, wanted, out, threads):  # type: ignore[no-untyped-def]
+def _score(model, tokens, nodes, factor, wanted, out, threads):
     """Fill out [batch * n, v] with the logits after each node, or with softmax(factor logits) if factor > 0.
 
     model: a Model that is a language model.

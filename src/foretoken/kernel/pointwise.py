@@ -12,7 +12,7 @@ from foretoken.kernel.simd import gate_row, turn_row
 from foretoken.kernel.sizes import LANES
 
 
-def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
+def _norm_row(x, weight, eps, out):
     """out [d] = x / sqrt(mean(x^2) + eps) * weight, of x [d] and weight [d]; out may be x."""
     squares = np.float32(0.0)
     for j in range(len(x)):
@@ -25,7 +25,7 @@ def _norm_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
 norm_row = compiled(_norm_row, fuse=True, reorder_sums=True)
 
 
-def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+def _norm(x, weight, eps, out):
     """The same for every row of x [m, d]: out [m, d], which may be x."""
     for i in range(x.shape[0]):
         norm_row(x[i], weight, eps, out[i])
@@ -34,7 +34,7 @@ def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
 norm = compiled(_norm, fuse=True)
 
 
-def _shift(x, start, end, bias):  # type: ignore[no-untyped-def]
+def _shift(x, start, end, bias):
     """Add bias[start : end] to columns start .. end - 1 of x [m, n]."""
     for i in range(x.shape[0]):
         row, more = x[i, start:end], bias[start:end]
@@ -45,7 +45,7 @@ def _shift(x, start, end, bias):  # type: ignore[no-untyped-def]
 shift = compiled(_shift, fuse=True)
 
 
-def _add(x, y, start, end, bias):  # type: ignore[no-untyped-def]
+def _add(x, y, start, end, bias):
     """Columns start .. end - 1 of x [m, n] become x + y + bias, of y [m, n] and bias [n]."""
     for i in range(x.shape[0]):
         row, other, more = x[i, start:end], y[i, start:end], bias[start:end]
@@ -56,7 +56,7 @@ def _add(x, y, start, end, bias):  # type: ignore[no-untyped-def]
 add = compiled(_add, fuse=True)
 
 
-def _turn(x, at, positions, cos, sin):  # type: ignore[no-untyped-def]
+def _turn(x, at, positions, cos, sin):
     """Rotary embedding of the head in columns at .. at + dim - 1 of x [m, n], in place.
 
     positions: of each row [m]. cos, sin: of each position [positions, dim].
@@ -78,7 +78,7 @@ def _turn(x, at, positions, cos, sin):  # type: ignore[no-untyped-def]
 turn = compiled(_turn, fuse=True)
 
 
-def _gate(y, width, bias, out):  # type: ignore[no-untyped-def]
+def _gate(y, width, bias, out):
     """out [m, width] = silu(gate) * up of y [m, gate | up], each with its bias [2 width]; 16 divides width."""
     for i in range(y.shape[0]):
         gate_row(y, i * y.shape[1], bias, 0, width, width, out, i * width)

@@ -46,7 +46,7 @@ class Product(NamedTuple):
     width: int
 
 
-def _panels_in(width):  # type: ignore[no-untyped-def]
+def _panels_in(width):
     """The number of panels of a matrix with so many outputs."""
     return (width + COLUMNS - 1) // COLUMNS
 
@@ -54,7 +54,7 @@ def _panels_in(width):  # type: ignore[no-untyped-def]
 panels_in = compiled(_panels_in, fuse=True)
 
 
-def _share(part, parts, count):  # type: ignore[no-untyped-def]
+def _share(part, parts, count):
     """The first of what thread `part` of `parts` does of `count`, and the end of it."""
     return part * count // parts, (part + 1) * count // parts
 
@@ -62,7 +62,7 @@ def _share(part, parts, count):  # type: ignore[no-untyped-def]
 share = compiled(_share, fuse=True)
 
 
-def _words_of(k, form):  # type: ignore[no-untyped-def]
+def _words_of(k, form):
     """The words of a column of k weights."""
     return k if form == WHOLE else (k + 1) // 2
 
@@ -70,7 +70,7 @@ def _words_of(k, form):  # type: ignore[no-untyped-def]
 words_of = compiled(_words_of, fuse=True)
 
 
-def _panel_at(w, panel, k, form):  # type: ignore[no-untyped-def]
+def _panel_at(w, panel, k, form):
     """The address of a panel of the matrix at address w, whose columns have k weights."""
     return w + panel * words_of(k, form) * COLUMNS * 4
 
@@ -78,7 +78,7 @@ def _panel_at(w, panel, k, form):  # type: ignore[no-untyped-def]
 panel_at = compiled(_panel_at, fuse=True)
 
 
-def _columns_of(product, panel, y, y_row, after):  # type: ignore[no-untyped-def]
+def _columns_of(product, panel, y, y_row, after):
     """Compute the 64 columns of one panel.
 
     y: address of the first of them; rows are y_row numbers apart.
@@ -107,7 +107,7 @@ def _columns_of(product, panel, y, y_row, after):  # type: ignore[no-untyped-def
 columns_of = compiled(_columns_of, fuse=True)
 
 
-def _panels_of(product, first, last, after):  # type: ignore[no-untyped-def]
+def _panels_of(product, first, last, after):
     """Compute panels first .. last - 1. after: the address of the panel that this thread uses next."""
     m, y_row = product.m, product.y_row
     for panel in range(first, last):
@@ -127,7 +127,7 @@ def _panels_of(product, first, last, after):  # type: ignore[no-untyped-def]
 panels_of = compiled(_panels_of, fuse=True)
 
 
-def _panels_threads(product, parts):  # type: ignore[no-untyped-def]
+def _panels_threads(product, parts):
     """Compute all panels, by so many threads."""
     count = panels_in(product.width)
     for part in prange(parts):
@@ -138,7 +138,7 @@ def _panels_threads(product, parts):  # type: ignore[no-untyped-def]
 panels_threads = compiled(_panels_threads, fuse=True, parallel=True)
 
 
-def _times(x, w, form, width, y, threads):  # type: ignore[no-untyped-def]
+def _times(x, w, form, width, y, threads):
     """The first `width` columns of y [m, n] become x [m, k] times the panels at address w.
 
     form: of the panels, see PanelLinear.

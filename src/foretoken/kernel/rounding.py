@@ -57,7 +57,7 @@ def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any)
     return types.void(x, index, out, index, index), generate
 
 
-def _nearest(bits):  # type: ignore[no-untyped-def]
+def _nearest(bits):
     """The bits of a float32, given by its bits, rounded to bfloat16: to even from half-way; a NaN stays one."""
     value = np.int64(bits)
     if (value & 0x7FFFFFFF) > 0x7F800000:
@@ -68,7 +68,7 @@ def _nearest(bits):  # type: ignore[no-untyped-def]
 nearest = compiled(_nearest, fuse=True)
 
 
-def _round_rows(x, k, out):  # type: ignore[no-untyped-def]
+def _round_rows(x, k, out):
     """Round the first k numbers of every row of x [m, k or more].
 
     out: [m * words * PER_WORD at least], in one axis, of words = (k + 1) / 2 to a row: a word is two bfloat16, even and
@@ -97,7 +97,7 @@ def _round_rows(x, k, out):  # type: ignore[no-untyped-def]
 round_rows = compiled(_round_rows, fuse=True)
 
 
-def _rounded(x, k):  # type: ignore[no-untyped-def]
+def _rounded(x, k):
     """What `round_rows` makes of the first k numbers of every row of x [m, k or more]: [m, words * PER_WORD]."""
     words = (k + 1) // 2 * PER_WORD
     out = np.empty(x.shape[0] * words, np.float32)

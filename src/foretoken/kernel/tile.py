@@ -155,7 +155,7 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             b.store(b.load(total), place).align = 4
 
 
-def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):  # type: ignore[no-untyped-def]
+def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):
     """Multiply rows with columns side by side: y [rows, columns] = (0 if fresh else y) + x w, tile by tile.
 
     columns: a multiple of 16.

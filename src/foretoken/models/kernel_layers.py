@@ -25,6 +25,7 @@ Angles = Callable[[int], tuple[Tensor, Tensor]]
 LOW = np.float32(torch.finfo(torch.float32).min)
 NEVER = 2**62  # levels after which a chain would turn to MLPs
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
+NO_STATES = np.zeros((0, 0, 0), np.float32)
 ALL_SEEN = np.zeros((1, 1, 1, 0), np.float32)
 
 
@@ -202,7 +203,9 @@ def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wa
     """Room for the states of m nodes that `features` wants, the inputs of so many layers or FINAL."""
     from foretoken.kernel.model import Wanted
 
-    wanted = [] if features is None else [layers if layer == FINAL else layer for layer in features.distinct]
+    if features is None:
+        return Wanted(NO_IDS, NO_STATES)
+    wanted = [layers if layer == FINAL else layer for layer in features.distinct]
     return Wanted(np.array(wanted, np.int64), np.empty((len(wanted), m, d), np.float32))
 
 

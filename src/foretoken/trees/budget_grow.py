@@ -22,7 +22,7 @@ number = compiled(number_loop)
 NOT_FINITE, NO_UNIFORMS, HUBS = -1, -2, -3  # logits; too few uniforms; a node that would take hub draws
 
 
-def _on_few(row, k):  # type: ignore[no-untyped-def]
+def _on_few(row, k):
     """The share of the row's k largest."""
     rest, total, share = row.copy(), row.sum(), 0.0
     for _ in range(k):
@@ -37,7 +37,7 @@ on_few = compiled(_on_few, fuse=True)
 
 def _grow_budget(
     drafter, text, factor, threads, u, saved, limits, model, tables, q, tree, scored, made, seen, records, drawn
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Grow a tree behind a text, the root last; (nodes, nodes scored, uniforms used), or in place of the
     first the reason why not.
 
