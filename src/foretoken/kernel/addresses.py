@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import fused
 
 
 @intrinsic
@@ -24,15 +24,13 @@ def alive(typing: Any, array: Any) -> Any:
     return types.void(array), lambda context, b, s, args: context.get_dummy_value()
 
 
-def _floats(address, shape):
+@fused
+def floats(address, shape):
     """The float32 array of this shape at an address."""
     return carray(pointer(address), shape, np.float32)
 
 
-def _whole(address, shape):
+@fused
+def whole(address, shape):
     """The int64 array of this shape at an address."""
     return carray(pointer(address), shape, np.int64)
-
-
-floats = compiled(_floats, fuse=True)
-whole = compiled(_whole, fuse=True)

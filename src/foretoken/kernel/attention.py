@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.kernel.addresses import alive
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import fused
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, nearest, rounded
 from foretoken.kernel.simd import exp_row
 from foretoken.kernel.sizes import COLUMNS, LANES, WHOLE
@@ -51,7 +51,8 @@ class Attention(NamedTuple):
     paired: bool
 
 
-def _store(attention, b, group):
+@fused
+def store(attention, b, group):
     """Write the nodes' keys and values of key head `group` of sequence b into their slots."""
     qkv, keys, values, slots = attention.qkv, attention.keys, attention.values, attention.slots
     n, key_heads, dim = slots.shape[1], values.shape[1], values.shape[3]
@@ -78,10 +79,8 @@ def _store(attention, b, group):
                 words[j] = words[j] & np.uint32(0xFFFF0000) | np.uint32(nearest(value[j]) >> 16)
 
 
-store = compiled(_store, fuse=True)
-
-
-def _weigh(scores, rows, used, low, shares):
+@fused
+def weigh(scores, rows, used, low, shares):
     """Turn the first `used` scores of each row into the weights of a softmax, up to a factor.
 
     scores: [rows at least, columns], in place; columns from `used` on become 0; 16 divides their number.
@@ -94,10 +93,8 @@ def _weigh(scores, rows, used, low, shares):
         shares[i] = np.float32(1.0) / exp_row(scores, i * wide, wide // LANES)
 
 
-weigh = compiled(_weigh, fuse=True)
-
-
-def _used_by(slots, b, used):
+@fused
+def used_by(slots, b, used):
     """The slots that the nodes of sequence b read: up to the last node; padding, at `used` or beyond, is masked."""
     own = 1
     for i in range(slots.shape[1]):
@@ -106,10 +103,8 @@ def _used_by(slots, b, used):
     return own
 
 
-used_by = compiled(_used_by, fuse=True)
-
-
-def _attend(attention, b, group, out):
+@fused
+def attend(attention, b, group, out):
     """Attention of the nodes of sequence b with key head `group`.
 
     out: [batch * n, query_heads dim], whose columns of this group's query heads are written.
@@ -171,6 +166,3 @@ def _attend(attention, b, group, out):
                     head[j] = result[j] * part
         alive(asked)
         alive(weights)
-
-
-attend = compiled(_attend, fuse=True)

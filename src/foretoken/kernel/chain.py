@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import fused
 from foretoken.kernel.draws import pick
 from foretoken.kernel.heads import parallel, step
 from foretoken.kernel.model import Nodes, embed, scores
@@ -60,7 +60,8 @@ class Drafted(NamedTuple):
     states: np.ndarray
 
 
-def _choose(logits, drawing, level, q):
+@fused
+def choose(logits, drawing, level, q):
     """Take the token of one level from logits [1, v].
 
     q: [1, v], becomes what the token is drawn from; with factor 0 softmax(logits), only if there is a floor.
@@ -81,10 +82,8 @@ def _choose(logits, drawing, level, q):
     return token, 1.0
 
 
-choose = compiled(_choose, fuse=True)
-
-
-def _draft_chain(model, text, drawing, drafted, threads):
+@fused
+def draft_chain(model, text, drawing, drafted, threads):
     """Draw a token after a text, the next after that, and so on: what is done level by level, bit for bit.
 
     A draft head takes the state made at a token to draft the next one. Levels from `model.serial` on are those of its
@@ -137,6 +136,3 @@ def _draft_chain(model, text, drawing, drafted, threads):
             return level + 1
         tokens, mask = drafted.tokens[level : level + 1], np.empty((1, 1, 1, 0), np.float32)
     return levels
-
-
-draft_chain = compiled(_draft_chain, fuse=True)

@@ -60,26 +60,33 @@ def compiled(loop: Callable[..., Any], fuse: bool = False, reorder_sums: bool = 
     return Loop(loop, fastmath | {"reassoc", "nsz"} if reorder_sums else fastmath, parallel)
 
 
-def linked(name: str, loop: Callable[..., None], count: int) -> Any:
-    """Compile a loop here and now, so that what calls it is linked to it by its name.
+fused = functools.partial(compiled, fuse=True)
+
+
+def linked(name: str, count: int) -> Callable[[Callable[..., None]], Any]:
+    """Make a decorator that compiles a loop here and now, so that what calls it is linked to it by its name.
 
     A function that calls another one usually gets a compiled copy of it, which takes seconds where that one is large.
     numba's own helpers are called this way.
 
     name: a symbol that no other function has.
-    loop: a function of `count` whole numbers that returns nothing.
+    count: the loop's arguments, all whole numbers; it returns nothing.
     """
     from llvmlite import binding
     from numba import types
     from numba.core.ccallback import CFunc
 
     arguments = (types.intp,) * count
-    made: Any = CFunc(inspect.unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
-    cached(made)
-    made.compile()
-    _linked.append(made)
-    binding.add_symbol(name, made.address)
-    return types.ExternalFunction(name, types.void(*arguments))
+
+    def link(loop: Callable[..., None]) -> Any:
+        made: Any = CFunc(inspect.unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
+        cached(made)
+        made.compile()
+        _linked.append(made)
+        binding.add_symbol(name, made.address)
+        return types.ExternalFunction(name, types.void(*arguments))
+
+    return link
 
 
 _linked: list[Any] = []  # a symbol is as good as the memory it names

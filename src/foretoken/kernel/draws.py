@@ -1,5 +1,7 @@
 """Draws of tokens from rows of probabilities, and the likeliest ones."""
 
+from functools import partial
+
 import numpy as np
 
 from foretoken.kernel.compile import compiled
@@ -8,7 +10,8 @@ from foretoken.kernel.sizes import NONE
 BLOCK = 64  # weights whose sum is taken at once
 
 
-def _pick(row: np.ndarray, u: float) -> int:
+@partial(compiled, reorder_sums=True)
+def pick(row: np.ndarray, u: float) -> int:
     """The token in whose share of the row u falls, 0 <= u < 1: laws.inverse_cdf, whose running sum this one equals up
     to float64 rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one."""
     v = row.shape[0]
@@ -34,9 +37,6 @@ def _pick(row: np.ndarray, u: float) -> int:
         if row[x] > 0:
             return x
     return v - 1
-
-
-pick = compiled(_pick, reorder_sums=True)
 
 
 def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:

@@ -4,13 +4,14 @@
 
 import numpy as np
 
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import fused
 from foretoken.kernel.model import forward, wanted_nothing
 from foretoken.kernel.pointwise import gate, norm, shift
 from foretoken.kernel.product import times
 
 
-def _enter(embedded, states, entry, x, threads):
+@fused
+def enter(embedded, states, entry, x, threads):
     """x [n, d] becomes what enters the layers, by an Entry.
 
     embedded: the embeddings of the tokens [n, d].
@@ -38,10 +39,8 @@ def _enter(embedded, states, entry, x, threads):
     return x
 
 
-enter = compiled(_enter, fuse=True)
-
-
-def _step(model, embedded, states, nodes, x, threads):
+@fused
+def step(model, embedded, states, nodes, x, threads):
     """x [n, d] becomes the states that a Model makes of nodes, which are also what the next tokens take.
 
     embedded, states: as `enter` takes them. nodes: Nodes.
@@ -52,10 +51,8 @@ def _step(model, embedded, states, nodes, x, threads):
         norm(x, model.head.norm, model.head.eps, x)
 
 
-step = compiled(_step, fuse=True)
-
-
-def _parallel(both, mlps, out, threads):
+@fused
+def parallel(both, mlps, out, threads):
     """Fill out [n, j, d] with the states that the first j of Gumiho's MLPs make of each row of both [n, 2d]."""
     n, count, d = out.shape
     x, more = np.empty((n, d), np.float32), np.empty((n, d), np.float32)
@@ -71,6 +68,3 @@ def _parallel(both, mlps, out, threads):
                 gate(y, d, mlps.biases[j, block], more)
                 x += more
         out[:, j] = x
-
-
-parallel = compiled(_parallel, fuse=True)

@@ -13,12 +13,14 @@ at what it wrote faster than at what another one did.
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
 
+from functools import partial
+
 import numpy as np
 from numba import carray, prange
 
 from foretoken.kernel.addresses import floats, pointer, whole
 from foretoken.kernel.attention import Attention, attend, store
-from foretoken.kernel.compile import compiled, linked
+from foretoken.kernel.compile import compiled, fused, linked
 from foretoken.kernel.pointwise import add, norm, norm_row, shift, turn
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
 from foretoken.kernel.rounding import round_rows
@@ -60,25 +62,22 @@ ADDRESSES = (
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
 
 
-def _own(t, part):
+@fused
+def own_of(t, part):
     """A thread's room for the normed stream [m, d]."""
     return floats(t.own + 4 * part * t.m * t.d, (t.m, t.d))
 
 
-own_of = compiled(_own, fuse=True)
-
-
-def _round(t, part, x, k, form):
+@fused
+def round_for(t, part, x, k, form):
     """Put the first k numbers of the rows x [m, k or more] into the thread's `bits`, if a matrix of this form wants
     them rounded."""
     if form == DOTTED:
         round_rows(x, k, floats(t.bits + 4 * part * t.room, (t.room,)))
 
 
-round_for = compiled(_round, fuse=True)
-
-
-def _product_of(t, part, x, k, i, y, at, width):
+@fused
+def product_of(t, part, x, k, i, y, at, width):
     """The Product of the first k columns of x [m, k or more] with matrix i, into columns at .. at + width - 1 of
     y [m, n]. The thread's `bits` hold what `round_for` made of x."""
     w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
@@ -86,19 +85,15 @@ def _product_of(t, part, x, k, i, y, at, width):
     return Product(x.ctypes.data, x.shape[1], bits, t.m, k, w, form, y.ctypes.data + 4 * at, y.shape[1], width)
 
 
-product_of = compiled(_product_of, fuse=True)
-
-
-def _first_of(t, part, parts, i, k, width):
+@fused
+def first_of(t, part, parts, i, k, width):
     """The address of the first panel of matrix i, of k inputs and `width` outputs, that a thread uses."""
     w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
     return panel_at(w, part * panels_in(width) // parts, k, form)
 
 
-first_of = compiled(_first_of, fuse=True)
-
-
-def _project(t, part, parts):
+@fused
+def project(t, part, parts):
     """Step 1: `qkv` of the normed stream, or of `fed`; a thread's panels may be of all three matrices."""
     of_q, of_k, w, forms = t.query_heads * t.dim, t.key_heads * t.dim, whole(t.weights, (7,)), whole(t.forms, (7,))
     qkv, rows = floats(t.qkv, (t.m, of_q + 2 * of_k)), own_of(t, part)
@@ -122,10 +117,8 @@ def _project(t, part, parts):
         at, before = at + out, end
 
 
-project = compiled(_project, fuse=True)
-
-
-def _ready(t, b, group, qkv, rep):
+@fused
+def ready(t, b, group, qkv, rep):
     """Make queries, keys and values of key head `group` of sequence b ready, in place: bias, norm, rotary embedding."""
     n, dim = t.m // t.batch, t.dim
     rows, positions = qkv[b * n : (b + 1) * n], whole(t.positions, (t.m,))[b * n : (b + 1) * n]
@@ -145,10 +138,8 @@ def _ready(t, b, group, qkv, rep):
         turn(rows, at, positions, cos, sin)
 
 
-ready = compiled(_ready, fuse=True)
-
-
-def _look(t, part, parts):
+@fused
+def look(t, part, parts):
     """Step 2: `mixed` of `qkv`; a thread takes some of the key heads of all sequences."""
     first, last = share(part, parts, t.batch * t.key_heads)
     rep, paired, per_word = t.query_heads // t.key_heads, t.paired > 0, 2 if t.paired else 1
@@ -166,10 +157,8 @@ def _look(t, part, parts):
         attend(attention, b, group, mixed)
 
 
-look = compiled(_look, fuse=True)
-
-
-def _mix(t, part, parts):
+@fused
+def mix(t, part, parts):
     """Step 3: add to the stream what the output matrix makes of `mixed`."""
     of_q, forms = t.query_heads * t.dim, whole(t.forms, (7,))
     mixed, back = floats(t.mixed, (t.m, of_q)), floats(t.back, (t.m, t.d))
@@ -180,10 +169,8 @@ def _mix(t, part, parts):
     add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_out, (t.d,)))
 
 
-mix = compiled(_mix, fuse=True)
-
-
-def _widen(t, part, parts):
+@fused
+def widen(t, part, parts):
     """Step 4: `inner` of the normed stream; a thread takes the same columns of gate and up."""
     own, gated, inner = own_of(t, part), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
     forms = whole(t.forms, (7,))
@@ -200,10 +187,8 @@ def _widen(t, part, parts):
         gate_row(gated, i * 2 * t.wide + start, bias, start, t.wide, end - start, inner, i * t.wide + start)
 
 
-widen = compiled(_widen, fuse=True)
-
-
-def _narrow(t, part, parts):
+@fused
+def narrow(t, part, parts):
     """Step 5: add to the stream what the down matrix makes of `inner`."""
     w, forms = whole(t.weights, (7,)), whole(t.forms, (7,))
     inner, back = floats(t.inner, (t.m, t.wide)), floats(t.back, (t.m, t.d))
@@ -217,10 +202,8 @@ def _narrow(t, part, parts):
     add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_down, (t.d,)))
 
 
-narrow = compiled(_narrow, fuse=True)
-
-
-def _part(layer, first_step, last_step, part, parts):
+@linked("foretoken_part", 5)
+def part_of(layer, first_step, last_step, part, parts):
     """What thread `part` of `parts` does in steps first_step .. last_step - 1 of the layer whose record, a LAYER, is at
     the address `layer`."""
     t = carray(pointer(layer), 1, LAYER)[0]
@@ -238,13 +221,10 @@ def _part(layer, first_step, last_step, part, parts):
 
 
 # By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
-part_of = linked("foretoken_part", _part, 5)
 
 
-def _every_part(layer, step, parts):
+@partial(compiled, fuse=True, parallel=True)
+def every_part(layer, step, parts):
     """One step by all threads."""
     for part in prange(parts):
         part_of(layer, step, step + 1, part, parts)
-
-
-every_part = compiled(_every_part, fuse=True, parallel=True)

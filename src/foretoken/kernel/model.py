@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.kernel import layer as steps
 from foretoken.kernel.addresses import alive
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import compiled, fused
 from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
 from foretoken.kernel.sizes import ALL
@@ -163,14 +163,13 @@ class Wanted(NamedTuple):
     states: np.ndarray
 
 
-def _wanted_nothing():
+@compiled
+def wanted_nothing():
     return Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
 
 
-wanted_nothing = compiled(_wanted_nothing)
-
-
-def _forward(x, fed, nodes, cache, layers, wanted, threads):
+@fused
+def forward(x, fed, nodes, cache, layers, wanted, threads):
     """Run x through every layer, in place.
 
     x: the states of the nodes [batch * n, d].
@@ -223,10 +222,8 @@ def _forward(x, fed, nodes, cache, layers, wanted, threads):
     alive((fed, own, bits, qkv, mixed, back, gated, inner, table))
 
 
-forward = compiled(_forward, fuse=True)
-
-
-def _embed(table, tokens, x):
+@fused
+def embed(table, tokens, x):
     """x [n, d] float32 becomes the rows `tokens` [n] of a table [vocabulary, d], in float32 or bfloat16's bits."""
     bits = x.view(np.uint32)
     for i in range(len(tokens)):
@@ -237,10 +234,8 @@ def _embed(table, tokens, x):
             x[i] = table[tokens[i]]
 
 
-embed = compiled(_embed, fuse=True)
-
-
-def _scores(states, head, logits, threads):
+@fused
+def scores(states, head, logits, threads):
     """Fill logits [n, v] by a Head from the states [n, d] that the layers gave, or that `leave` made of them."""
     x = states * head.factor
     if len(head.norm) > 0 and not head.normed_output:
@@ -249,10 +244,8 @@ def _scores(states, head, logits, threads):
     shift(logits, 0, len(head.bias), head.bias)
 
 
-scores = compiled(_scores, fuse=True)
-
-
-def _score(model, tokens, nodes, factor, wanted, out, threads):
+@fused
+def score(model, tokens, nodes, factor, wanted, out, threads):
     """Fill out [batch * n, v] with the logits after each node, or with softmax(factor logits) if factor > 0.
 
     model: a Model that is a language model.
@@ -272,6 +265,3 @@ def _score(model, tokens, nodes, factor, wanted, out, threads):
     if len(out) > 0:
         scores(x, model.head, out, threads)
     return factor == 0 or softmax(out, factor, ALL, out)
-
-
-score = compiled(_score, fuse=True)

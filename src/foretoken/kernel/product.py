@@ -7,13 +7,14 @@ the caches do not hold both for all rows, a panel goes by in chunks.
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numba import prange
 
 from foretoken.kernel.addresses import alive, floats
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import compiled, fused
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
 from foretoken.kernel.tile import CHUNK, ROWS, WIDE, strip
@@ -46,39 +47,32 @@ class Product(NamedTuple):
     width: int
 
 
-def _panels_in(width):
+@fused
+def panels_in(width):
     """The number of panels of a matrix with so many outputs."""
     return (width + COLUMNS - 1) // COLUMNS
 
 
-panels_in = compiled(_panels_in, fuse=True)
-
-
-def _share(part, parts, count):
+@fused
+def share(part, parts, count):
     """The first of what thread `part` of `parts` does of `count`, and the end of it."""
     return part * count // parts, (part + 1) * count // parts
 
 
-share = compiled(_share, fuse=True)
-
-
-def _words_of(k, form):
+@fused
+def words_of(k, form):
     """The words of a column of k weights."""
     return k if form == WHOLE else (k + 1) // 2
 
 
-words_of = compiled(_words_of, fuse=True)
-
-
-def _panel_at(w, panel, k, form):
+@fused
+def panel_at(w, panel, k, form):
     """The address of a panel of the matrix at address w, whose columns have k weights."""
     return w + panel * words_of(k, form) * COLUMNS * 4
 
 
-panel_at = compiled(_panel_at, fuse=True)
-
-
-def _columns_of(product, panel, y, y_row, after):
+@fused
+def columns_of(product, panel, y, y_row, after):
     """Compute the 64 columns of one panel.
 
     y: address of the first of them; rows are y_row numbers apart.
@@ -104,10 +98,8 @@ def _columns_of(product, panel, y, y_row, after):
         strip(COLUMNS, xs, x_row, m, here, COLUMNS, length, form, y, y_row, int(start == 0), ahead)
 
 
-columns_of = compiled(_columns_of, fuse=True)
-
-
-def _panels_of(product, first, last, after):
+@fused
+def panels_of(product, first, last, after):
     """Compute panels first .. last - 1. after: the address of the panel that this thread uses next."""
     m, y_row = product.m, product.y_row
     for panel in range(first, last):
@@ -124,10 +116,8 @@ def _panels_of(product, first, last, after):
                     row[j] = whole[i, j]
 
 
-panels_of = compiled(_panels_of, fuse=True)
-
-
-def _panels_threads(product, parts):
+@partial(compiled, fuse=True, parallel=True)
+def panels_threads(product, parts):
     """Compute all panels, by so many threads."""
     count = panels_in(product.width)
     for part in prange(parts):
@@ -135,10 +125,8 @@ def _panels_threads(product, parts):
         panels_of(product, first, last, panel_at(product.w, last, product.k, product.form))
 
 
-panels_threads = compiled(_panels_threads, fuse=True, parallel=True)
-
-
-def _times(x, w, form, width, y, threads):
+@fused
+def times(x, w, form, width, y, threads):
     """The first `width` columns of y [m, n] become x [m, k] times the panels at address w.
 
     form: of the panels, see PanelLinear.
@@ -157,6 +145,3 @@ def _times(x, w, form, width, y, threads):
         panels_of(product, 0, count, after)
     alive(x)
     alive(bits)
-
-
-times = compiled(_times, fuse=True)

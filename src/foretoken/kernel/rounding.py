@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import fused
 from foretoken.kernel.simd import load
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES
 
@@ -57,7 +57,8 @@ def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any)
     return types.void(x, index, out, index, index), generate
 
 
-def _nearest(bits):
+@fused
+def nearest(bits):
     """The bits of a float32, given by its bits, rounded to bfloat16: to even from half-way; a NaN stays one."""
     value = np.int64(bits)
     if (value & 0x7FFFFFFF) > 0x7F800000:
@@ -65,10 +66,8 @@ def _nearest(bits):
     return (value + 0x7FFF + ((value >> 16) & 1)) & 0xFFFF0000
 
 
-nearest = compiled(_nearest, fuse=True)
-
-
-def _round_rows(x, k, out):
+@fused
+def round_rows(x, k, out):
     """Round the first k numbers of every row of x [m, k or more].
 
     out: [m * words * PER_WORD at least], in one axis, of words = (k + 1) / 2 to a row: a word is two bfloat16, even and
@@ -94,15 +93,10 @@ def _round_rows(x, k, out):
                 words_out[2 * i * words + j] = nearest(row[j])
 
 
-round_rows = compiled(_round_rows, fuse=True)
-
-
-def _rounded(x, k):
+@fused
+def rounded(x, k):
     """What `round_rows` makes of the first k numbers of every row of x [m, k or more]: [m, words * PER_WORD]."""
     words = (k + 1) // 2 * PER_WORD
     out = np.empty(x.shape[0] * words, np.float32)
     round_rows(x, k, out)
     return out.reshape(x.shape[0], words)
-
-
-rounded = compiled(_rounded, fuse=True)

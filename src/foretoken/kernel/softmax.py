@@ -10,7 +10,8 @@ from foretoken.kernel.simd import LANES, softmax_row
 BINS = 64  # of scores, for every factor e of probability
 
 
-def _kth(row, k):
+@compiled
+def kth(row, k):
     """The k-th largest number of row [v], 0 < k < v, equal ones counted each."""
     heap = np.sort(row[:k])  # its least number comes first, and none before both numbers below it
     least = heap[0]
@@ -29,10 +30,8 @@ def _kth(row, k):
     return least
 
 
-kth = compiled(_kth)
-
-
-def _nucleus(scores, p, mass):
+@compiled
+def nucleus(scores, p, mass):
     """Which of these tokens [c] are kept: those above which the mass is below `mass`, of equal scores the later above.
 
     They are counted in bins of scores, and only the bin in which the mass is reached is sorted.
@@ -58,10 +57,8 @@ def _nucleus(scores, p, mass):
     return kept
 
 
-nucleus = compiled(_nucleus)
-
-
-def _truncate(scores, p, largest, top_k, top_p, min_p):
+@compiled
+def truncate(scores, p, largest, top_k, top_p, min_p):
     """p [v], softmax of some multiple of scores [v], becomes 0 where a token is not kept, and is divided by what is
     left. largest: of p. top_k: 0 for all; top_p, min_p: 1 and 0.
 
@@ -99,10 +96,8 @@ def _truncate(scores, p, largest, top_k, top_p, min_p):
         p[places[i]] = weights[i] / left
 
 
-truncate = compiled(_truncate)
-
-
-def _softmax(scores, scale, truncation, p):
+@compiled
+def softmax(scores, scale, truncation, p):
     """p [m, v] = softmax of scale scores [m, v] over the tokens that are kept; False where a row has NaN, +inf or
     nothing finite. truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0; then p may be scores.
     """
@@ -124,6 +119,3 @@ def _softmax(scores, scale, truncation, p):
         if cuts:
             truncate(scores[i], p[i], np.float32(1 / total), top_k, top_p, min_p)
     return True
-
-
-softmax = compiled(_softmax)

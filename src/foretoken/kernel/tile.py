@@ -155,7 +155,8 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             b.store(b.load(total), place).align = 4
 
 
-def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):
+@linked("foretoken_strip", 12)
+def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):
     """Multiply rows with columns side by side: y [rows, columns] = (0 if fresh else y) + x w, tile by tile.
 
     columns: a multiple of 16.
@@ -184,6 +185,3 @@ def _strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahea
             tile(number, form, does, xs, x_row, here, w_row, words, into, y_row, fresh > 0, there, pace)
             at += units * LANES
         done += r
-
-
-strip = linked("foretoken_strip", _strip, 12)
