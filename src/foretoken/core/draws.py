@@ -10,8 +10,7 @@ from torch import Tensor
 
 from foretoken.core.random import Uniforms
 from foretoken.core.shapes import Float, Int
-from foretoken.kernel.compile import compiled
-from foretoken.kernel.draws import draw_loop, hub_loop, likeliest_loop
+from foretoken.kernel.draws import draw_tokens, hub_tokens, top_tokens
 from foretoken.kernel.sizes import NONE
 
 
@@ -105,7 +104,7 @@ def fast_draws(weights: Tensor, u: Tensor, replace: bool) -> Tensor:
     # A copy is scratch for the zeros that stand for tokens already drawn.
     rows = weights.detach().numpy()
     draws = np.empty(u.shape, np.int64)
-    compiled(draw_loop)(np.ascontiguousarray(rows) if replace else rows.copy(), u.numpy(), replace, draws)
+    draw_tokens(np.ascontiguousarray(rows) if replace else rows.copy(), u.numpy(), replace, draws)
     return torch.from_numpy(draws)
 
 
@@ -113,12 +112,12 @@ def fast_likeliest(scores: Tensor, k: int) -> Tensor:
     """[m, k] tokens with the largest scores, of equals the first; NONE where nothing above -inf is left."""
     draws = np.full((len(scores), k), NONE, np.int64)
     if k:
-        compiled(likeliest_loop)(np.ascontiguousarray(scores.detach().numpy()), draws)
+        top_tokens(np.ascontiguousarray(scores.detach().numpy()), draws)
     return torch.from_numpy(draws)
 
 
 def fast_hub_draws(weights: Tensor, u: Tensor) -> Tensor:
     """[m, k] tokens of the hub law for float64 uniforms u [m, k]; NONE where nothing is left."""
     draws = np.empty(u.shape, np.int64)
-    compiled(hub_loop)(weights.detach().numpy().copy(), u.numpy(), draws)
+    hub_tokens(weights.detach().numpy().copy(), u.numpy(), draws)
     return torch.from_numpy(draws)

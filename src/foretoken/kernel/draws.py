@@ -12,8 +12,12 @@ BLOCK = 64  # weights whose sum is taken at once
 
 @partial(compiled, reorder_sums=True)
 def pick(row: np.ndarray, u: float) -> int:
-    """The token in whose share of the row u falls, 0 <= u < 1: laws.inverse_cdf, whose running sum this one equals up
-    to float64 rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one."""
+    """The token in whose share of a row u falls: laws.inverse_cdf, whose running sum this one equals up to float64
+    rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one.
+
+    row: weights, which need not sum to 1 [v].
+    u: uniform in [0, 1).
+    """
     v = row.shape[0]
     sums = np.empty((v + BLOCK - 1) // BLOCK)
     total = 0.0
@@ -39,8 +43,14 @@ def pick(row: np.ndarray, u: float) -> int:
     return v - 1
 
 
-def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:
-    """Fill draws [m, k]; without replacement rows lose what was drawn, and NONE stands where nothing was left."""
+@compiled
+def draw_tokens(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:
+    """Draw tokens by the weights of each row.
+
+    rows: weights [m, v]; without replacement they become 0 where a token was drawn.
+    u: uniforms in [0, 1) [m, k].
+    draws: is filled [m, k], with NONE where nothing was left.
+    """
     m, k = u.shape
     for i in range(m):
         for j in range(k):
@@ -52,8 +62,13 @@ def draw_loop(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray)
                 rows[i, token] = 0
 
 
-def likeliest_loop(rows: np.ndarray, draws: np.ndarray) -> None:
-    """Fill draws [m, k], k > 0 and all NONE, with the largest of each row, best first; -inf and NaN stay out."""
+@compiled
+def top_tokens(rows: np.ndarray, draws: np.ndarray) -> None:
+    """Find the tokens with the largest scores, best first, of equal ones the first; -inf and NaN stay out.
+
+    rows: scores [m, v].
+    draws: is filled as far as there are tokens; all NONE before [m, k], k > 0.
+    """
     m, k = draws.shape
     for i in range(m):
         row, best = rows[i], draws[i]
@@ -70,8 +85,14 @@ def likeliest_loop(rows: np.ndarray, draws: np.ndarray) -> None:
                     least = row[best[k - 1]]
 
 
-def hub_loop(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
-    """Fill draws [m, k]; rows lose their hubs. See laws.hub_inverse_cdf."""
+@compiled
+def hub_tokens(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
+    """Draw tokens by the hub law: laws.hub_inverse_cdf.
+
+    rows: weights [m, v], which become 0 at the hubs.
+    u: uniforms in [0, 1) [m, k].
+    draws: is filled [m, k], with NONE where nothing was left.
+    """
     m, k = u.shape
     v = rows.shape[1]
     for i in range(m):

@@ -12,7 +12,7 @@ BINS = 64  # of scores, for every factor e of probability
 
 @compiled
 def kth(row, k):
-    """The k-th largest number of row [v], 0 < k < v, equal ones counted each."""
+    """The k-th largest number of a row [v], 0 < k < v; equal ones count each."""
     heap = np.sort(row[:k])  # its least number comes first, and none before both numbers below it
     least = heap[0]
     for j in range(k, len(row)):
@@ -32,9 +32,11 @@ def kth(row, k):
 
 @compiled
 def nucleus(scores, p, mass):
-    """Which of these tokens [c] are kept: those above which the mass is below `mass`, of equal scores the later above.
+    """Which tokens are kept [c]: those above which the mass is below `mass`; of equal scores the later one is above.
 
     They are counted in bins of scores, and only the bin in which the mass is reached is sorted.
+
+    scores, p: of the tokens [c], p a softmax of a multiple of scores.
     """
     largest, smallest = np.max(scores), np.min(scores)
     bins = np.empty(len(p), np.int32)
@@ -59,11 +61,14 @@ def nucleus(scores, p, mass):
 
 @compiled
 def truncate(scores, p, largest, top_k, top_p, min_p):
-    """p [v], softmax of some multiple of scores [v], becomes 0 where a token is not kept, and is divided by what is
-    left. largest: of p. top_k: 0 for all; top_p, min_p: 1 and 0.
+    """Set p to 0 where a token is not kept, and divide it by what is left.
 
     With top_p, tokens of probability (1 - top_p) / v and less have no more than 1 - top_p together, so that none of
     them is kept; nor are those below min_p * largest. Only the others are looked at.
+
+    scores, p: of one row [v], p a softmax of a multiple of scores.
+    largest: of p.
+    top_k, top_p, min_p: as in core.truncated; 0, 1 and 0 keep all.
     """
     v, count, least, cut = len(p), 0, np.float32(-np.inf), np.float32(0)
     if 0 < top_k < v:
@@ -98,8 +103,11 @@ def truncate(scores, p, largest, top_k, top_p, min_p):
 
 @compiled
 def softmax(scores, scale, truncation, p):
-    """p [m, v] = softmax of scale scores [m, v] over the tokens that are kept; False where a row has NaN, +inf or
-    nothing finite. truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0; then p may be scores.
+    """Fill p [m, v] with the softmax of scale scores [m, v] over the tokens that are kept.
+
+    truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0; then p may be scores.
+
+    Returns False where a row has NaN, +inf or nothing finite.
     """
     top_k, top_p, min_p = truncation
     cuts = top_k > 0 or top_p < 1 or min_p > 0
