@@ -1,14 +1,13 @@
 """`foretoken chat`: a conversation in the terminal."""
 
 import json
-import random
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli import options, text_options
+from foretoken.cli.groups import EngineOptions, MaxNewTokens, Temperature, TextOptions, grouped
 from foretoken.core.errors import ForetokenError
 from foretoken.core.messages import Message, check_messages, check_text
 
@@ -26,65 +25,30 @@ HELP = """\
 Ctrl-C ends an answer, and what was printed stays. A line that begins with a space is sent as it is."""
 
 
-def chat(
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    method: options.Method = None,
-    tree: options.LargestTree = None,
-    verifier: options.Verifier = None,
-    law: options.Law = None,
-    vocab: options.Vocab = None,
-    draft_probability: options.DraftProbability = None,
-    profile: options.Profile = None,
-    system: text_options.System = None,
-    temperature: text_options.Temperature = 0.7,
-    top_k: text_options.TopK = 0,
-    top_p: text_options.TopP = 1.0,
-    min_p: text_options.MinP = 0.0,
-    repetition_penalty: text_options.RepetitionPenalty = 1.0,
-    frequency_penalty: text_options.FrequencyPenalty = 0.0,
-    presence_penalty: text_options.PresencePenalty = 0.0,
-    stop: text_options.Stop = None,
-    max_new_tokens: text_options.MaxNewTokens = 1024,
-    seed: options.Seed = None,
-    show_drafts: text_options.ShowDrafts = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    compile: options.Compile = "auto",
-) -> None:
+@dataclass(frozen=True)
+class AnswerOptions(TextOptions):
+    """As for any text, with what suits an answer where nothing is named."""
+
+    temperature: Temperature = 0.7
+    max_new_tokens: MaxNewTokens = 1024
+
+
+@grouped
+def chat(engine: EngineOptions, text: AnswerOptions) -> None:
     """Talk with an instruction-tuned model; answers stream to stdout as their tokens are accepted.
 
     Lines come from the terminal, or from a pipe, one message each. /help lists what can be done besides.
     Answer i of a conversation uses seed + i.
     """
-    if system is not None:
-        check_text(system, "The system message")
-    method = method or options.method_for(seed, profile, tree, verifier, law, draft_probability)
-    engine = options.load_engine(
-        *(target, drafter, tree, verifier, law, device, dtype, 1, vocab, method, compile),
-        draft_probability=draft_probability,
-        profile=profile,
-    )
-    conversation = Conversation(
-        engine,
-        {
-            "max_new_tokens": max_new_tokens,
-            "stop": tuple(stop or ()),
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-        },
-        random.randrange(2**31) if seed is None else seed,
-        show_drafts,
-        _system_message(system),
-    )
-    engine.encode([*conversation.messages, {"role": "user", "content": "Hello"}])  # has it a template?
-    _tell(f"{engine.target.name}; /help tells what can be done, /exit or Ctrl-D leaves.")
-    if show_drafts:
+    if text.system is not None:
+        check_text(text.system, "The system message")
+    text.check()
+    loaded = engine.load(text.seed, 1)
+    arguments = {"max_new_tokens": text.max_new_tokens, **text.arguments()}
+    conversation = Conversation(loaded, arguments, text.first_seed(), text.show_drafts, _system_message(text.system))
+    loaded.encode([*conversation.messages, {"role": "user", "content": "Hello"}])  # has it a template?
+    _tell(f"{loaded.target.name}; /help tells what can be done, /exit or Ctrl-D leaves.")
+    if text.show_drafts:
         from foretoken.cli.tints import legend
 
         _tell(legend())

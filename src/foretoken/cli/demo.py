@@ -37,5 +37,11 @@ def demo(
         return
     print(f"User: {QUESTION}\n", file=sys.stderr)
     command.generate(
-        QUESTION, target=str(folder), chat=True, dtype="bfloat16", temperature=0.0, max_new_tokens=400, compare=True
+        prompt=QUESTION,
+        target=str(folder),
+        chat=True,
+        dtype="bfloat16",
+        temperature=0.0,
+        max_new_tokens=400,
+        compare=True,
     )

@@ -1,7 +1,6 @@
 """`foretoken generate`: the main job."""
 
 import json
-import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli import options, text_options
+from foretoken.cli import options
 from foretoken.cli.comparison import compared, warm
+from foretoken.cli.groups import EngineOptions, TextOptions, grouped
 from foretoken.core.errors import ForetokenError
-from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
+from foretoken.core.limits import check_counts
 from foretoken.core.messages import Message, check_messages, check_text
 
 if TYPE_CHECKING:
@@ -24,33 +24,16 @@ if TYPE_CHECKING:
 Prompt = str | list[Message]  # a text to continue, or a conversation to answer
 
 
+@grouped
 def generate(
+    engine: EngineOptions,
+    text: TextOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; - reads it from stdin. Default: a demo prompt.")
     ] = None,
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    method: options.Method = None,
-    tree: options.LargestTree = None,
-    verifier: options.Verifier = None,
-    law: options.Law = None,
-    vocab: options.Vocab = None,
-    draft_probability: options.DraftProbability = None,
-    profile: options.Profile = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Answer the prompt as a user's message, by the model's chat template.")
     ] = False,
-    system: text_options.System = None,
-    temperature: text_options.Temperature = 1.0,
-    top_k: text_options.TopK = 0,
-    top_p: text_options.TopP = 1.0,
-    min_p: text_options.MinP = 0.0,
-    repetition_penalty: text_options.RepetitionPenalty = 1.0,
-    frequency_penalty: text_options.FrequencyPenalty = 0.0,
-    presence_penalty: text_options.PresencePenalty = 0.0,
-    stop: text_options.Stop = None,
-    max_new_tokens: text_options.MaxNewTokens = 256,
-    seed: options.Seed = None,
     batch_file: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +48,6 @@ def generate(
             "--compare", help="Also run plain decoding, three times in turn with this method, and print the speed-up."
         ),
     ] = False,
-    show_drafts: text_options.ShowDrafts = False,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -74,9 +56,6 @@ def generate(
         ),
     ] = None,
     json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    compile: options.Compile = "auto",
 ) -> None:
     """Continue a text, faster than plain decoding and with the same output distribution.
 
@@ -84,46 +63,30 @@ def generate(
     """
     if batch_file is not None and compare:
         raise ForetokenError("--compare measures one prompt: leave it out, or --batch-file.")
-    if show_drafts and json_:
+    if text.show_drafts and json_:
         raise ForetokenError("--show-drafts tints printed text: leave it out, or --json.")
     if trace is not None:
         from foretoken.core.files import check_file
 
         check_file(Path(trace))
-    prompts = _prompts(prompt, batch_file, target, chat or system is not None, system)
-    sampling: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-    }
+    prompts = _prompts(prompt, batch_file, engine.target, chat or text.system is not None, text.system)
     options.check_prompts([each for each in prompts if isinstance(each, str)])
-    check_counts(max_new_tokens=max_new_tokens, max_batch=max_batch)
-    check_seed(seed, len(prompts))
-    check_sampling(**sampling)
-    check_stops(stop or ())
-    method = method or options.method_for(seed, profile, tree, verifier, law, draft_probability)
-    engine = options.load_engine(
-        *(target, drafter, tree, verifier, law, device, dtype, max_batch, vocab, method, compile),
-        draft_probability=draft_probability,
-        profile=profile,
-    )
+    check_counts(max_batch=max_batch)
+    text.check(len(prompts))
+    loaded = engine.load(text.seed, max_batch)
     order = Order(
-        max_new_tokens,
-        random.randrange(2**31) if seed is None else seed,
-        {"stop": tuple(stop or ()), **sampling},
-        show_drafts,
+        text.max_new_tokens,
+        text.first_seed(),
+        text.arguments(),
+        text.show_drafts,
         json_,
-        _trace(engine) if trace is not None else None,
+        _trace(loaded) if trace is not None else None,
     )
     try:
         if batch_file is None:
-            _one(engine, prompts[0], order, compare)
+            _one(loaded, prompts[0], order, compare)
         else:
-            _batch(engine, prompts, order)
+            _batch(loaded, prompts, order)
     finally:
         if trace is not None and order.trace is not None and order.trace.texts:
             order.trace.save(trace)
