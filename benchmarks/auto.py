@@ -1,9 +1,7 @@
-"""The run-time controller beside plain decoding and every fixed depth, in one interleaved run.
+"""`python -m benchmarks auto`: the run-time controller beside plain decoding and every fixed depth, interleaved.
 
 Three cases: the drafter named; a useless one, its weights random; and a text that is new at first and then repeats what
 came before, under prompt lookup: what the target writes there is set by a processor, in all methods alike.
-
-`python -m benchmarks auto`: does the run-time controller pay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,6 +36,10 @@ from foretoken.names import tree_policy
 from foretoken.recipe import AUTO, METHODS, PLAIN, Recipe
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
+
+TREES = ["chain:1", "chain:2", "chain:3", "chain:5", "chain:8"]
+LOOKUP_TREES = ["chain:3", "chain:8"]
+COLUMNS = ["method", "tokens/s", "x plain", "x best fixed", "tokens a step"]
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,6 @@ def halves(runs: Runs, length: int) -> tuple[float, float]:
         for place, tokens in zip(accumulate(run.tokens), run.tokens, strict=True):
             (first if place <= length else second).append(tokens)
     return sum(first) / max(len(first), 1), sum(second) / max(len(second), 1)
-
-
-TREES = ["chain:1", "chain:2", "chain:3", "chain:5", "chain:8"]
-LOOKUP_TREES = ["chain:3", "chain:8"]
-COLUMNS = ["method", "tokens/s", "x plain", "x best fixed", "tokens a step"]
 
 
 def command(

@@ -1,7 +1,4 @@
-"""Chains of fixed and of changing length compared on texts of the target's own: `python -m benchmarks chains`.
-
-`python -m benchmarks chains`: chains of fixed and of changing length, on given texts.
-"""
+"""`python -m benchmarks chains`: chains of fixed and of changing length, on given texts of the target's own."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +32,8 @@ from foretoken.trees.static import StaticTree
 DRAFTS = 1 << 32  # added to the seed for drafts, which must not be drawn by what the texts were drawn by
 NO_MODEL = "is no language model"
 COLUMNS = ["tree", "nodes a step", "tokens a step"]
+TREES = ["chain:8", "budget:8", "chain:16", "budget:16"]
+TEMPERATURES = [1.0, 0.6]
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,6 @@ def fill(table: Table, found: Found) -> None:
         f"{len(found.kept)} texts; bonus included; ±: standard error over texts, paired in ratios. Block verification.",
         "Nodes: drafted a step, on texts so short. A chain of as many: between the two of whole numbers beside it.",
     ]
-
-
-TREES = ["chain:8", "budget:8", "chain:16", "budget:16"]
-TEMPERATURES = [1.0, 0.6]
 
 
 def command(

@@ -1,10 +1,6 @@
-"""The ways of running one forward that are compared, and the places at which they are.
+"""`python -m benchmarks execution`: milliseconds of one forward over nodes, context and batch.
 
-Milliseconds of one forward: every path in turn at every place, in rotated order, round after round.
-
-Forwards on paper: tables of milliseconds, one JSON object, a picture of the three curves.
-
-`python -m benchmarks execution`: what one forward costs.
+Transformers' forward, ours without compiled code, and our compiled one take turns at every place.
 """
 
 import copy
@@ -40,6 +36,14 @@ from foretoken.models.panels import pack
 
 EAGER, COMPILED, TRACED = "eager", "compiled", "torch.compile"
 BASE_NODES = (1, 8)  # at which contexts and batches are compared: plain decoding, and a tree
+READ = 1 << 28  # bytes; far more than caches hold
+COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b", TRACED: "#7a4fa3"}
+NOTES = [
+    "ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as transformers, and as our eager "
+    "path; medians of ratios taken inside a round.",
+    "GB/s: weights read per second; weights that fit the processor's caches can pass the memory's bandwidth.",
+]
+DEFAULT_OUT = "foretoken-execution.jsonl"
 
 
 @dataclass(frozen=True)
@@ -147,11 +151,6 @@ def load_forwards(
     return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)
 
 
-REPEATS = 3  # forwards of one turn, after one that brings the path's weights back into the processor's caches
-READ = 1 << 28  # bytes; far more than caches hold
-THREAD, WALL = "thread", "wall"
-
-
 @dataclass(frozen=True)
 class Row:
     """One path at one place. Times and GB/s over the rounds; ratios of speeds, each taken inside a round: how many
@@ -209,14 +208,6 @@ def memory_bandwidth(device: torch.device, now: Callable[[], float]) -> float:
     return READ / best / 1e9
 
 
-COLORS = {THEIRS: THEIR_COLOR, EAGER: "#e9a23b", TRACED: "#7a4fa3"}
-NOTES = [
-    "ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as transformers, and as our eager "
-    "path; medians of ratios taken inside a round.",
-    "GB/s: weights read per second; weights that fit the processor's caches can pass the memory's bandwidth.",
-]
-
-
 def report(header: dict[str, Any], curves: Curves, rows: Sequence[Row], interrupted: bool) -> Report:
     """Tables over nodes, context and batch. header: machine, model and settings, as plain values; header["paths"]:
     {name: what it is}."""
@@ -263,9 +254,6 @@ def panels(names: Sequence[str], curves: Curves, rows: Sequence[Row]) -> list[Pa
                 lines.append(Line(label, x, y, style="--" if nodes == 1 else "-", color=COLORS.get(name, OUR_COLOR)))
         drawn.append(Panel("", axis, "ms", lines, "xy"))
     return drawn
-
-
-DEFAULT_OUT = "foretoken-execution.jsonl"
 
 
 def command(

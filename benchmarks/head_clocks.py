@@ -1,4 +1,4 @@
-"""Drafters with clocks around them: the whole of drafting, and a head's forwards by their place in the step."""
+"""Draft heads with clocks around them: their forwards by their place in the step."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,8 @@
-"""Draft heads side by side on one target: tokens a step, speed against plain decoding, and where the time goes.
+"""`python -m benchmarks heads`: draft heads side by side on one target.
 
-Methods take turns prompt by prompt. What a whole run takes is processor time where one thread does all the work, so
-that other programs do not count; what the parts of a step take is wall clock, the median over steps.
-
-`python -m benchmarks heads`: draft heads side by side on one target.
+Tokens per step, speed against plain decoding, and where the time goes. What a whole run takes is processor time where
+one thread does all the work, so that other programs do not count; what the parts of a step take is wall clock, the
+median over steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +53,11 @@ from foretoken.recipe import HEAD, SAME, Recipe
 from foretoken.trees.grammar import check_size, read_tree
 
 STEP, DRAFT, TARGET = "step", "draft", "target"
+# Sampled trees, measured above temperature 0.
+SAMPLED = (
+    ("kary:2x3", "rrsw"), ("kary:2x3", "hub"), ("kary:2x3", "transport"), ("budget:{}", "transport"),
+    ("budget:{}", "block-transport"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -239,13 +243,6 @@ def measure(
         base = tallies[plain.name].ms_per_token
         found += [Result(name, t, tally, base / tally.ms_per_token) for name, tally in tallies.items()]
     return found
-
-
-# Sampled trees, measured above temperature 0.
-SAMPLED = (
-    ("kary:2x3", "rrsw"), ("kary:2x3", "hub"), ("kary:2x3", "transport"), ("budget:{}", "transport"),
-    ("budget:{}", "block-transport"),
-)  # fmt: skip
 
 
 def command(

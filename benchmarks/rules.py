@@ -1,8 +1,6 @@
-"""Every contender x k x temperature, on a real pair of models and on toy distributions.
+"""`python -m benchmarks rules`: every rule and bound at every number of drafts and temperature.
 
-A comparison as lines: acceptance against the number of drafts.
-
-`python -m benchmarks rules`: which verification rule accepts most drafts.
+On a real pair of models, on toy distributions, or by time alone.
 """
 
 import time
@@ -37,6 +35,9 @@ TUPLES = 400  # draws enumerated at a pair, at most
 MOST_TOY_TOKENS, LEAST_TOY_TOKENS = 20, 4
 TOY_PAIRS, TIMED_PAIRS, ENUMERATED_PAIRS = 5, 24, 2
 SIMILARITIES = (0.7, 0.5)
+CELL_SECONDS = 5.0  # of --speed
+DEFAULT_DRAWS = "1,2,3,4,8"
+DEFAULT_TEMPERATURES = "1,0.6,0.3"
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,6 @@ def panels(tables: Sequence[Table]) -> list[Panel]:
             lines.append(Line(str(row[0]), [k for k, _ in points], [y for _, y in points], style=style))
         found.append(Panel(table.title, "drafts k", "acceptance", lines))
     return found
-
-
-CELL_SECONDS = 5.0  # of --speed
-DEFAULT_DRAWS = "1,2,3,4,8"
-DEFAULT_TEMPERATURES = "1,0.6,0.3"
 
 
 def command(

@@ -1,7 +1,4 @@
-"""`python -m benchmarks vocab`: speed, acceptance and losslessness of every way to draft with another vocabulary.
-
-`python -m benchmarks vocab`: every way to draft with another vocabulary.
-"""
+"""`python -m benchmarks vocab`: speed, acceptance and losslessness of each method with another vocabulary."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
