@@ -6,7 +6,7 @@ median over steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.expand import Expand, check_expansion, size_named
 from benchmarks.expand import expand as expanded
-from benchmarks.head_clocks import PARTS, TimedHeadLM
+from benchmarks.head_clocks import PARTS, record_parts
 from foretoken.build import assembled
 from foretoken.cli import options
 from foretoken.cli.measuring import show
@@ -36,7 +36,7 @@ from foretoken.heads.flat import Medusa
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import load_head
 from foretoken.heads.serial import Gumiho
-from foretoken.measure.clocks import Clock, TimedSession, clock_named, opened, seconds, timed
+from foretoken.measure.clocks import DRAFTING, Clock, clock_named, opened, record, seconds, timed
 from foretoken.measure.harness import WARM_TOKENS, Block, blocks, interleave
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report
@@ -156,6 +156,11 @@ class ExpansionSession(WrappedSession[HeadDraftSession]):
         self.inner.learn([self.narrow.states(of_row) for of_row in features])
 
 
+def of_head(session: Any) -> HeadDraftSession:
+    """The head's own session, in front of an expansion too."""
+    return session.inner if isinstance(session, ExpansionSession) else session
+
+
 def method(lm: CausalLM | HeadLM, tree: str, rule: str | None = None, sampled: bool = False) -> Method:
     """A head (or a drafter LM) with a tree and a rule; refused where the pair would not be lossless."""
     kind = HEAD if isinstance(lm, HeadLM) else SAME
@@ -171,15 +176,15 @@ def run(
     """One continuation; the prompt's prefill is not counted."""
     clocks = {name: Clock(target.device) for name in tally.seconds}
     drafter: Any = chosen.drafter or NoDrafter()
-    if isinstance(drafter, HeadDrafter):
-        drafter = replace(drafter, lm=TimedHeadLM(drafter.lm, clocks))
-        if narrow is not None:
-            drafter = OnExpansion(drafter, narrow)
+    if isinstance(drafter, HeadDrafter) and narrow is not None:
+        drafter = OnExpansion(drafter, narrow)
     clocked = LMTarget(timed(target, clocks[TARGET], Clock(target.device)))
     sequence = Running(list(prompt), Sampling(temperature=temperature), seeded(seed), new)
     decoder = opened(clocked, drafter, chosen.verifier, [sequence], len(prompt) + new + drafter.max_nodes)
     if chosen.drafter is not None:
-        decoder.drafter = TimedSession(decoder.drafter, clocks[DRAFT])
+        record(decoder.drafter, DRAFTING, clocks[DRAFT])
+    if isinstance(chosen.drafter, HeadDrafter):
+        record_parts(of_head(decoder.drafter).rows, clocks)
     clocks[TARGET].lap()
     now = seconds(clock_named(target.device), target.device)
     begin = now()

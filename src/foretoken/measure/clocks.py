@@ -1,29 +1,30 @@
 """Stopwatches around forwards, put on from outside: what is timed does not know."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
-from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, Path
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter
 from foretoken.core.sequence import Sequence as Running
-from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.slrs import SLRSDrafter
 from foretoken.draft.tli import IntersectionLM
-from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+from foretoken.draft.wrapped import WrappedDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.recorder import FORWARD, SCORING
 from foretoken.models.target import LMTarget, LMTargetSession
 
 THREAD, WALL = "thread", "wall"
+DRAFTING = ("propose", "observe")  # methods of a drafter's session
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -102,33 +103,29 @@ def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
             hook.remove()
 
 
+def record(thing: object, names: Iterable[str], clock: Clock) -> None:
+    """From now on `clock` runs during these methods of one object, its own calls of them included. Those that it does
+    not have are passed over."""
+    for name in names:
+        if hasattr(thing, name):
+            vars(thing)[name] = partial(clock.time, getattr(thing, name))
+
+
 def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
     """The same model with clocks: `scoring` runs while its rows work, `forwards` while they run the model."""
     return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
 
 
-class TimedSession(WrappedSession[DraftSession]):
-    """A drafter's session; `clock` runs while it proposes and observes."""
-
-    def __init__(self, inner: DraftSession, clock: Clock) -> None:
-        super().__init__(inner)
-        self.clock = clock
-
-    def propose(self, sequences: Sequence[Running]) -> list[TokenTree]:
-        return self.clock.time(self.inner.propose, sequences)
-
-    def observe(self, sequences: Sequence[Running], trees: Sequence[TokenTree], paths: Sequence[Path]) -> None:
-        self.clock.time(self.inner.observe, sequences, trees, paths)
-
-
 @dataclass(frozen=True)
 class TimedDrafter(WrappedDrafter[Drafter]):
-    """A drafter whose sessions are timed."""
+    """A drafter; `clock` runs while its sessions propose and observe."""
 
     clock: Clock
 
-    def open(self, batch: int, slots: int) -> TimedSession:
-        return TimedSession(self.inner.open(batch, slots), self.clock)
+    def open(self, batch: int, slots: int) -> DraftSession:
+        session = self.inner.open(batch, slots)
+        record(session, DRAFTING, self.clock)
+        return session
 
 
 class Clocks:
