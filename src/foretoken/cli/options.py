@@ -226,21 +226,19 @@ def load_engine(
 def quiet() -> None:
     """No warnings and progress bars of transformers among our own lines; but one line where loops must be compiled."""
     import transformers
-    from numba.core import event
+
+    from foretoken.kernel.compile import when_compiling
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    class Compiling(event.Listener):
-        def on_start(self, event: object) -> None:
-            global _told
-            if not _told:
-                _told = True
-                print("foretoken: compiling for this machine, once: up to a minute of one core", file=sys.stderr)
+    def compiling() -> None:
+        global _told
+        if not _told:
+            _told = True
+            print("foretoken: compiling for this machine, once: up to a minute of one core", file=sys.stderr)
 
-        def on_end(self, event: object) -> None: ...
-
-    event.register("numba:compile", Compiling())  # only of what is not in the cache on disk
+    when_compiling(compiling)
 
 
 def spare_threads(num_parameters: int) -> None:

@@ -1,4 +1,4 @@
-"""The forward of small models on a CPU in machine code: arrays in, arrays out, without torch.
+"""Forwards of the Llama family and of draft heads on a CPU, in machine code: arrays in, arrays out, without torch.
 
 A drafted tree has few nodes, so that a forward multiplies few rows with large matrices. Such a product is as fast as
 memory brings the weights, if nothing else is in the way. Here a weight is read once for up to six rows, what is used
@@ -22,8 +22,8 @@ other, and matrices in the order in which a forward uses them (memory.py).
 A word has 32 bits: one float32 weight (WHOLE), or the bfloat16 weights of an even and an odd k (HALVED, DOTTED).
 
 **A tile** takes one word of each column after the other, multiplies it with x[row, k] of every row, and adds to the
-sums (tile.py). Up to six rows are one tile. More rows are several tiles per panel, for which a panel that does not fit
-the cache goes by in chunks; the last thing that a tile does not need itself is the panel behind, which it fetches
+sums (tile.py). Up to six rows are one tile; more rows are several tiles per panel, and a panel that does not fit the
+cache goes by in chunks, each for all rows. While a tile computes, it fetches what is used next into the cache
 (product.py). Every sum runs over k in the same order, however many rows there are. So a node's logits do not depend on
 the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
 
@@ -50,5 +50,6 @@ the nodes beside it, and a drafted chain gives bit for bit what plain decoding g
 An architecture whose layers are like Llama's needs its weights in a `model.Layers` (models/kernel_layers.py) alone. One
 whose layer differs needs a step of its own in layer.py, too.
 
-`times` is threaded where the work is worth it. Passing `threads` as None, not 1, leaves the code for threads out.
+Threads are used where the work is worth starting them. One thread is None, not 1: a type of its own, for which numba
+leaves the code for threads out.
 """

@@ -92,6 +92,19 @@ def linked(name: str, count: int) -> Callable[[Callable[..., None]], Any]:
 _linked: list[Any] = []  # a symbol is as good as the memory it names
 
 
+def when_compiling(call: Callable[[], None]) -> None:
+    """Call this whenever a loop begins to be compiled that is not on disk."""
+    from numba.core import event
+
+    class Listener(event.Listener):
+        def on_start(self, event: object) -> None:
+            call()
+
+        def on_end(self, event: object) -> None: ...
+
+    event.register("numba:compile", Listener())
+
+
 def use_threads(threads: int) -> int | None:
     """Let compiled loops run in so many threads from now on.
 

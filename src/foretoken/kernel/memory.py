@@ -10,17 +10,18 @@ STRETCH = 32 << 20  # bytes taken at a time; what is never touched is none
 
 
 class Arena:
-    """Arrays of zeros that stand one behind the other, in the order in which they come.
+    """Makes arrays that stand one behind the other, in the order in which they are asked for.
 
-    In pages of 4 KiB the processor has to look up thousands of addresses a forward, and at the end of each page it
-    stops fetching ahead. And behind a matrix stands the one that is used next, which can be fetched meanwhile
-    (product.py). The memory lives as long as an array in it.
+    In pages of 4 KiB the processor would look up thousands of addresses per forward, and stop fetching ahead at the end
+    of each page. And behind a matrix stands the one that is used next, which can be fetched meanwhile (product.py). The
+    memory lives as long as an array in it.
     """
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
 
     def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+        """A new array of zeros, at the start of a cache line."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size > len(self._free):
             stretch = mmap.mmap(-1, max(STRETCH, size))  # starts as zeros, at the start of a page

@@ -18,12 +18,13 @@ from foretoken.kernel.sizes import LANES
 
 
 def lanes_at(context: Any, b: Any, kind: Any, array: Any, at: Any) -> Any:
-    """The place of 16 floats of `array`, element `at` and those after it."""
+    """A pointer to 16 floats of an array of the type `kind`: element `at`, counted in one axis, and those after it."""
     vector = ir.VectorType(ir.FloatType(), LANES)
     return b.bitcast(b.gep(context.make_array(kind)(context, b, array).data, [at]), vector.as_pointer())
 
 
 def load(b: Any, place: Any) -> Any:
+    """The vector at a pointer that need not be aligned."""
     value = b.load(place)
     value.align = 4
     return value
@@ -56,9 +57,12 @@ def exp(b: Any, x: Any) -> Any:
 
 @intrinsic
 def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: Any, chunks: Any) -> Any:
-    """out[out_at + j] = softmax of scale x[x_at + j] for j < 16 chunks; returns the sum of exp(scale (x - max x)).
+    """out[out_at + j] = softmax of scale x[x_at + j] for j < 16 chunks.
 
-    float32; x may be out. The sum is NaN, and so is every entry, where x has NaN, +inf or nothing finite.
+    x, out: float32 arrays whose elements are counted in one axis; out may be x.
+
+    Returns the sum of exp(scale (x - max x)) in float64. It is NaN, and so is every entry, where x has NaN, +inf or
+    nothing finite.
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -107,9 +111,11 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
 
 @intrinsic
 def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
-    """x[x_at + j] becomes exp(x - max x) for j < 16 chunks; returns their sum, all in float32.
+    """x[x_at + j] becomes exp(x - max x) for j < 16 chunks: a softmax, but for the division by their sum.
 
-    The softmax of a row is short of a division by it. NaN where x has NaN, +inf or nothing finite.
+    x: float32 array whose elements are counted in one axis.
+
+    Returns the sum in float32, NaN where x has NaN, +inf or nothing finite.
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -148,7 +154,11 @@ def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
 def gate_row(
     typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, apart: Any, count: Any, out: Any, out_at: Any
 ) -> Any:
-    """out[j] = silu(a) b for j < count, a = y[j] + bias[j], b = y[apart + j] + bias[apart + j]; 16 divides count."""
+    """out[out_at + j] = silu(a) b for j < count: a = y[y_at + j] + bias[bias_at + j], and b the same `apart` later.
+
+    y, bias, out: float32 arrays whose elements are counted in one axis.
+    count: a multiple of 16.
+    """
     index = types.intp
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -174,7 +184,11 @@ def gate_row(
 
 @intrinsic
 def turn_row(typing: Any, x: Any, x_at: Any, cos: Any, sin: Any, angle_at: Any, half: Any) -> Any:
-    """Rotary embedding of x[x_at : x_at + 2 half] in place, its cosines and sines from angle_at on; 16 divides half."""
+    """Rotary embedding of x[x_at : x_at + 2 half], in place.
+
+    x, cos, sin: float32 arrays whose elements are counted in one axis; cosines and sines stand from angle_at on.
+    half: a multiple of 16.
+    """
     index = types.intp
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
