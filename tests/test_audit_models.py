@@ -39,7 +39,7 @@ def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "SHAPES", decoding.SHAPES[:2])
 
 
-@pytest.mark.usefixtures("few_shapes")
+@pytest.mark.usefixtures("few_shapes", "unchecked")
 def test_a_whole_audit() -> None:
     engine = tiny_engine()
     lines: list[str] = []
@@ -73,7 +73,7 @@ def wide(engine: Engine) -> Engine:
     return replace(engine, drafter=replace(drafter, policy=static.kary(4, 2), law=IID), verifier=EachAlone())
 
 
-@pytest.mark.usefixtures("few_shapes")
+@pytest.mark.usefixtures("few_shapes", "unchecked")
 def test_a_wrong_rule_fails_every_test_it_can() -> None:
     engine = wide(tiny_engine())
     sections = [
