@@ -2,8 +2,8 @@
 
 With Z(a) = mean over contexts of sum min(p, a q) and lam = T(one draft) / T(one target forward):
 
-    paper 002, eq. 5    (a + Z(a)) / (1 + lam) + 1 - a     the mean of tokens per time; Lemma 4.4 minimises its negative
-    ours                (1 + Z(a)) / (1 + a lam)           expected tokens over expected time, which is the throughput
+    Toner et al. 2025, eq. 5   (a + Z(a)) / (1 + lam) + 1 - a   mean tokens per time; Lemma 4.4 minimises its negative
+    ours                       (1 + Z(a)) / (1 + a lam)         expected tokens over expected time: the throughput
 
 both in units of plain decoding's tokens/s. Z is concave and linear between the breakpoints p_i / q_i, so the first is
 linear and the second monotone there: an optimum lies at a breakpoint or at 0 or 1. Proofs: docs/randomised-drafting.md.

@@ -84,7 +84,9 @@ def truncate(
 def toy_rows(
     num_pairs: int, v: int, temperature: float, similarity: float, seed: int, normal: bool = True
 ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
-    """The toy pairs of paper 000, appendix E: p = softmax(a / T), q = softmax((s a + (1 - s) b) / T), s = `similarity`.
+    """The toy pairs of SpecHub (Sun et al. 2024), appendix E.
+
+    p = softmax(a / T), q = softmax((s a + (1 - s) b) / T), s = `similarity`.
 
     a, b: standard normal logits; uniform ones in [0, 1), as that appendix says, if not `normal`.
     """

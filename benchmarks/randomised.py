@@ -165,7 +165,7 @@ def _by_context(p: Tensor, q: Tensor, lam: float, objective: Callable[..., Tenso
 
 
 def panels(points: Sequence[Point]) -> list[Panel]:
-    """Paper 002, Figures 3 and 4, for this pair: acceptance of a draft, and tokens/s, against a."""
+    """Toner et al. 2025, Figures 3 and 4, for this pair: acceptance of a draft, and tokens/s, against a."""
     a = [point.a for point in points]
 
     def accepted_by(label: str, values: Sequence[float | None], style: str) -> Line:
@@ -209,7 +209,7 @@ def command(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """The draft probability that pays (paper 002): both optima, exactly, and tokens/s predicted and measured against a.
+    """The draft probability that pays (Toner et al. 2025): both optima, and tokens/s predicted and measured.
 
     One draft a step. Where a coin says no, drafter and target run at the same time, for which they need a core each.
     Interrupted, the same command goes on where it stopped.

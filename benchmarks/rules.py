@@ -176,7 +176,7 @@ def _worst(outcomes: Sequence[Outcome], p: Tensor) -> float:
 
 
 def measure_toy(report: Report, settings: Settings, progress: Progress) -> None:
-    """All rules on the toy pairs of paper 000, appendix E, enumerated over every draw."""
+    """All rules on the toy pairs of SpecHub (Sun et al. 2024), appendix E, enumerated over every draw."""
     draws = [k for k in settings.draws if _tokens(k, MOST_TOY_TOKENS) >= LEAST_TOY_TOKENS]
     if not draws:
         raise ForetokenError(f"draws is {list(settings.draws)}: toy distributions are enumerated for up to 4.")

@@ -100,7 +100,7 @@ def test_a_prefix_of_the_draws_has_the_law_of_fewer() -> None:
 
 
 def test_hub_of_two_is_spechubs_law() -> None:
-    """Paper 000, Algorithm 3: Q(x, a) = q(x), Q(a, x) = q(a) q(x) / (1 - q(a))."""
+    """Sun et al. 2024, SpecHub, Algorithm 3: Q(x, a) = q(x), Q(a, x) = q(a) q(x) / (1 - q(a))."""
     q = f64([0.3, 0.5, 0.2])
     wanted = {(0, 1): 0.3, (2, 1): 0.2, (1, 0): 0.5 * 0.3 / 0.5, (1, 2): 0.5 * 0.2 / 0.5}
     assert dict(outcomes(Hub(2), q)) == pytest.approx(wanted)

@@ -1,4 +1,4 @@
-"""Theorem 3.1 of paper 004 and its example."""
+"""Theorem 3.1 of Gumiho (Li et al. 2025) and its example."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Drafts as target tokens: what settles, the plans, and the number of combinations (paper 001, s. 3.4)."""
+"""Drafts as target tokens: what settles, the plans, and the number of combinations (Timor et al. 2025, s. 3.4)."""
 
 import itertools
 

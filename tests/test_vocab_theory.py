@@ -1,4 +1,4 @@
-"""Paper 001's theorems and its acceptance formulas (Table 3), against the acceptance of one real step, enumerated."""
+"""Theorems and acceptance formulas of Timor et al. 2025 (Table 3), against the acceptance of one step, enumerated."""
 
 import pytest
 import torch

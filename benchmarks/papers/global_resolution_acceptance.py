@@ -1,4 +1,4 @@
-"""Paper 003, Figures 1 to 4: optimal acceptance against the number of drafts n, with q cut to its likeliest tokens."""
+"""Thomas and Pal 2025, Figures 1 to 4: optimal acceptance by number of drafts n, q cut to its likeliest tokens."""
 
 from benchmarks.pairs import truncate
 from benchmarks.papers.global_resolution_times import TARGET_TEMPERATURES

@@ -1,4 +1,4 @@
-"""Paper 003, Table 4: i.i.d. paths of several steps, as SpecTr drafts them, verified node by node."""
+"""Thomas and Pal 2025, Table 4: i.i.d. paths of several steps, as SpecTr drafts them, verified node by node."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Paper 003, Tables 1 and 2: solve time and success of every solver by (V, n), and acceptance under a time limit.
+"""Thomas and Pal 2025, Tables 1 and 2: time and success of every solver by (V, n), and acceptance in limited time.
 
 The rows are real: the drafter's distribution cut to its V likeliest tokens, the target's whole.
 """

@@ -1,4 +1,4 @@
-"""Paper 004, section 3.2: earlier positions count more. The example, and Theorem 3.1 on random instances."""
+"""Li et al. 2025, Gumiho, section 3.2: earlier positions count more. Its example, Theorem 3.1 on random instances."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Paper 002: Lemmas 4.1 to 4.4 numerically, Figures 3 and 4, and where the published throughput departs from a run."""
+"""Toner et al. 2025: Lemmas 4.1 to 4.4 in numbers, Figures 3 and 4, and where a run departs from them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Paper 001, section 3.4 and appendix C (Table 5, Figures 1 and 2): in how many ways a drafter can spell a token."""
+"""Timor et al. 2025, section 3.4 and appendix C (Table 5, Figures 1 and 2): how many spellings a token has."""
 
 import itertools
 from statistics import mean, median, pstdev

@@ -1,4 +1,4 @@
-"""Paper 000, Tables 1 to 3: how often the first and the second of two drafts is accepted, by temperature."""
+"""Sun et al. 2024, SpecHub, Tables 1 to 3: how often each of two drafts is accepted, by temperature."""
 
 from benchmarks.papers.run import Run
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement

@@ -1,4 +1,4 @@
-"""Paper 000, Figures 4 and 5: p = (.1, .6, .3), q = (.5, .3, .2), two drafts; what each rule accepts of each token."""
+"""Sun et al. 2024, SpecHub, Figures 4 and 5: p = (.1, .6, .3), q = (.5, .3, .2), 2 drafts; what each rule accepts."""
 
 import torch
 

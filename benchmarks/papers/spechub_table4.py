@@ -1,4 +1,4 @@
-"""Paper 000, Table 4 (appendix E): acceptance on toy distributions, 50 tokens, two drafts."""
+"""Sun et al. 2024, SpecHub, Table 4 (appendix E): acceptance on toy distributions, 50 tokens, two drafts."""
 
 from collections.abc import Callable
 

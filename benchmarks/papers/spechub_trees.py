@@ -1,4 +1,4 @@
-"""Paper 000, Tables 5 to 7: tokens a step of RRS, RRSw and SpecHub on binary, ternary and binary Sequoia trees.
+"""Sun et al. 2024, SpecHub, Tables 5 to 7: tokens per step of RRS, RRSw and SpecHub on three kinds of trees.
 
 Its figures stand in spechub_trees.csv: JF68m, JF160m and EAGLE drafting for Llama2-7B on CNN.
 """

@@ -147,8 +147,9 @@ class Hub:
     In draw order: x_1 is drawn from q. For j = 1 .. k - 1, let t_j be the j-th likeliest token (of equals the one with
     the lower id): x_{j+1} is t_j, unless the one draw is t_j itself; then x_{j+1} is a new draw, from q without
     t_1 .. t_j. So the first draw has law q, the first i draws have law Hub(i), and Hub(2) is SpecHub's law: (x, a) with
-    probability q(x), (a, x) with probability q(a) q(x) / (1 - q(a)) (paper 000, Algorithm 3). For k > 2 the set of the
-    draws is the greedy construction of Hu et al. 2025. With fewer than k tokens in the support: all of them.
+    probability q(x), (a, x) with probability q(a) q(x) / (1 - q(a)) (Sun et al. 2024, SpecHub, Algorithm 3).
+    For k > 2 the set of the draws is the greedy construction of Hu et al. 2025. With fewer than k tokens in the
+    support: all of them.
     """
 
     k: int = 2

@@ -1,4 +1,4 @@
-"""The product tree of a head with parallel levels: full tree attention (paper 004, section 3.4) done exactly.
+"""The product tree of a head with parallel levels: full tree attention, exactly (Li et al. 2025, Gumiho, s. 3.4).
 
 What a parallel level drafts does not depend on the tokens between, so any combination of them is a path. In the
 published form a token is appended to another path together with the target's logits of the path it came from; those

@@ -1,4 +1,4 @@
-"""Randomised drafting (paper 002) on chains and trees: coins decide the number of draws of every node before its q.
+"""Randomised drafting (Toner et al. 2025) on chains and trees: coins decide how many draws a node has before its q.
 
 A node whose coins all said no gets no draws, but its verification needs q all the same. So q is computed for all such
 nodes in one last forward of the drafter, at the same time as the target's own forward: nobody waits for a draft there.

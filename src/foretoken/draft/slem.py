@@ -1,5 +1,6 @@
-"""SLEM, string-level exact match (paper 001, Algorithm 2): the drafter writes text in its own vocabulary, the target
-reads it in its own.
+"""SLEM, string-level exact match (Timor et al. 2025, Algorithm 2).
+
+The drafter writes text in its own vocabulary, the target reads it in its own.
 
 The drafter grows a token tree in its own ids; every path of it is a string; the strings, split as the target's
 tokenizer splits them, merge into one tree of target ids. How likely such a token was is not known, so the law is

@@ -1,4 +1,4 @@
-"""SLRS, string-level rejection sampling (paper 001, Algorithm 3): drafts are strings, each with its exact probability.
+"""SLRS, string-level rejection sampling (Timor et al. 2025, Algorithm 3): drafts are strings of exact probability.
 
 At a context the drafter writes its own tokens until the first target token t of the string is settled (longest match);
 t is proposed, and what was written beyond it is dropped. The law of t is

@@ -1,4 +1,4 @@
-"""TLI, token-level intersection (paper 001, Algorithm 4): a drafter that speaks the target's ids.
+"""TLI, token-level intersection (Timor et al. 2025, Algorithm 4): a drafter that speaks the target's ids.
 
 `IntersectionLM` stands before the drafter's model and looks like a language model with the target's vocabulary:
 

@@ -59,7 +59,7 @@ class Serial(nn.Module, ABC):
 
 
 class Eagle(Serial):
-    """EAGLE-1/2: one decoder layer without input norm on Linear(embedding, state). Li et al. 2024."""
+    """EAGLE-1/2: one decoder layer without input norm on Linear(embedding, state). Li et al. 2024, EAGLE."""
 
     kind = "eagle"
 
@@ -92,7 +92,7 @@ class Gumiho(Eagle):
     """Two layers draft the first two tokens, then MLPs side by side the next ones, each from (o_i, o_{i+1}).
 
     With o_i for h_{i+1} and o_{i+1} for h_{i+2}, MLP j gives the state of position i + 3 + j: the token at depth 3 + j
-    below root x_{i+1}, whatever stands at the depths between. Paper 004, section 3.3; blocks as in its Table 5.
+    below root x_{i+1}, whatever stands at the depths between. Li et al. 2025, Gumiho, s. 3.3; blocks as in its Table 5.
     """
 
     kind = "gumiho"

@@ -9,14 +9,14 @@ from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.models.translation import Translation
 from foretoken.models.vocabulary import vocabulary
 
-PREFIX = 100  # characters, as in paper 001, appendix F
+PREFIX = 100  # characters, as in Timor et al. 2025, appendix F
 MOST_PREFIXES = 1000
 ENOUGH = 0.9  # share of the target's tokens in the intersection from which on TLI loses little by the others
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Sizes, the intersection and shares in [0, 1] (paper 001, Tables 8-11).
+    """Sizes, the intersection and shares in [0, 1] (Timor et al. 2025, Tables 8-11).
 
     in_text: of the target's token occurrences in a text, those in the intersection; in_text_types: of the different
     tokens that occur (Table 10). target_injective, drafter_injective: of the text's 100-character stretches, those that
@@ -100,7 +100,7 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
 
 
 def injective(tokenizer: Tokenizer, text: str) -> float:
-    """Share of the text's stretches of 100 characters with decode(encode(s)) == s (paper 001, appendix F)."""
+    """Share of the text's stretches of 100 characters with decode(encode(s)) == s (Timor et al. 2025, appendix F)."""
     stretches = [text[i : i + PREFIX] for i in range(0, len(text), PREFIX)][:MOST_PREFIXES]
     return sum(_survives(tokenizer, stretch) for stretch in stretches) / len(stretches)
 

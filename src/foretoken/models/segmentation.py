@@ -1,4 +1,6 @@
-"""Which drafts, sequences of one vocabulary's tokens, begin with which token of another (paper 001, s. 3.3 and 3.4).
+"""Which drafts, sequences of tokens of one vocabulary, begin with which token of another.
+
+Source: Timor et al. 2025, sections 3.3 and 3.4.
 
 A draft is written token by token until its first target token is settled: the longest target token that begins the
 string, once no longer one can. Until then the string is *open*: a proper prefix of some target token.
@@ -183,8 +185,10 @@ def _after(keys: list[bytes], prefix: bytes, low: int, high: int | None = None) 
 
 
 def combinations(tokens: set[bytes], data: bytes) -> int:
-    """How many sequences of `tokens` spell `data` (paper 001, s. 3.4 and appendix C): 2^(m-1) for m letters if every
-    string is a token."""
+    """How many sequences of `tokens` spell `data`: 2^(m-1) for m letters if every string is a token.
+
+    Source: Timor et al. 2025, section 3.4 and appendix C.
+    """
     longest = max(map(len, tokens), default=0)
     ways = [1]
     for end in range(1, len(data) + 1):

@@ -93,7 +93,7 @@ class Vocabulary:
         return ids
 
     def longest_match(self, data: bytes) -> list[int]:
-        """Greedy segmentation, paper 001, s. 3: the longest token that begins the rest, again and again."""
+        """Greedy segmentation, Timor et al. 2025, s. 3: the longest token that begins the rest, again and again."""
         ids, at = [], 0
         while at < len(data):
             for end in range(min(len(data), at + self.longest), at, -1):

@@ -33,7 +33,7 @@ EAGLE3_HEAD = 0.01  # the same for EAGLE-3's LM head, which starts as the target
 class Plan:
     """What decides a run's outcome; a checkpoint resumes only under the same plan.
 
-    Defaults are Gumiho's (paper 004, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
+    Defaults are Gumiho's (Li et al. 2025, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
     matrices beside it. target, begin: fingerprints of the target and of what the head begins as. draft_vocab: number of
     tokens that the head can draft, None for all. roots: share of the positions from which eagle3's later steps learn.
     """

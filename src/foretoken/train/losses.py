@@ -69,7 +69,10 @@ def eagle_loss(head: Eagle, texts: Texts, rng: torch.Generator) -> Tensor:
 
 
 def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator) -> Tensor:
-    """The serial part as in EAGLE; MLP j on (o_i, o_{i+1}) against h_{i+3+j}, weighted 0.8^(j+1). Paper 004, app. C."""
+    """The serial part as in EAGLE; MLP j on (o_i, o_{i+1}) against h_{i+3+j}, weighted 0.8^(j+1).
+
+    Source: Li et al. 2025, Gumiho, appendix C.
+    """
     out = _forward(head, texts, rng)
     p = head.target.logits(texts.states[:, 1:]).float().softmax(-1)
     wanted, mask = head.enter(texts.states[:, 1:]), texts.mask[:, 1:]
