@@ -115,7 +115,7 @@ def _measure(
 
 
 def _count(policy: TreePolicy, text: GivenText, runs: int, seed: int) -> Count:
-    if type(policy) is StaticTree:
+    if isinstance(policy, StaticTree) and policy.floor == 0:
         return decoded_by_chain(text.kept, policy.chain_depth)
     return decoded(policy, text, runs, np.random.default_rng(seed))
 

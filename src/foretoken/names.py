@@ -10,30 +10,19 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.recipe import LAWS, check_law, check_verifier
-from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
-from foretoken.trees.confident import ConfidentTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree
 from foretoken.trees.grammar import read_tree
 from foretoken.trees.sequoia import sequoia
-from foretoken.trees.static import StaticTree
+from foretoken.trees.static import StaticTree, chain, kary
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
 from foretoken.verify.published.plan import Solver
 
-
-def _chain(depth: int, floor: float) -> TreePolicy:
-    return _ended(static.chain(depth), floor)
-
-
-def _kary(k: int, depth: int, floor: float) -> TreePolicy:
-    return _ended(static.kary(k, depth), floor)
-
-
 # What makes a tree of each kind from what trees.grammar read.
 MADE_BY: dict[str, Callable[..., TreePolicy]] = {
-    "chain": _chain,
-    "kary": _kary,
+    "chain": chain,
+    "kary": kary,
     "budget": BudgetTree,
     "dynamic": DynamicTree,
     "sequoia": sequoia,
@@ -47,10 +36,6 @@ def tree_policy(spec: str) -> TreePolicy:
     """The tree policy that `spec` describes, e.g. "chain:4", "kary:2x4", "list:shape.json"."""
     kind, arguments = read_tree(spec)
     return MADE_BY[kind](*arguments)
-
-
-def _ended(tree: StaticTree, floor: float) -> StaticTree:
-    return ConfidentTree(tree.parents, floor=floor) if floor else tree
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:

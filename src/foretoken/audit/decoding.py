@@ -29,7 +29,6 @@ from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models.target import LMTarget, LMTargetSession
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
-from foretoken.trees.confident import ConfidentTree
 
 TOLERANCE = 1e-12
 Ids = tuple[int, ...]
@@ -50,7 +49,7 @@ SHAPES = (
     Shape("kary:2x2", static.kary(2, 2), 2),
     Shape("kary:3x1", static.kary(3, 1), 2),
     Shape("uneven", static.StaticTree((-1, 0, 0, 1)), 3),
-    Shape("chain:2@0.5", ConfidentTree((-1, 0, 1), floor=0.5), 3),
+    Shape("chain:2@0.5", static.chain(2, floor=0.5), 3),
     Shape("budget:3", BudgetTree(3, depth=2, most_draws=2), 2),
 )
 

@@ -1,29 +1,43 @@
-"""Trees whose shape is fixed before anything is drawn: chain, k-ary, any parent list."""
+"""Trees whose shape is fixed before anything is drawn: a chain, k children at every node, or any parent list.
+
+Such a tree may end early where the drafter is unsure: nodes get no children if the product of q down to them, by which
+EAGLE-2 ranks nodes (Li et al. 2024, EAGLE-2, arXiv:2406.16858), is below a floor. That product is known before the
+children are drawn, so the draws that are made keep their law.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
-from foretoken.core.laws import Law
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import Law, weights_of
 from foretoken.core.policy import Plan
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.grammar import check_parents
 
+Place = tuple[int, float]  # a node of the shape, and the product of q down to it, 1 if there is no floor
+
 
 @dataclass(frozen=True)
 class StaticTree:
-    """The shape with the given parent list: parents[0] = -1 (the root), parents[i] < i. State: a shape node."""
+    """The shape with a given parent list. A node's state is its Place.
+
+    parents: parents[0] = -1 (the root), parents[i] < i.
+    floor: nodes of whose path the drafter is less sure than this, in (0, 1], get no children; 0 if all get theirs.
+
+    Raises ForetokenError for what is no parent list, and for a floor above 1 or below 0.
+    """
 
     parents: tuple[int, ...]
-    floor: float = field(default=0.0, init=False)
-    weighs: bool = field(default=False, init=False)
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         check_parents(self.parents)
+        if not 0 <= self.floor <= 1:
+            raise ForetokenError(f"A tree may end where the drafter is less sure than 0 to 1, not {self.floor}.")
 
     @cached_property
     def _children(self) -> tuple[tuple[int, ...], ...]:
@@ -32,17 +46,20 @@ class StaticTree:
             children[parent].append(i)
         return tuple(tuple(c) for c in children)
 
+    @property
+    def weighs(self) -> bool:
+        return self.floor > 0
+
     def sizes(self) -> tuple[int, ...]:
-        """Nodes besides the root when the tree is cut at depth 0, 1, .. its own."""
         depths = [0] * len(self.parents)
         for i, parent in enumerate(self.parents[1:], start=1):
             depths[i] = depths[parent] + 1
         return tuple(sum(0 < depth <= d for depth in depths) for d in range(max(depths) + 1))
 
-    def root(self, past: None) -> int:
-        return 0
+    def root(self, past: None) -> Place:
+        return 0, 1.0
 
-    def past(self, states: Sequence[Any]) -> None:
+    def past(self, states: Sequence[Place]) -> None:
         return None
 
     @property
@@ -55,7 +72,7 @@ class StaticTree:
 
     @cached_property
     def chain_depth(self) -> int:
-        """Of a path its length, else 0."""
+        """The length of a path, 0 for any other shape."""
         return len(self.parents) - 1 if self.parents == tuple(range(-1, len(self.parents) - 1)) else 0
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
@@ -64,31 +81,42 @@ class StaticTree:
     def at(self, family: LawFamily, temperature: float) -> "StaticTree":
         return self
 
-    def plan(self, states: Sequence[int], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
-        return [Plan(family(len(nodes)), nodes) if (nodes := self._children[state]) else None for state in states]
+    def plan(self, states: Sequence[Place], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
+        return [
+            Plan(family(len(nodes)), (nodes, sure)) if (nodes := self._children[node]) else None
+            for node, sure in states
+        ]
 
     def grow(
         self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
-    ) -> Sequence[Sequence[Any]]:
-        return [plan.memo for plan in plans]
+    ) -> list[list[Place]]:
+        if self.floor == 0:
+            return [[(node, 1.0) for node in plan.memo[0]] for plan in plans]
+        assert q is not None
+        grown = []
+        for plan, drawn, weights in zip(plans, draws, weights_of(draws, q).tolist(), strict=True):
+            nodes, sure = plan.memo
+            # A law may give fewer draws than there are children, where few tokens have any probability.
+            grown.append([(node, sure * x) for _, node, x in zip(drawn, nodes, weights, strict=False)])
+        return grown
 
-    def select(self, states: Sequence[int], first: int) -> list[int]:
-        return [i for i in range(first, len(states)) if self._children[states[i]]]
+    def select(self, states: Sequence[Place], first: int) -> list[int]:
+        return [i for i in range(first, len(states)) if self._children[states[i][0]] and states[i][1] >= self.floor]
 
-    def keep(self, states: Sequence[Any]) -> None:
+    def keep(self, states: Sequence[Place]) -> None:
         return None
 
 
-def chain(depth: int) -> StaticTree:
-    """One path of `depth` drafted tokens."""
-    return StaticTree(tuple(range(-1, depth)))
+def chain(depth: int, floor: float = 0.0) -> StaticTree:
+    """Make the tree that is one path of `depth` draft tokens."""
+    return StaticTree(tuple(range(-1, depth)), floor)
 
 
-def kary(k: int, depth: int) -> StaticTree:
-    """k children at every node down to `depth`."""
+def kary(k: int, depth: int, floor: float = 0.0) -> StaticTree:
+    """Make the tree with k children at every node down to `depth`."""
     parents, level = [-1], [0]
     for _ in range(depth):
         first = len(parents)
         parents += [node for node in level for _ in range(k)]
         level = list(range(first, len(parents)))
-    return StaticTree(tuple(parents))
+    return StaticTree(tuple(parents), floor)

@@ -1,4 +1,4 @@
-"""Chains that end where the drafter is unsure: exact as they stand, lossy if the unsure draft itself is dropped."""
+"""Trees that end where the drafter is unsure: exact as they stand, lossy if the unsure draft itself is dropped."""
 
 import pytest
 
