@@ -23,14 +23,14 @@ AUTO = "auto"
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
 PLAIN = "plain"  # stands for a tree where nothing is drafted
-LAWS: "Lazy[LawFamily]" = Lazy(
-    {
-        "iid": "core.laws:IID",
-        "without_replacement": "core.laws:WithoutReplacement",
-        "hub": "core.laws:Hub",
-        "opaque": "core.laws:Opaque",
-    }
-)
+# name -> (where it stands, what the tables in the pages say of it)
+SCHEMES = {
+    "iid": ("core.laws:IID", "independent draws from q"),
+    "without_replacement": ("core.laws:WithoutReplacement", "successive draws from q, each token at most once"),
+    "hub": ("core.laws:Hub", "the k - 1 likeliest tokens, and one draw from the rest"),
+    "opaque": ("core.laws:Opaque", "the likeliest tokens, deterministic"),
+}
+LAWS: "Lazy[LawFamily]" = Lazy({name: home for name, (home, _) in SCHEMES.items()})
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ class Kind:
     """One kind of drafter.
 
     home: "module:function" of (source, policy, law) -> Drafter, the module as below `foretoken`.
+    about: what the tables in the pages say of it.
     rule: the usual verifier of drafters whose draft tokens have no q; None: the tree decides.
     other_vocabulary: whether it is for a model with another vocabulary than the target's.
     own_draws: whether it draws in a fashion of its own, to which a law means nothing.
     """
 
     home: str
+    about: str
     rule: str | None = None
     other_vocabulary: bool = False
     own_draws: bool = False
@@ -57,14 +59,26 @@ class Kind:
 
 NO_DRAFTER, NGRAM, SAME, HEAD = "none", "ngram", "same", "head"
 KINDS = {
-    NO_DRAFTER: Kind("decode:no_drafter"),
-    NGRAM: Kind("draft.ngram:ngram", "exact-match"),
-    SAME: Kind("draft.lm:same"),
-    HEAD: Kind("build:head"),
-    "tli": Kind("draft.tli:tli", other_vocabulary=True),
-    "slem": Kind("draft.slem:slem", "exact-match", other_vocabulary=True),
-    "slrs": Kind("draft.slrs:slrs", "string-rejection", other_vocabulary=True, own_draws=True),
-    "union": Kind("draft.slrs:union", "string-rejection", other_vocabulary=True, own_draws=True),
+    NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
+    NGRAM: Kind("draft.ngram:ngram", "what followed the same words earlier in the text", "exact-match"),
+    SAME: Kind("draft.lm:same", "a language model with the target's vocabulary"),
+    HEAD: Kind("build:head", "a draft head on the target's hidden states"),
+    "tli": Kind("draft.tli:tli", "a model's tokens that the target has too", other_vocabulary=True),
+    "slem": Kind("draft.slem:slem", "a model's strings, matched exactly", "exact-match", other_vocabulary=True),
+    "slrs": Kind(
+        "draft.slrs:slrs",
+        "a model's strings with their exact probability; chains",
+        "string-rejection",
+        other_vocabulary=True,
+        own_draws=True,
+    ),
+    "union": Kind(
+        "draft.slrs:union",
+        "a model's tokens, those that the target lacks always rejected; chains; to compare only",
+        "string-rejection",
+        other_vocabulary=True,
+        own_draws=True,
+    ),
 }
 VOCABS = tuple(name for name, kind in KINDS.items() if kind.other_vocabulary)
 

@@ -10,6 +10,9 @@ from typer.core import TyperGroup
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.messages import check_text
+from foretoken.recipe import AUTO, SCHEMES, VOCABS, check_engine
+from foretoken.trees.grammar import forms
+from foretoken.verify import RULES
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -32,10 +35,7 @@ SameVocabulary = Annotated[
         help="Model folder or hub id with the same vocabulary. Default: the demo drafter for the demo target.",
     ),
 ]
-TREE_FORMS = (
-    "Token tree: chain:D, kary:KxD, budget:N, dynamic:N, opt-tree:N, sequoia:N@FILE, list:FILE (JSON parent list), "
-    "or product:N (draft heads)."
-)
+TREE_FORMS = f"Token tree: {', '.join(forms())}. See docs/trees.md."
 Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
 LargestTree = Annotated[
     str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")
@@ -52,23 +52,18 @@ Method = Annotated[
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Rule: exact-match, standard, rrs, rrsw, kseq, hub, spechub, block, transport, transport-grouped, "
-        "block-transport and block-rrsw (jointly over a tree's paths), "
-        "string-rejection (for --vocab slrs and union), randomised (for --draft-probability on chains); "
-        "for few tokens (top-k) also ot-lp, ot-maxflow, "
-        "ot-maxflow-optimised, canonical, global-resolution-thinned (global-resolution itself is only approximately "
-        "lossless: refused). Default: block for chains; rrsw for trees that branch, block-transport for budget trees; "
-        "exact-match for ngram, slem and dynamic trees."
+        help=f"Rule: {', '.join(RULES)}. See docs/verification.md. Default: block for chains; rrsw for trees that "
+        "branch, block-transport for budget trees; exact-match for ngram, slem and dynamic trees."
     ),
 ]
 Law = Annotated[
     str | None,
-    typer.Option(help="How children are drawn: iid, without_replacement, hub, opaque. Default: the verifier's."),
+    typer.Option(help=f"How children are drawn: {', '.join(SCHEMES)}. Default: the verifier's."),
 ]
 Vocab = Annotated[
     str | None,
     typer.Option(
-        help="How a drafter with another vocabulary drafts: tli, slem, slrs, union, auto. See `foretoken vocab`."
+        help=f"How a drafter with another vocabulary drafts: {', '.join([*VOCABS, AUTO])}. See `foretoken vocab`."
     ),
 ]
 DraftProbability = Annotated[
@@ -154,7 +149,6 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
 def check_models(target: str | None, drafter: str | None, profile: str | None = None, **named: Any) -> None:
     """Refuse, before torch is imported, models, trees, rules and the like that cannot be. named: see check_engine."""
     from foretoken.profile import read_profile
-    from foretoken.recipe import check_engine
 
     target, drafter = resolve_models(target, drafter)
     check_engine(target, drafter, **named)

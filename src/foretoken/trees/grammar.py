@@ -21,6 +21,12 @@ def read_tree(spec: str) -> Read:
     return kind, TREES[kind][1](rest)
 
 
+def forms() -> dict[str, str]:
+    """What may be written for a tree, with what it means: the table of kinds, cut at each first comma."""
+    cut = (text.partition(", ") for text, _ in TREES.values())
+    return {form: about for form, _, about in cut}
+
+
 def check_parents(parents: Sequence[int]) -> None:
     """Refuse what is no parent list: parents[0] = -1 (the root), 0 <= parents[i] < i, at most MAX_NODES besides it."""
     if not parents or parents[0] != -1:
@@ -137,12 +143,12 @@ def _floor(spec: str, form: str) -> tuple[str, float]:
 
 # kind -> (what to write, what reads it)
 TREES: dict[str, tuple[str, Callable[[str], tuple[Any, ...]]]] = {
-    "chain": ("chain:D, a path of D drafts; chain:D@C, ended where the drafter is less sure of it than C", _chain),
-    "kary": ("kary:KxD or kary:KxD@C, K children at every node down to depth D", _kary),
+    "chain": ("chain:D or chain:D@C, a path of D draft tokens; @C ends it where its q falls below C", _chain),
+    "kary": ("kary:KxD or kary:KxD@C, K children per node down to depth D; @C as above", _kary),
     "budget": ("budget:N, sampled children where they pay most, N nodes expected over a text", _sized("budget:N")),
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _sized("dynamic:N")),
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
-    "opt-tree": ("opt-tree:N, the same as deep as pays (OPT-Tree)", _sized("opt-tree:N")),
+    "opt-tree": ("opt-tree:N, as dynamic:N, as deep as pays (OPT-Tree)", _sized("opt-tree:N")),
     "product": (
         "product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly",
         _sized("product:N"),

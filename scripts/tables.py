@@ -1,0 +1,99 @@
+"""Writes the tables of trees, rules, laws and drafters into the pages, from the registries that the commands read.
+
+`python scripts/tables.py` rewrites what stands between `<!-- generated: NAME -->` and `<!-- end -->`; a test compares.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from foretoken.heads import HEADS
+from foretoken.recipe import AUTO, KINDS, LAWS, SCHEMES, VOCABS
+from foretoken.trees.grammar import forms
+from foretoken.verify import RULES, VERIFIERS
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def trees() -> str:
+    """Every form of a tree, with what it means."""
+    return _table(("`--tree`", "what is drafted"), ((_code_each(form), about) for form, about in forms().items()))
+
+
+def rules() -> str:
+    """Every rule, with the laws that it is lossless for."""
+    return _table(
+        ("`--verifier`", "laws", "what it does"),
+        ((f"`{name}`", ", ".join(_laws(name)), about) for name, (_, about) in RULES.items()),
+    )
+
+
+def laws() -> str:
+    """Every law."""
+    return _table(("`--law`", "children"), ((f"`{name}`", about) for name, (_, about) in SCHEMES.items()))
+
+
+def vocabularies() -> str:
+    """Every method for a drafter with another vocabulary."""
+    return _table(
+        ("`--vocab`", "drafts", "usual verifier"),
+        ((f"`{name}`", KINDS[name].about, _rule(KINDS[name].rule)) for name in VOCABS),
+    )
+
+
+def choices() -> str:
+    """All names in brief, for the README."""
+    return _table(
+        ("option", "names", "page"),
+        [
+            ("`--tree`", ", ".join(_code_each(form) for form in forms()), "[docs/trees.md](docs/trees.md)"),
+            ("`--law`", _code(SCHEMES), "[docs/glossary.md](docs/glossary.md)"),
+            ("`--verifier`", _code(RULES), "[docs/verification.md](docs/verification.md)"),
+            ("`--vocab`", _code([*VOCABS, AUTO]), "[docs/vocabularies.md](docs/vocabularies.md)"),
+            ("draft heads", _code(HEADS), "[docs/heads.md](docs/heads.md)"),
+        ],
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (trees, rules, laws, vocabularies, choices)}
+PAGES = ("README.md", "docs/trees.md", "docs/verification.md", "docs/vocabularies.md")
+
+
+def filled(page: str) -> str:
+    """The text of a page with all its tables as the registries have them."""
+    return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], page)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def _laws(rule: str) -> list[str]:
+    families = VERIFIERS[rule].laws
+    if all(name in families for name in (LAWS[name] for name in LAWS)):
+        return ["every law"]
+    return [f"`{name}`" for name in LAWS if LAWS[name] in families]
+
+
+def _rule(name: str | None) -> str:
+    return "that of the tree" if name is None else f"`{name}`"
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _code_each(form: str) -> str:
+    return re.sub(r"\S+:\S+", r"`\g<0>`", form)
+
+
+def main() -> None:
+    for name in PAGES:
+        page = ROOT / name
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
