@@ -356,7 +356,7 @@ def test_a_clock_that_did_not_tick_is_no_division_by_zero():
 
 
 def test_plain_steps_that_find_cold_caches_are_no_measure():
-    """Each of the first steps after a draft takes more than the one after it, as measured: docs/results/auto.md."""
+    """Each of the first steps after a draft takes more than the one after it, as measured: docs/LOG.md."""
     costs = Costs(1.0)
     for _ in range(6):
         for _ in range(20):

@@ -96,7 +96,7 @@ Compile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
-SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/results/main-job.md
+SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/results.md
 
 
 class DefaultCommand(TyperGroup):

@@ -44,7 +44,7 @@ MOST_DRAWS = 16  # at one node
 DEPTH = 40
 # sum q^2 of nodes not seen yet, its quantiles at .1, .3, .. by temperature
 TYPICAL = {0.3: (0.64, 0.99, 1.0, 1.0, 1.0), 0.6: (0.18, 0.54, 0.92, 0.995, 1.0), 1.0: (0.02, 0.07, 0.19, 0.53, 0.97)}
-HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/results/verification.md
+HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/LOG.md
 ENOUGH = 0.25  # of a node: what is left of a budget when a tree is done
 ADVANCE = 2.0  # budgets that a text may be ahead of its account
 MOST_SAVED = 2.0  # budgets: what earlier trees left unspent, as one cut short does, is kept up to here

@@ -28,7 +28,7 @@ with h where nodes cost little; and as w < 1 nothing pays at mu >= 1, on which `
 most 0.95, and the others take at most half of what the first draw has.
 
 u, c and d are fitted on measured rows, h on how deep chains were accepted, w on what whole texts took, step after step
-(docs/results/trees.md). A wrong model costs speed, never exactness: it only says how many to draw.
+(docs/LOG.md). A wrong model costs speed, never exactness: it only says how many to draw.
 """
 
 from dataclasses import dataclass
