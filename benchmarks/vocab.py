@@ -22,7 +22,6 @@ from foretoken.core.limits import check_seed, check_temperatures
 from foretoken.core.sampling import Sampling
 from foretoken.core.verifier import Verifier
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.source import Source
 from foretoken.engine import Engine
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.machine import machine
@@ -34,10 +33,11 @@ from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.named import located
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.recipe import PLAIN, SAME, VOCABS, Recipe
 from foretoken.trees.grammar import read_tree
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 NUM_TOKENS = 3  # of the joint law that is tested, as in the audit
 FALSE_ALARM = 1e-4  # of one test
@@ -240,15 +240,16 @@ def ways(
     if isinstance(engine.drafter, LMDrafter) and isinstance(engine.drafter.lm, CausalLM):
         drafter, rule = assembled(Recipe(TREES[SAME]), engine.source)
         found.append(Way(SAME, drafter.name, TREES[SAME], ours(drafter, rule)))
-    source, like = vocabulary(target_tokenizer), engine.target.lm
+    spoken, like = vocabulary(target_tokenizer), engine.target.lm
     for name in drafters:
         tokenizer = load_tokenizer(name)
         lm = load_model(name, like.device, like.dtype)
-        translation = Translation(source, vocabulary(tokenizer).within(lm.vocab_size))
+        translation = Translation(spoken, vocabulary(tokenizer).within(lm.vocab_size))
         for method in methods:
             usual = BYTES_TREE if method == "slem" and translation.dest.longest == 1 else TREES[method]
             for tree in trees.get(method, (usual,)):
-                drafter, rule = assembled(Recipe(tree), Source(method, engine.target.vocab_size, lm, translation))
+                source = TranslatedSource(method, engine.target.vocab_size, lm, translation)
+                drafter, rule = assembled(Recipe(tree), source)
                 found.append(Way(method, name, tree, ours(drafter, rule)))
         model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
         model.generation_config = GenerationConfig(pad_token_id=0)

@@ -30,12 +30,12 @@ from foretoken.draft.controller import ALLOWANCE, FORGET_COST, RUN, Controller, 
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.draft.running_fit import RunningFit
-from foretoken.draft.source import Source
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import wrap_model
 from foretoken.recipe import KINDS
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab.source import TranslatedSource
 
 # Losslessness, enumerated: a text's depths depend on what was accepted before, and its law is the target's own.
 
@@ -480,7 +480,7 @@ def test_a_language_model_catches_up_after_any_pause(shown):
 @pytest.mark.parametrize("shown", [[3], [3, 4, 8], [20]])
 def test_drafters_of_other_vocabularies_catch_up(method, shown):
     lm, small = tiny_tables.lms()
-    source = Source(method, lm.vocab_size, small, tiny_tables.translation())
+    source = TranslatedSource(method, lm.vocab_size, small, tiny_tables.translation())
     drafter = KINDS[method].make(source, static.chain(3), Opaque)
     ids = [1, 2, 3, 1, 1, 2, 3, 3, 2, 1, 3, 2, 2, 1, 3, 1, 2, 1, 3, 3, 1, 2, 2, 3, 1]
     assert proposals(drafter, ids, 2, shown) == proposals(drafter, ids, 2, [])

@@ -14,14 +14,14 @@ from foretoken.build import load
 from foretoken.cli.options import demo_folder
 from foretoken.core.interfaces import Drafter
 from foretoken.decode import NoDrafter
-from foretoken.draft.slrs import SLRSDrafter
 from foretoken.measure.clocks import Clocks
 from foretoken.measure.methods import Foretoken, Run, Transformers
 from foretoken.measure.report import Report
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab.slrs import SLRSDrafter
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 
 class Lossy(Foretoken):

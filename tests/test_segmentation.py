@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tokenizers_zoo as zoo
-from foretoken.models.segmentation import CLOSED, NONE, OPEN, Segmentation, combinations
-from foretoken.models.translation import FIRM, Edge, Translation
-from foretoken.models.vocabulary import vocabulary
+from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, Segmentation, combinations
+from foretoken.vocab.translation import FIRM, Edge, Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 T = vocabulary(zoo.letters(["a", "ab", "abcd", "c", zoo.EOS]))
 D = vocabulary(zoo.letters([zoo.EOS, "a", "b", "c", "d", "bc", "abx"]))

@@ -14,15 +14,15 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.strings import Context, Healing, continuation, incomplete
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.overlap import compare
 from foretoken.models.target import LMTarget
-from foretoken.models.translation import FIRM, Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab.overlap import compare
+from foretoken.vocab.slem import SLEMDrafter
+from foretoken.vocab.strings import Context, Healing, continuation, incomplete
+from foretoken.vocab.translation import FIRM, Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 CASES = [
     (IID, static.chain(2), tables.DRAFTER),

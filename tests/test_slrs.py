@@ -22,14 +22,14 @@ from foretoken.core.tree import PricedSiblings, chain
 from foretoken.core.walk import draw
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft import slrs
-from foretoken.draft.price import Price
-from foretoken.draft.slrs import SLRSDrafter, SLRSSession
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.models.target import LMTarget
-from foretoken.models.translation import FIRM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab.price import Price
+from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
+from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
+from foretoken.vocab.translation import FIRM
 
 RULE = VERIFIERS["string-rejection"]
 # "ab" is no token, so that a draft that has "a" stays open at "ab".

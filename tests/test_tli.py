@@ -14,14 +14,14 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.sampling import Sampling
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.source import Source
-from foretoken.draft.tli import IntersectionLM, tli
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.tli import IntersectionLM, tli
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 CASES = [
     ("standard", IID, static.chain(2), tables.DRAFTER),
@@ -37,7 +37,7 @@ CASES = [
 @pytest.mark.parametrize(("verifier", "law", "policy", "drafter"), CASES)
 def test_decoding_with_two_tokenizers_is_the_targets_own(verifier, law, policy, drafter):
     lm, small = tables.lms(drafter)
-    drafting = tli(Source("tli", 0, small, tables.translation(drafter)), policy, law)
+    drafting = tli(TranslatedSource("tli", 0, small, tables.translation(drafter)), policy, law)
     drafting = LMDrafter(drafting.lm, policy, law, lm.vocab_size)
     got = tables.law_of(lm, drafting, VERIFIERS[verifier], 2)
     want = own_law(Decoding(LMTarget(lm), drafting, VERIFIERS[verifier], (1, 2), 2, Sampling(), frozenset({0})))
@@ -139,7 +139,11 @@ def test_either_vocabulary_may_contain_the_other(pair):
 
 def test_what_does_not_fit_is_told(pair):
     with pytest.raises(ForetokenError, match=r"no token in common.*slem"):
-        tli(Source("tli", 0, tables.lms(tables.APART)[1], tables.translation(tables.APART)), static.chain(1), IID)
+        tli(
+            TranslatedSource("tli", 0, tables.lms(tables.APART)[1], tables.translation(tables.APART)),
+            static.chain(1),
+            IID,
+        )
     with pytest.raises(ForetokenError, match=r"nonsense.*tli"):
         load(pair, vocab="nonsense")
     with pytest.raises(ForetokenError, match="both tokenizers"):

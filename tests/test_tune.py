@@ -25,7 +25,6 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.draft.slem import SLEMDrafter
 from foretoken.draft.source import Source
 from foretoken.heads.lm import ready
 from foretoken.heads.make import new_head
@@ -34,8 +33,6 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights, host, versions
 from foretoken.models.panels import HALVED, PanelLinear, pack
 from foretoken.models.parts import parts
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.profile import FORMAT, Profile, read_profile
 from foretoken.recipe import HEAD, NGRAM, PLAIN, PLAINLY, SAME, VOCABS, Recipe
 from foretoken.tune import grid
@@ -52,6 +49,10 @@ from foretoken.tune.acceptance import (
 from foretoken.tune.costs import ForwardCosts, StepCosts
 from foretoken.tune.grid import modelled
 from foretoken.tune.watch import Watched, watched
+from foretoken.vocab.slem import SLEMDrafter
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 # Acceptance.
 
@@ -416,13 +417,13 @@ def test_a_profile_of_other_models_or_another_machine_is_refused(models, tmp_pat
 
 def sources(models) -> dict[str, Source]:
     lm, v = CausalLM(models[1]), vocabulary(tiny.tokenizer())
-    found = {kind: Source(kind, 257, lm, Translation(v, v)) for kind in VOCABS}
+    found = {kind: TranslatedSource(kind, 257, lm, Translation(v, v)) for kind in VOCABS}
     target = parts(CausalLM(models[0]))
     for seed in range(2):
         torch.manual_seed(seed)
         found[f"head {seed}"] = Source(HEAD, 257, ready(new_head("eagle", target), "h"))
     found["medusa"] = Source(HEAD, 257, ready(new_head("medusa", target), "m"))
-    return found | {NGRAM: Source(NGRAM, 257), SAME: Source(SAME, 257, lm)}
+    return found | {NGRAM: Source(NGRAM, 257, None), SAME: Source(SAME, 257, lm)}
 
 
 def test_a_profile_of_one_source_of_drafts_is_refused_by_every_other(models, tmp_path):

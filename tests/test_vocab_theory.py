@@ -12,16 +12,16 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.slrs import SLRSDrafter
-from foretoken.draft.source import Source
-from foretoken.draft.tli import tli
-from foretoken.models.segmentation import SingleTokens
 from foretoken.models.target import LMTarget
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab.segmentation import SingleTokens
+from foretoken.vocab.slem import SLEMDrafter
+from foretoken.vocab.slrs import SLRSDrafter
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.tli import tli
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 from tables import each
 
 PROMPT = [1, 1, 1]  # which all of them split alike
@@ -79,7 +79,7 @@ def test_theorem_41_holds_with_a_special_token_that_both_have(seed):
     turn = target.convert_tokens_to_ids("<|turn|>")
     assert drafted[turn] > 0
     token_level, drafted = step(
-        lm, LMDrafter(tli(Source("tli", 5, small, translation), chain, IID).lm, chain, IID, 5), "standard"
+        lm, LMDrafter(tli(TranslatedSource("tli", 5, small, translation), chain, IID).lm, chain, IID, 5), "standard"
     )
     assert drafted[turn] > 0
     assert union <= token_level + 1e-12
@@ -99,7 +99,7 @@ def test_table_3_is_what_a_step_accepts_and_theorem_41_holds(drafter, seed):
     union, _ = step(lm, SLRSDrafter(small, translation, chain, drafts=SingleTokens, **settings), "string-rejection")
     assert union == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-10)
 
-    intersection = tli(Source("tli", 5, small, translation), chain, IID).lm
+    intersection = tli(TranslatedSource("tli", 5, small, translation), chain, IID).lm
     token_level, _ = step(lm, LMDrafter(intersection, chain, IID, lm.vocab_size), "standard")
     assert token_level == pytest.approx(float(torch.minimum(p, q / q.sum()).sum()), abs=1e-10)
     assert union <= token_level + 1e-12  # Theorem 4.1

@@ -6,9 +6,9 @@ import pytest
 
 import tokenizers_zoo as zoo
 from foretoken.core.errors import ForetokenError
-from foretoken.models.overlap import compare, injective
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import utf8_pieces, vocabulary
+from foretoken.vocab.overlap import compare, injective
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import utf8_pieces, vocabulary
 
 
 @pytest.mark.parametrize("family", zoo.BYTE_COMPLETE)

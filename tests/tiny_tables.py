@@ -11,8 +11,8 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.models.target import LMTarget
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 EOS = zoo.EOS
 # Ids differ, one splits "ab" and the other "ba", and the end of text stands elsewhere.

@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.papers.run import Run
 from foretoken.models.load import load_tokenizer
-from foretoken.models.segmentation import combinations
-from foretoken.models.vocabulary import vocabulary
+from foretoken.vocab.segmentation import combinations
+from foretoken.vocab.vocabulary import vocabulary
 
 # Citations: Table 5, of the 150,000 shortest of Qwen2-7B-Instruct's 151,646 tokens.
 LENGTH = {"mean": 6.21, "deviation": 2.87, "minimum": 1, "25%": 4, "median": 6, "75%": 8, "maximum": 17}

@@ -36,12 +36,9 @@ from foretoken.models.load import (
     wrap_model,
 )
 from foretoken.models.named import check_compile
-from foretoken.models.overlap import compare
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
 from foretoken.names import check_pair, law_family, policy_for, tree_policy, verifier_named
 from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
@@ -63,6 +60,10 @@ from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import ProductTree, RankedTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify.block import TreeBlock
+from foretoken.vocab.overlap import compare
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 T = TypeVar("T")
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
@@ -156,9 +157,9 @@ def load(
         return wrap_model(source, compile)
 
     model = causal_lm(target)
-    lm, translation = None, None
+    source = Source(kind, model.vocab_size, None)
     if head_folder is not None:
-        lm = ready(load_head(head_folder, parts(model)), head_folder)
+        source = Source(kind, model.vocab_size, ready(load_head(head_folder, parts(model)), head_folder))
     elif has_model and drafter is not None:
         lm = causal_lm(drafter)
         if lm.device != model.device:
@@ -168,11 +169,12 @@ def load(
             )
         if kind == SAME and None in (tokenizer, drafter_tokenizer):
             _check_sizes(lm, model)
+        source = Source(kind, model.vocab_size, lm)
         if kind != SAME:
             assert tokenizer is not None
             assert drafter_tokenizer is not None
             translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
-    source = Source(kind, model.vocab_size, lm, translation)
+            source = TranslatedSource(kind, model.vocab_size, lm, translation)
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, model, source.fingerprint(kind))
     proposing, rule = assembled(recipe, source)

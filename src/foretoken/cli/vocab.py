@@ -21,7 +21,7 @@ def vocab(
     located(drafter)
     content = None if text is None else read_text(text)
     from foretoken.models.load import load_tokenizer
-    from foretoken.models.overlap import compare
+    from foretoken.vocab.overlap import compare
 
     overlap = compare(load_tokenizer(target), load_tokenizer(drafter), content)
     print(json.dumps(overlap.json()) if json_ else overlap.text())

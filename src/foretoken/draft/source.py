@@ -1,24 +1,24 @@
-"""What a drafter is made of beside a recipe: a model or a head, and how its vocabulary is spelled."""
+"""What a drafter is made of beside a recipe: a language model or a head, or nothing that has weights."""
 
 from dataclasses import dataclass
 
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights
-from foretoken.models.translation import Translation
 
 
 @dataclass(frozen=True)
 class Source:
-    """kind: of `recipe.KINDS`, the usual one for these weights. vocab_size: columns of the target's logits.
+    """The weights that draft, if any do. See vocab/source.py for a model with another vocabulary than the target's.
 
-    lm: None where no weights draft. translation: between the target's and the drafter's vocabulary where they differ.
+    kind: of `recipe.KINDS`, the usual one for these weights.
+    vocab_size: columns of the target's logits.
+    lm: None where no weights draft.
     """
 
     kind: str
     vocab_size: int
-    lm: CausalLM | HeadLM | None = None
-    translation: Translation | None = None
+    lm: CausalLM | HeadLM | None
 
     @property
     def model(self) -> CausalLM:
@@ -26,22 +26,15 @@ class Source:
         assert isinstance(self.lm, CausalLM), f"{self.kind} has no language model"
         return self.lm
 
-    @property
-    def spelling(self) -> Translation:
-        """Between the vocabularies; for kinds of two vocabularies."""
-        assert self.translation is not None, f"{self.kind} has one vocabulary"
-        return self.translation
-
     def fingerprint(self, kind: str) -> str:
-        """Identifier of how it drafts, and of the weights it does so with; without a translation, of them alone.
+        """The identifier of the weights that draft, and of how they do so where that is open.
 
-        kind: how it drafts now, which may be another one of two vocabularies than its usual one.
+        kind: the kind that drafts now, which may be another one of two vocabularies than the usual one.
         """
         if self.lm is None:
             return "" if kind == "none" else kind
-        if isinstance(self.lm, HeadLM):
-            head = self.lm.head
-            about = f"{head.kind} {head.depth} {head.feature_scale} {head.feature_layers}"
-            return f"{kind} {fingerprint_of_weights(head, about)}"
-        weights = fingerprint(self.lm)
-        return weights if self.translation is None else f"{kind} {weights}"
+        if isinstance(self.lm, CausalLM):
+            return fingerprint(self.lm)
+        head = self.lm.head
+        about = f"{head.kind} {head.depth} {head.feature_scale} {head.feature_layers}"
+        return f"{kind} {fingerprint_of_weights(head, about)}"

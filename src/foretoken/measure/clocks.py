@@ -15,13 +15,13 @@ from foretoken.core.sequence import Sequence as Running
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.slem import SLEMDrafter
-from foretoken.draft.slrs import SLRSDrafter
-from foretoken.draft.tli import IntersectionLM
 from foretoken.draft.wrapped import WrappedDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.recorder import FORWARD, SCORING
 from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.vocab.slem import SLEMDrafter
+from foretoken.vocab.slrs import SLRSDrafter
+from foretoken.vocab.tli import IntersectionLM
 
 THREAD, WALL = "thread", "wall"
 DRAFTING = ("propose", "observe")  # methods of a drafter's session

@@ -8,6 +8,7 @@ from foretoken.engine import Engine
 from foretoken.measure.machine import num_cores
 from foretoken.recipe import Recipe
 from foretoken.tune.acceptance import has_distribution
+from foretoken.vocab.source import TranslatedSource
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 UNSURE = [f"chain:{d}@{c}" for d in (6, 12) for c in (0.4, 0.2, 0.1, 0.05, 0.02)]
@@ -66,5 +67,6 @@ def able(engine: Engine, vocabs: list[str]) -> list[str]:
     if not vocabs:
         return []
     source = engine.source
-    common = any(d < source.model.vocab_size for d in source.spelling.pairs.values())
+    assert isinstance(source, TranslatedSource)
+    common = any(d < source.model.vocab_size for d in source.translation.pairs.values())
     return [vocab for vocab in vocabs if common or vocab not in ("tli", "union")]

@@ -11,7 +11,6 @@ from foretoken.build import plain, usual_rule, with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.tli import IntersectionLM
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Runs, Workload, continued
 from foretoken.measure.harness import Progress
@@ -34,6 +33,7 @@ from foretoken.tune.acceptance import (
 from foretoken.tune.costs import NODES, ForwardCosts, StepCosts, forward_costs, kind_of, most_nodes
 from foretoken.tune.grid import DEPTHS, able, families, modelled, probes
 from foretoken.tune.watch import Watched, watched
+from foretoken.vocab.tli import IntersectionLM
 
 PROBE_PROMPTS = 3
 MEASURED = ("tokens a step", "tokens/s", "x plain")

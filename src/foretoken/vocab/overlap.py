@@ -6,8 +6,8 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer, same_vocabulary
-from foretoken.models.translation import Translation
-from foretoken.models.vocabulary import vocabulary
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 PREFIX = 100  # characters, as in Timor et al. 2025, appendix F
 MOST_PREFIXES = 1000

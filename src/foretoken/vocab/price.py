@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretoken.core.sampling import Sampling
-from foretoken.draft.strings import Context, Healing
-from foretoken.models.segmentation import CLOSED, Plan, Segmentation
-from foretoken.models.translation import Edge
+from foretoken.vocab.segmentation import CLOSED, Plan, Segmentation
+from foretoken.vocab.strings import Context, Healing
+from foretoken.vocab.translation import Edge
 
 
 class Trie:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.shapes import Float
-from foretoken.models.translation import FIRM, Edge, Translation
-from foretoken.models.vocabulary import Vocabulary
+from foretoken.vocab.translation import FIRM, Edge, Translation
+from foretoken.vocab.vocabulary import Vocabulary
 
 WINDOW = 6  # tokens encoded again; up to twice as many to begin at a word
 

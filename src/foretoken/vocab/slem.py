@@ -22,11 +22,11 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
-from foretoken.draft.source import Source
-from foretoken.draft.strings import Context, Healing, common_prefix, continuation
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
-from foretoken.models.translation import Translation
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.strings import Context, Healing, common_prefix, continuation
+from foretoken.vocab.translation import Translation
 
 WIDER = 2  # target nodes allowed for each drafter node, for drafters with longer tokens; strings are cut there
 ENDLESS = 2**31
@@ -58,9 +58,9 @@ class SLEMDrafter:
         return SLEMSession(self, batch, 2 * slots)
 
 
-def slem(source: Source, policy: TreePolicy, law: LawFamily) -> SLEMDrafter:
+def slem(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLEMDrafter:
     """The drafter that a model with another vocabulary makes by strings, matched exactly."""
-    return SLEMDrafter(source.model, source.spelling, policy, law, source.vocab_size)
+    return SLEMDrafter(source.model, source.translation, policy, law, source.vocab_size)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ t is proposed, and what was written beyond it is dropped. The law of t is
 
     psi(t) = sum over the drafts d_1 .. d_i that settle on t of  q(d_1) q(d_2 | d_1) .. q(d_i | d_1 .. d_(i-1))
 
-(Theorem 3.2) over the feasible drafts (models/segmentation.py), which are scored in one forward, as a tree after the
+(Theorem 3.2) over the feasible drafts (vocab/segmentation.py), which are scored in one forward, as a tree after the
 context. The next token is drafted afresh after the text with t, so that each position is an ordinary proposal with a
 psi of its own and the chain rule holds. Verified by string-rejection, lossless at any temperature.
 
@@ -35,13 +35,13 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import CHAIN
-from foretoken.draft.price import Price, Row, Trie, first_tokens
-from foretoken.draft.source import Source
-from foretoken.draft.strings import Context, Healing, common_prefix
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
-from foretoken.models.segmentation import NONE, OPEN, Segmentation, SingleTokens
-from foretoken.models.translation import FIRM, Edge, Translation
+from foretoken.vocab.price import Price, Row, Trie, first_tokens
+from foretoken.vocab.segmentation import NONE, OPEN, Segmentation, SingleTokens
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.strings import Context, Healing, common_prefix
+from foretoken.vocab.translation import FIRM, Edge, Translation
 
 NODES = 32  # of a plan
 MARGIN = 4  # ids at the end of a context that are not committed, since the next text may split them otherwise
@@ -83,12 +83,12 @@ class SLRSDrafter:
         return SLRSSession(self, batch, 2 * slots)
 
 
-def slrs(source: Source, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
+def slrs(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
     """The drafter of Algorithm 3, which draws segmentations of strings."""
-    return SLRSDrafter(source.model, source.spelling, policy, law, source.vocab_size)
+    return SLRSDrafter(source.model, source.translation, policy, law, source.vocab_size)
 
 
-def union(source: Source, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
+def union(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
     """The drafter of Algorithm 1, which draws from the union of the vocabularies."""
     return replace(slrs(source, policy, law), drafts=SingleTokens)
 

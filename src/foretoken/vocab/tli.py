@@ -19,10 +19,10 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.source import Source
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
-from foretoken.models.translation import Translation
+from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.translation import Translation
 
 
 class IntersectionLM(CausalLM):
@@ -60,9 +60,9 @@ class IntersectionLM(CausalLM):
         return TranslatedRows(self, batch, slots)
 
 
-def tli(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
+def tli(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> LMDrafter:
     """The drafter that a model with another vocabulary makes by the tokens that both have."""
-    return LMDrafter(IntersectionLM(source.model, source.spelling), policy, law, source.vocab_size)
+    return LMDrafter(IntersectionLM(source.model, source.translation), policy, law, source.vocab_size)
 
 
 class TranslatedRows(Rows):

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from foretoken.models.vocabulary import Vocabulary
+from foretoken.vocab.vocabulary import Vocabulary
 
 GAP = b"\n"  # stands for a special token that the other vocabulary lacks, such as a turn's marker
 

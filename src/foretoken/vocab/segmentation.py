@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretoken.models.translation import FIRM, Edge, Translation
+from foretoken.vocab.translation import FIRM, Edge, Translation
 
 NONE = -1  # the draft begins with no target token
 CLOSED = -2  # a drafter token that may not come first, at the edge of this context

@@ -1,0 +1,16 @@
+"""What a drafter with another vocabulary than the target's is made of."""
+
+from dataclasses import dataclass
+
+from foretoken.draft.source import Source
+from foretoken.vocab.translation import Translation
+
+
+@dataclass(frozen=True)
+class TranslatedSource(Source):
+    """translation: from the target's vocabulary to the drafter's."""
+
+    translation: Translation
+
+    def fingerprint(self, kind: str) -> str:
+        return f"{kind} {super().fingerprint(kind)}"
