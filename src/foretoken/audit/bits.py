@@ -1,11 +1,10 @@
 """The guarantee of our kernel: scores do not depend, bit for bit, on what is computed beside them.
 
 Scope: models that run in our compiled kernel (`CausalLM.execution` is "kernel": the Llama family on a CPU), in float32
-or bfloat16. There the scores after a token are the same bits whether the token is read alone, in a chain of draft
-tokens, or beside other sequences of a batch; greedy text with drafted chains is then plain greedy text without any
-exception for rounding. The nodes of a tree that branches stand elsewhere in the sums of attention, so that their
-scores may differ in the last bit; the sections on tree scores and greedy text hold for them. Other executions (torch,
-GPUs) promise nothing of the kind: their order of sums depends on the shape of a forward.
+or bfloat16. There the scores after a token are the same bits whether the token is read alone, as a node of a token tree
+of any shape, or beside other sequences of a batch; greedy text with draft tokens is then plain greedy text without any
+exception for rounding. Other executions (torch, GPUs) promise nothing of the kind: their order of sums depends on the
+shape of a forward.
 """
 
 import random
@@ -17,56 +16,65 @@ from foretoken.audit.report import OK, Check, Section, verdict
 from foretoken.core.shapes import Float
 from foretoken.models.causal_lm import CausalLM
 
-TOKENS = 12  # of the chain
+NODES = 12  # of the tree
 TITLE = "Bit for bit"
 KERNEL = "kernel"
 
 
 def bit_exact(lm: CausalLM, texts: list[list[int]], seed: int) -> Section:
-    """Scores of a chain behind every text: token by token alone, as one forward alone, and in a batch of all texts.
+    """Scores of a random tree behind every text: each path token by token, each tree alone, and all in one batch.
 
     Args:
         lm: the target.
         texts: token ids of prompts.
-        seed: of the chains' tokens.
+        seed: of the trees' tokens and shapes.
     """
     method = (
         "Where our kernel runs, in float32 or bfloat16, the scores after a token are the same bits whether it is read\n"
-        "alone, in a chain of draft tokens, or in a batch. Other executions and trees that branch: up to rounding."
+        "alone, in a token tree, or in a batch. Other executions: up to rounding."
     )
     if lm.execution != KERNEL:
         detail = f"does not apply: the target runs in {lm.execution}, which has no such guarantee"
-        return Section(TITLE, method, (Check("scores of chains", OK, detail, {"execution": lm.execution}),))
+        return Section(TITLE, method, (Check("scores of trees", OK, detail, {"execution": lm.execution}),))
     rng = random.Random(seed)
-    chains = [[rng.randrange(lm.vocab_size) for _ in range(TOKENS)] for _ in texts]
-    together = _scores(lm, texts, chains)
+    trees = [[rng.randrange(lm.vocab_size) for _ in range(NODES)] for _ in texts]
+    parents = [[rng.randrange(-1, node) for node in range(NODES)] for _ in texts]
+    together = _scores(lm, texts, trees, parents)
+    each = list(zip(texts, trees, parents, strict=True))
     checks = []
     for name, other in (
-        ("token by token", [_by_token(lm, text, chain) for text, chain in zip(texts, chains, strict=True)]),
-        ("alone", [_scores(lm, [text], [chain])[0] for text, chain in zip(texts, chains, strict=True)]),
+        ("token by token", [_by_token(lm, text, tree, above) for text, tree, above in each]),
+        ("alone", [_scores(lm, [text], [tree], [above])[0] for text, tree, above in each]),
     ):
-        same = sum(torch.equal(a[i], b[i]) for a, b in zip(together, other, strict=True) for i in range(TOKENS))
-        count = TOKENS * len(texts)
-        detail = f"{same} of {count} rows of scores equal those of chains in a batch of {len(texts)}"
+        same = sum(torch.equal(a[i], b[i]) for a, b in zip(together, other, strict=True) for i in range(NODES))
+        count = NODES * len(texts)
+        detail = f"{same} of {count} rows of scores equal those of trees in a batch of {len(texts)}"
         numbers = {"num_equal": same, "num_rows": count, "execution": lm.execution}
         checks.append(Check(name, verdict(same == count), f"{detail} ({KERNEL}, {lm.dtype})", numbers))
     return Section(TITLE, method, tuple(checks))
 
 
-def _scores(lm: CausalLM, texts: list[list[int]], chains: list[list[int]]) -> list[Float[Tensor, "n v"]]:
-    """Logits after every token of a chain behind each text, all in one forward."""
-    rows = lm.open(len(texts), max(map(len, texts)) + TOKENS)
+def _scores(
+    lm: CausalLM, texts: list[list[int]], trees: list[list[int]], parents: list[list[int]]
+) -> list[Float[Tensor, "n v"]]:
+    """Logits after every node of a tree behind each text, all in one forward."""
+    rows = lm.open(len(texts), max(map(len, texts)) + NODES)
     for text in texts:
         rows.extend(rows.join(), text)
-    return [logits.clone() for logits in rows.score(chains, [range(-1, TOKENS - 1)] * len(texts))]
+    return [logits.clone() for logits in rows.score(trees, parents)]
 
 
-def _by_token(lm: CausalLM, text: list[int], chain: list[int]) -> Float[Tensor, "n v"]:
-    """The same of one text, each token in a forward of its own."""
-    rows, scores = lm.open(1, len(text) + TOKENS), []
-    rows.extend(rows.join(), text)
-    for token in chain:
-        (logits,) = rows.score([[token]], [[-1]])
+def _by_token(lm: CausalLM, text: list[int], tree: list[int], parents: list[int]) -> Float[Tensor, "n v"]:
+    """The same of one text, each path by itself and each token in a forward of its own."""
+    scores: list[Float[Tensor, "v"]] = []
+    for node in range(NODES):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        rows = lm.open(1, len(text) + NODES)
+        rows.extend(rows.join(), text)
+        for place in path:
+            (logits,) = rows.score([[tree[place]]], [[-1]])
+            rows.keep([[0]])
         scores.append(logits[0].clone())
-        rows.keep([[0]])
     return torch.stack(scores)

@@ -6,6 +6,10 @@ and along memory; values [batch, heads, slots, dim]. Slots are a multiple of 64 
 Paired, for models that compute in bfloat16: what is stored is rounded to it, and a word of 32 bits holds two numbers,
 of dims k even and odd in keys [.., dim / 2, 64], of slots even and odd in values [.., slots / 2, dim]. Queries and the
 softmax's weights are rounded too; scores, the softmax and all sums are float32.
+
+A node of a tree sees its path, whose slots need not be neighbours: siblings stand between them. Its scores and values
+are then gathered into the places that they would have had in plain decoding, where a token's slot is its position. So
+every sum has the same terms in the same order, and a node's result is that of plain decoding bit for bit.
 """
 
 # pyright: reportCallIssue=false
@@ -31,6 +35,7 @@ class Attention(NamedTuple):
     keys: as above [batch, key_heads, panels, dim or dim / 2, 64].
     values: as above [batch, key_heads, slots or slots / 2, dim].
     slots: where each node's key and value go [batch, n].
+    positions: of the nodes [batch * n].
     mask: what is added to the scores, 0 or `low` [batch, 1, n, used]; no columns where all is seen.
     used: slots of the longest sequence.
     rep: query heads of each key head.
@@ -43,6 +48,7 @@ class Attention(NamedTuple):
     keys: np.ndarray
     values: np.ndarray
     slots: np.ndarray
+    positions: np.ndarray
     mask: np.ndarray
     used: int
     rep: int
@@ -104,6 +110,83 @@ def used_by(slots, b, used):
 
 
 @fused
+def first_gap(attention, b, i):
+    """The first slot that node i of sequence b does not see although later ones of its path follow; `used` if none.
+
+    A node without siblings before it or its ancestors stands in the slot of its own position. Every slot that it is
+    further along is a gap, and the gaps are the last slots before it that it does not see.
+    """
+    slot, gap = attention.slots[b, i], attention.used
+    if slot >= attention.used or attention.mask.shape[3] == 0:  # padding; all is seen
+        return gap
+    gaps, seen = slot - attention.positions[b * attention.slots.shape[1] + i], attention.mask[b, 0, i]
+    for j in range(slot, -1, -1):
+        if gaps <= 0:
+            break
+        if seen[j] != 0:
+            gap, gaps = j, gaps - 1
+    return gap
+
+
+@fused
+def close_gaps(scores, first, last, seen, gap, low):
+    """Move the scores of the slots that a node sees, from its first gap on, to that slot and those behind it.
+
+    scores: [rows, columns], of which rows first .. last - 1 are the node's.
+    seen: 0 for a slot that the node sees [used].
+    low: what the places that become free are filled with.
+    """
+    to = gap
+    for j in range(gap, len(seen)):
+        if seen[j] == 0:
+            for r in range(first, last):
+                scores[r, to] = scores[r, j]
+            to += 1
+    for r in range(first, last):
+        scores[r, to : len(seen)] = low
+
+
+@fused
+def gather(values, paired, seen, start, gap, path):
+    """Copy the values of the slots from `start` on, but those after the first gap that a node does not see, into
+    neighbouring places of `path`.
+
+    values: of one key head, as the cache has them [slots or slots / 2, dim]; start is even if they are paired.
+    seen: 0 for a slot that the node sees [used].
+    gap: the first slot of a gap, or `used`.
+    path: [words, dim].
+
+    Returns the number of words that were filled.
+    """
+    words, out, count = values.view(np.uint32), path.view(np.uint32), 0
+    for j in range(start, len(seen)):
+        if j >= gap and seen[j] != 0:
+            continue
+        if not paired:
+            path[count] = values[j]
+        else:
+            shift, word = np.uint32(16 * (j % 2)), out[count // 2]
+            for c in range(values.shape[1]):
+                half = words[j // 2, c] >> shift & np.uint32(0xFFFF)
+                word[c] = word[c] | half << np.uint32(16) if count % 2 else half
+        count += 1
+    return (count + 1) // 2 if paired else count
+
+
+@fused
+def sums(weights, weights_row, rows, values, words, form, results, dim, fresh):
+    """Add the values of one key head by their weights: results [rows, dim] = (0 if fresh else results) + weights values.
+
+    weights, values, results: addresses; rows of weights are weights_row numbers apart. words: rows of the values.
+    """
+    for at in range(0, dim, COLUMNS):
+        columns = min(COLUMNS, dim - at)
+        strip(
+            columns, weights, weights_row, rows, values + 4 * at, dim, words, form, results + 4 * at, dim, fresh, 0
+        )  # fmt: skip
+
+
+@fused
 def attend(attention, b, group, out):
     """Attention of the nodes of sequence b with key head `group`.
 
@@ -114,14 +197,15 @@ def attend(attention, b, group, out):
     used = used_by(attention.slots, b, attention.used)
     unit = 2 * LANES if paired else LANES
     wide = (used + unit - 1) // unit * unit
-    form, key_words, slot_words, per_word = WHOLE, dim, used, 1
+    form, key_words, slot_words, per_word, per_slot = WHOLE, dim, used, 1, 1
     if paired:
-        form, key_words, slot_words, per_word = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD
+        form, key_words, slot_words, per_word, per_slot = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD, 2
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
     flat = queries.reshape(-1)
     results, shares = np.empty((at_once * rep, dim), np.float32), np.empty(at_once * rep, np.float32)
+    gaps = np.empty(at_once, np.int64)
     scores_at, results_at = scores.ctypes.data, results.ctypes.data
     key_at = keys[b, group].ctypes.data
     value_at = values[b, group].ctypes.data
@@ -142,22 +226,30 @@ def attend(attention, b, group, out):
                 columns, asked.ctypes.data, key_words * per_word, rows, here, COLUMNS, key_words, form,
                 scores_at + 4 * at, wide, 1, after,
             )  # fmt: skip
+        start = used  # up to here no node of these has a gap
         if mask.shape[3] > 0:
             for i in range(count):
-                seen = mask[b, 0, first + i]
+                seen = mask[b, 0, first + i, :used]
                 for r in range(i * rep, (i + 1) * rep):
                     row = scores[r]
                     for j in range(used):
                         row[j] += seen[j]
+                gaps[i] = min(used, first_gap(attention, b, first + i))
+                close_gaps(scores, i * rep, (i + 1) * rep, seen, gaps[i], attention.low)
+                start = min(start, gaps[i] - gaps[i] % per_slot)
         weigh(scores, rows, used, attention.low, shares)
         weights = rounded(scores[:rows], wide) if paired else scores
         weights_row = wide // 2 * per_word if paired else wide
-        for at in range(0, dim, COLUMNS):
-            columns = min(COLUMNS, dim - at)
-            strip(
-                columns, weights.ctypes.data, weights_row, rows, value_at + 4 * at, dim, slot_words, form,
-                results_at + 4 * at, dim, 1, 0,
-            )  # fmt: skip
+        words = start // per_slot if start < used else slot_words
+        sums(weights.ctypes.data, weights_row, rows, value_at, words, form, results_at, dim, 1)
+        if start < used:
+            path = np.empty((slot_words - words, dim), np.float32)
+            for i in range(count):
+                more = gather(values[b, group], paired, mask[b, 0, first + i, :used], start, gaps[i], path)
+                weights_at = weights.ctypes.data + 4 * (i * rep * weights_row + words * per_word)
+                into = results_at + 4 * i * rep * dim
+                sums(weights_at, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
+            alive(path)
         for i in range(count):
             for r in range(rep):
                 at = (group * rep + r) * dim

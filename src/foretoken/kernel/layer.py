@@ -149,7 +149,8 @@ def look(t, part, parts):
     mask = floats(t.mask, (t.batch, 1, t.m // t.batch, t.seen))
     qkv = floats(t.qkv, (t.m, (t.query_heads + 2 * t.key_heads) * t.dim))
     mixed = floats(t.mixed, (t.m, t.query_heads * t.dim))
-    attention = Attention(qkv, keys, values, slots, mask, t.used, rep, t.scale, t.low, paired)
+    positions = whole(t.positions, (t.m,))
+    attention = Attention(qkv, keys, values, slots, positions, mask, t.used, rep, t.scale, t.low, paired)
     for job in range(first, last):
         b, group = job // t.key_heads, job % t.key_heads
         ready(t, b, group, qkv, rep)
