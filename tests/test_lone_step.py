@@ -11,7 +11,6 @@ import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.softmax import softmax
-from foretoken.draft.fused import FusedTree
 from foretoken.draft.lm import LMDrafter
 from foretoken.models import target
 from foretoken.models.features import FINAL
@@ -173,7 +172,6 @@ def test_every_level_is_drafted_in_one_call(which, temperature, monkeypatch):
             levels.append(args)
         return score(self, *args)
 
-    monkeypatch.setattr(FusedTree, "grow", lambda *_: None)  # it would take all levels in one
     monkeypatch.setattr(Rows, "score_tree", counted)
     monkeypatch.setattr(Rows, "score", lambda *_: pytest.fail("the longer way"))
     result = engine.generate(PROMPT, max_new_tokens=40, temperature=temperature, seed=2)

@@ -1,6 +1,6 @@
 """The contract of a tree policy: which children each node gets, decided BEFORE they are drawn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from foretoken.core.laws import Law
 from foretoken.core.shapes import Float
-from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily
 
 
@@ -101,43 +100,5 @@ class ShapePolicy(Protocol):
 
         How sure it is: the product of q down to the node, by which EAGLE-2 (Li et al. 2024) ranks nodes. It is known
         before the node's children are drawn.
-        """
-        ...
-
-
-# Runs on the state of one sequence's rows: the parents of all nodes that it scored but the root, by their place among
-# those; None where it cannot, and nothing was scored.
-Grow = Callable[..., list[int] | None]
-Call = Callable[[Grow], bool]  # runs it on the drafter's rows; False where it gave None
-
-
-@dataclass(frozen=True)
-class LoneTree:
-    """A tree that was grown in one compiled call. states: what `TreePolicy.past` wants to know of it; scored: its nodes
-    in the order in which the drafter scored them, the root first; num_uniforms: taken of those given."""
-
-    tree: TokenTree
-    states: Sequence[Any]
-    scored: list[int]
-    num_uniforms: int
-
-
-@runtime_checkable
-class LonePolicy(Protocol):
-    """A policy that can grow one sequence's tree of i.i.d. draws together with the drafter's forwards."""
-
-    def grow_alone(
-        self,
-        root: Any,
-        token: int,
-        levels: int,
-        vocab_size: int,
-        u: Float[Tensor, " n"],
-        call: Call,
-    ) -> LoneTree | None:
-        """The tree that `plan` to `select` would grow, node for node, from uniforms that levels take in order.
-
-        root: the root's state. token: the root's token. levels: the most that the tree may have. u: uniforms at hand.
-        call: runs a compiled function on the drafter's state. Returns None where it cannot, and nothing was done.
         """
         ...

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import cast
 
 from torch import Tensor
 
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
-from foretoken.core.policy import LonePolicy, ShapePolicy, TreePolicy
-from foretoken.core.random import Seeded
+from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import TINY
@@ -16,7 +14,6 @@ from foretoken.core.tree import Siblings, TokenTree, chain
 from foretoken.draft.growth import Growth
 from foretoken.draft.rows import ChainRows, DraftRows, TreeRows
 
-UNIFORMS = 4.0  # per node, at hand for a tree that is grown in one call; it is grown level by level if it takes more
 Pending = Callable[[], list[int]]  # the committed ids that the drafter has not read, the root last
 
 
@@ -48,37 +45,6 @@ class FusedScores(Fused):
         return self._trees.score_tree(0, tokens, parents, sampling.temperature) if sampling.tempers_only else None
 
 
-class FusedTree(FusedScores):
-    """Grows the tree of a policy that can do so together with the model's forwards."""
-
-    def __init__(self, rows: TreeRows, vocab_size: int) -> None:
-        super().__init__(rows)
-        self._vocab_size = vocab_size
-
-    def grow(self, seq: Sequence, g: Growth, pending: Pending) -> TokenTree | None:
-        sampling, levels, most, rng = seq.sampling, seq.depth_left, g.policy.max_nodes, seq.rng
-        if g.law is not IID or not sampling.tempers_only or seq.shapes_logits or levels < 1:
-            return None
-        if not isinstance(rng, Seeded):
-            return None
-        ids = pending()
-        if not self._trees.drafts_chains(0, len(ids) + most):
-            return None
-        before = rng.generator.get_state()
-        u = rng.uniforms(1, int(UNIFORMS * most))[0]
-        rng.generator.set_state(before)
-        grown = cast(LonePolicy, g.policy).grow_alone(
-            g.states[0], seq.ids[-1], levels, self._vocab_size, u,
-            lambda grow: self._trees.grow_tree(0, ids, levels, most, sampling.temperature, grow),
-        )  # fmt: skip
-        if grown is None:
-            return None
-        rng.uniforms(1, grown.num_uniforms)
-        g.states, g.num_pending = list(grown.states), len(ids)
-        g.scored = {node: len(ids) - 1 + place for place, node in enumerate(grown.scored)}
-        return grown.tree
-
-
 class FusedChain(Fused):
     """Drafts a chain in one call. scores: how nodes are scored where that cannot be."""
 
@@ -108,11 +74,9 @@ class FusedChain(Fused):
         return chain([seq.ids[-1], *tokens], [*records, None])
 
 
-def fused(rows: DraftRows, policy: TreePolicy, vocab_size: int) -> Fused:
+def fused(rows: DraftRows, policy: TreePolicy) -> Fused:
     """What compiled calls these rows have for the trees of a policy, asked once per session."""
-    scores = Fused()
-    if isinstance(rows, TreeRows) and rows.scores_trees:
-        scores = FusedTree(rows, vocab_size) if isinstance(policy, LonePolicy) else FusedScores(rows)
+    scores = FusedScores(rows) if isinstance(rows, TreeRows) and rows.scores_trees else Fused()
     if isinstance(policy, ShapePolicy) and policy.chain_depth > 0 and isinstance(rows, ChainRows):
         return FusedChain(rows, policy.floor, scores)
     return scores

@@ -71,7 +71,7 @@ class LMDraftSession:
         shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
         self._chain_depth = shape.chain_depth if shape is not None else 0
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
-        self._fused = fused(rows, drafter.policy, drafter.vocab_size) if same_vocabulary else Fused()
+        self._fused = fused(rows, drafter.policy) if same_vocabulary else Fused()
 
     def join(self) -> None:
         self.rows.join()

@@ -5,7 +5,6 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.core.truncated import Truncation
 from foretoken.kernel.sizes import ALL
@@ -43,7 +42,7 @@ class ChainRows(DraftRows, Protocol):
 
 @runtime_checkable
 class TreeRows(DraftRows, Protocol):
-    """Rows that may score a lone sequence's nodes and temper the scores in one call, or run one that grows its tree."""
+    """Rows that may score a lone sequence's nodes and temper the scores in one call."""
 
     @property
     def scores_trees(self) -> bool: ...
@@ -51,15 +50,3 @@ class TreeRows(DraftRows, Protocol):
     def score_tree(
         self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
     ) -> Float[Tensor, "_ v"] | None: ...
-
-    def drafts_chains(self, row: int, nodes: int) -> bool: ...
-
-    def grow_tree(
-        self,
-        row: int,
-        tokens: Seq[int],
-        levels: int,
-        most: int,
-        temperature: float,
-        grow: Grow,
-    ) -> bool: ...

@@ -14,7 +14,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.core.truncated import Truncation
 from foretoken.kernel.sizes import ALL, LANES
@@ -143,11 +142,6 @@ class KernelRows(KernelSlots):
         """
         none = np.zeros((0, self.layers.embedding.shape[1]), np.float32)
         return self._draft(self._text(row, read, none, start), u, temperature, floor, truncation)[:2]
-
-    def grow_tree(self, row: int, read: Sequence[int], start: int, temperature: float, grow: Grow) -> list[int] | None:
-        """grow(model, text, factor, threads), as the compiled calls of kernel/ take them."""
-        none = np.zeros((0, self.layers.embedding.shape[1]), np.float32)
-        return grow(self.model, self._text(row, read, none, start), factor_at(temperature), use_threads())
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:

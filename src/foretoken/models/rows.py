@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
-from foretoken.core.policy import Grow
 from foretoken.core.shapes import Float
 from foretoken.core.truncated import Truncation
 from foretoken.kernel.sizes import ALL
@@ -301,37 +300,13 @@ class Rows:
         assert isinstance(self._kernel, KernelRows)
         return self._kernel.score_tree(tokens, positions, masks, temperature, self._features)
 
-    @recorded(SCORING)
-    @recorded(FORWARD)
-    def grow_tree(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        levels: int,
-        most: int,
-        temperature: float,
-        grow: Grow,
-    ) -> bool:
-        """Read `tokens` after a row's committed text, and let `grow` score a tree of at most so many levels and `most`
-        nodes below the last of them: KernelRows.grow_tree. What it scored are scored nodes of the row then, whose tree
-        was empty. False where it gave None, and nothing was scored."""
-        assert isinstance(self._kernel, KernelRows)
-        start = self._chain_start(row, len(tokens) + most, len(tokens) + levels - 1)
-        above = self._kernel.grow_tree(row, tokens, start, temperature, grow)
-        if above is None:
-            return False
-        self._trees[row].grow(range(-1, len(tokens) - 1))
-        self._trees[row].grow([len(tokens) - 1 + place for place in above])
-        return True
-
-    def _chain_start(self, row: int, nodes: int, levels: int | None = None) -> int:
-        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call; levels:
-        on which they are, if not a path."""
+    def _chain_start(self, row: int, nodes: int) -> int:
+        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call."""
         assert not len(self._trees[row])
         assert self.drafts_chains(row, nodes)
         self._check_room(row, nodes)
         start = self.lengths[row]
-        self._lm.check_position(start + (levels or nodes) - 1)
+        self._lm.check_position(start + nodes - 1)
         return start
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from foretoken.core.budgeted import law_with, laws_within
 from foretoken.core.laws import IID, Hub, Law, Opaque
-from foretoken.core.policy import Call, LoneTree, Plan, TreePolicy
+from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
@@ -199,21 +199,6 @@ class BudgetTree:
             other = Node(float(reach * shares.other[i, j]), float(shares.hardness[1, i]), below) if more else first
             plans[i] = Plan(law, Born(reach, first, other))
         return plans
-
-    def grow_alone(
-        self,
-        root: Node,
-        token: int,
-        levels: int,
-        vocab_size: int,
-        u: Float[Tensor, " n"],
-        call: Call,
-    ) -> LoneTree | None:
-        """The same tree in one compiled call: core.policy.LonePolicy. None where a node would take hub draws, as in one
-        tree of hundreds."""
-        from foretoken.trees.budget_alone import grow_alone
-
-        return grow_alone(self, root, token, levels, vocab_size, u, call)
 
     def _left(self, ledger: Ledger) -> float:
         """Expected nodes that may still be spent on this tree; a draw is one node at most."""
