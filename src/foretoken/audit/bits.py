@@ -66,7 +66,7 @@ def _scores(
 
 def _by_token(lm: CausalLM, text: list[int], tree: list[int], parents: list[int]) -> Float[Tensor, "n v"]:
     """The same of one text, each path by itself and each token in a forward of its own."""
-    scores: list[Float[Tensor, "v"]] = []
+    scores: list[Float[Tensor, " v"]] = []
     for node in range(NODES):
         path = [node]
         while parents[path[0]] >= 0:

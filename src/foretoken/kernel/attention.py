@@ -175,7 +175,7 @@ def gather(values, paired, seen, start, gap, path):
 
 @fused
 def sums(weights, weights_row, rows, values, words, form, results, dim, fresh):
-    """Add the values of one key head by their weights: results [rows, dim] = (0 if fresh else results) + weights values.
+    """Add the values of one key head by their weights to results [rows, dim], or to 0 if `fresh`.
 
     weights, values, results: addresses; rows of weights are weights_row numbers apart. words: rows of the values.
     """
