@@ -1,7 +1,9 @@
 """Tiny models and vocabularies, written as GGUF files the way llama.cpp's converter does."""
 
 import json
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +30,26 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-LIBRARY_NAMES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "gemma3": gguf.MODEL_ARCH.GEMMA3}
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
 
 
-def model(architecture: str, vocab_size: int, tied: bool = True) -> PreTrainedModel:
-    """Random weights that bfloat16 holds exactly, so that nothing is rounded on the way."""
+def model(architecture: str, vocab_size: int | None = None, tied: bool = True, **more: Any) -> PreTrainedModel:
+    """Random weights that bfloat16 holds exactly, so that nothing is rounded on the way. more: of the configuration."""
+    vocab_size = vocab_size or VOCAB_SIZES[architecture]
     sizes = {**SIZES, "vocab_size": vocab_size, "tie_word_embeddings": tied}
     if architecture == "llama":
         rotary = {"rope_type": "default", "rope_theta": 5000.0}
-        config: Any = hf.LlamaConfig(**sizes, rms_norm_eps=1e-5, rope_parameters=rotary)
+        config: Any = hf.LlamaConfig(**{**sizes, "rms_norm_eps": 1e-5, "rope_parameters": rotary} | more)
     elif architecture == "qwen2":
-        config = hf.Qwen2Config(**sizes)
+        config = hf.Qwen2Config(**sizes | more)
+    elif architecture == "qwen3":
+        config = hf.Qwen3Config(**sizes | {"head_dim": 32} | more)
+    elif architecture == "phi3":
+        config = hf.Phi3Config(**sizes | {"sliding_window": 5, "pad_token_id": 0} | more)
     else:
         # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
         sizes |= {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5}
-        config = hf.Gemma3TextConfig(**sizes)
+        config = hf.Gemma3TextConfig(**sizes | more)
     torch.manual_seed(0)
     made = hf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -60,9 +67,13 @@ def save(
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     leave_out: str = "",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
+    embedding: gguf.GGMLQuantizationType | None = None,
     **more: str,
 ) -> None:
-    """One GGUF file: matrices in `kind`, vectors in float32; `more` are string values of the metadata."""
+    """One GGUF file: matrices in `kind`, vectors in float32; `more` are string values of the metadata.
+
+    embedding: the kind of the embedding, by default as all matrices.
+    """
     config: Any = made.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -72,16 +83,26 @@ def save(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rotary = config.rope_parameters
-    writer.add_rope_freq_base(rotary.get("full_attention", rotary)["rope_theta"])
-    if architecture == "gemma3":
+    rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rotary["rope_theta"])
+    if rotary["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rotary["factor"])
+    if rotary["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(rotary, config.hidden_size // config.num_attention_heads))
+    if hasattr(config, "head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if architecture in ("gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window)
-    (vocabulary or (sentencepiece if architecture == "gemma3" else byte_level))(writer)
+    if vocabulary is None:
+        vocabulary = {"gemma3": sentencepiece, "phi3": partial(sentencepiece, prefix=True)}.get(
+            architecture, byte_level
+        )
+    vocabulary(writer)
     for key, value in more.items():
         writer.add_string(key, value)
-    names = gguf.get_tensor_name_map(LIBRARY_NAMES[architecture], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in made.state_dict().items():
         if name == leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
@@ -99,11 +120,47 @@ def save(
         if values.ndim == 1:
             writer.add_tensor(stored, values)
         else:
-            writer.add_tensor(stored, gguf.quantize(values, kind), raw_dtype=kind)
+            own = embedding if embedding is not None and name.endswith("embed_tokens.weight") else kind
+            writer.add_tensor(stored, blocks(values, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The values quantised; blocks of random weights of a kind to which the library does not quantise."""
+    try:
+        return gguf.quantize(values, kind)
+    except NotImplementedError:
+        count, size = gguf.GGML_QUANT_SIZES[kind]
+        generator = np.random.default_rng(len(values))
+        made = generator.integers(0, 256, (*values.shape[:-1], values.shape[-1] // count, size), np.uint8)
+        # Where the scales of a block stand, as float16; the signs of the smaller parts are among the random bytes.
+        at = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q2_K": [80, 82], "Q3_K": [108]}[kind.name]
+        largest = {"Q6_K": 4096, "Q4_K": 945, "Q5_K": 1953, "Q2_K": 45, "Q3_K": 128}[kind.name]
+        for place in at:
+            scale = np.array(0.6 / largest, np.float16)
+            made[..., place : place + 2] = scale[None].view(np.uint8)
+        return made.reshape(*values.shape[:-1], -1)
+
+
+def llama3_factors(rotary: dict[str, Any], width: int) -> np.ndarray:
+    """As llama.cpp's converter computes them."""
+    factors = []
+    for i in range(0, width, 2):
+        wave = 2 * math.pi * rotary["rope_theta"] ** (i / width)
+        low, high = (rotary["original_max_position_embeddings"] / rotary[f"{x}_freq_factor"] for x in ("low", "high"))
+        if wave < high:
+            factors.append(1.0)
+        elif wave > low:
+            factors.append(rotary["factor"])
+        else:
+            smooth = (rotary["original_max_position_embeddings"] / wave - rotary["low_freq_factor"]) / (
+                rotary["high_freq_factor"] - rotary["low_freq_factor"]
+            )
+            factors.append(1 / ((1 - smooth) / rotary["factor"] + smooth))
+    return np.array(factors, np.float32)
 
 
 def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
@@ -125,7 +182,8 @@ def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    writer.add_add_bos_token(False)
+    if words != "llama-bpe":
+        writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 
 
@@ -133,7 +191,7 @@ PIECES = ["▁t", "he", "at", "▁the", "▁s", "▁sat", "▁o", "▁on"]  # ea
 LETTERS = list("▁thesaonmrdcf;,.()xu:in")
 
 
-def sentencepiece(writer: gguf.GGUFWriter) -> None:
+def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
     """SentencePiece's BPE with bytes, and runs of spaces and line ends that are always whole, as Gemma has them."""
     control = ["<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"]
     whole = ["\n", "\n\n", "  ", "   "]
@@ -150,7 +208,9 @@ def sentencepiece(writer: gguf.GGUFWriter) -> None:
     writer.add_unk_token_id(3)
     writer.add_pad_token_id(0)
     writer.add_add_bos_token(True)
-    writer.add_add_space_prefix(False)
+    writer.add_add_space_prefix(prefix)
 
 
-VOCAB_SIZES = {"llama": 305, "qwen2": 305, "gemma3": 9 + 256 + len(PIECES) + len(LETTERS)}
+VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3"), 305) | dict.fromkeys(
+    ("gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
+)

@@ -200,7 +200,7 @@ def test_disk_full_on_the_way(index: Path, run: Command, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(gguf_folder, "_write_weights", full)
+        patched.setattr(gguf_folder, "write_stored", full)
         refused(run, "became full as tiny-llama was made")
     assert left() == [f".{NAME}.part/model.gguf"]
     unset(monkeypatch)

@@ -7,13 +7,15 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 import gguf_zoo
 from foretoken.core.errors import ForetokenError
-from foretoken.gguf import folder, tensors
+from foretoken.gguf import tensors
+from foretoken.gguf.config import gguf_config
 from foretoken.gguf.folder import write_folder
 from foretoken.gguf.reader import open_gguf
+from foretoken.gguf.stored import in_bfloat16, write_stored
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 
@@ -26,7 +28,7 @@ def converted(tmp_path: Path, architecture: str, tied: bool = True, **how) -> tu
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("architecture", gguf_zoo.ARCHITECTURES)
 def test_model_is_the_same(tmp_path: Path, architecture: str, tied: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tensors, "CHUNK", 1000)  # so that matrices come in several chunks, the last one shorter
     made, path = converted(tmp_path, architecture, tied)
@@ -67,20 +69,24 @@ def test_memory_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gguf_zoo.save(made, "llama", tmp_path / "model.gguf", kind=Q8)
     weights = tensors.gguf_weights(open_gguf(tmp_path / "model.gguf"))
     tracemalloc.start()
-    folder._write_weights(weights, tmp_path / "model.safetensors", lambda done, total: None)
+    write_stored([in_bfloat16(weight) for weight in weights], tmp_path / "model.safetensors")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < large.numel()  # a fourth of the matrix in float32
 
 
-@pytest.mark.parametrize("words", ["smollm", "qwen2"])
+@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe"])
 def test_byte_level_tokens(tmp_path: Path, words: str):
     vocabulary = partial(gguf_zoo.byte_level, words=words)
     _, path = converted(tmp_path, "qwen2", vocabulary=vocabulary)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
     text = "the cat sat on 2024  hats; don't <think>x</think> é 😀\n\n\tdef f(x):\n    return x"
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert tokenizer.tokenize("in 2024") == ["i", "n", "Ġ", "2", "0", "2", "4"]  # digits stand alone
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
+    begins = words == "llama-bpe"  # Llama 3's texts begin with a token, unless the file says that they do not
+    assert (tokenizer(text).input_ids[0] == 1) == begins
+    whole = {"gpt-2": ["Ġ2024"], "llama-bpe": ["202", "4"]}.get(words, ["2", "0", "2", "4"])  # how digits stand
+    cut = [word for word, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 2024")]
+    assert [word for word in cut if word not in ("in", "Ġ")] == whole
     assert tokenizer.tokenize("<think>") == ["<think>"]
     assert "<think>" not in tokenizer.all_special_tokens
     assert len(tokenizer) == gguf_zoo.VOCAB_SIZES["qwen2"] - 1  # what only fills the matrix is no token
@@ -167,3 +173,24 @@ def test_another_file_is_refused(tmp_path: Path):
         open_gguf(tmp_path / "x.gguf")
     with pytest.raises(ForetokenError, match=r"none\.gguf as a GGUF file"):
         open_gguf(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("rotary", ["linear", "llama3"])
+def test_scaled_rotary_positions(tmp_path: Path, rotary: str):
+    parameters = {"rope_type": rotary, "rope_theta": 50_000.0, "factor": 8.0}
+    if rotary == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    made = gguf_zoo.model("llama", rope_parameters=parameters)
+    gguf_zoo.save(made, "llama", tmp_path / "model.gguf")
+    assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == parameters
+
+
+def test_text_of_a_tokenizer_with_a_space_prefix(tmp_path: Path):
+    """As llama.cpp has it: a text starts with a space more than it shows, also behind a special token."""
+    _, path = converted(tmp_path, "phi3")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert tokenizer.tokenize("the cat") == ["▁the", "▁", "c", "at"]
+    # Phi-3's special tokens take the white space behind them.
+    assert tokenizer.convert_ids_to_tokens(tokenizer("<end_of_turn>  the").input_ids)[1:] == ["<end_of_turn>", "▁the"]
+    text = "the cat sat; 2024 é 😀"
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text

@@ -16,6 +16,7 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,25 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _HEAD_NORMS),
+    "phi3": Architecture(
+        "phi3",
+        "Phi3ForCausalLM",
+        {
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
+    ),
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",
         _LAYER
+        | _HEAD_NORMS
         | {
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
             "post_attention_norm": "post_attention_layernorm",
             "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",

@@ -4,32 +4,33 @@ from typing import Any
 
 import numpy as np
 from gguf import TokenType
+from numpy.typing import NDArray
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
-from foretoken.gguf.architectures import ARCHITECTURES, architecture_of
+from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.reader import Reader
+from foretoken.gguf.tensors import FREQUENCIES
 
 # Tokens that end a text or a turn in the chat formats of these models; llama.cpp stops at them too.
-END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>")
+END_TOKENS = (
+    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>", "<|end|>",
+)  # fmt: skip
+ROTARY_BASES = {"gemma3": 1_000_000.0}  # where the file does not tell it
 
 
 def gguf_config(reader: Reader) -> PreTrainedConfig:
     """The configuration of the model in the file.
 
-    Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions.
+    Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions of
+    a kind that is not known.
     """
     architecture = architecture_of(reader)
-    prefix = next(name for name, known in ARCHITECTURES.items() if known is architecture)
+    prefix = reader.metadata("general.architecture")
 
     def value(key: str, default: Any = None) -> Any:
         return reader.metadata(f"{prefix}.{key}", default)
 
-    if value("rope.scaling.type", "none") != "none":
-        raise ForetokenError(
-            f"The GGUF file scales its rotary positions ({value('rope.scaling.type')}), which is not read: take a "
-            "model without."
-        )
     shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise ForetokenError("The GGUF file has no tensor token_embd.weight: it holds no whole language model.")
@@ -52,25 +53,23 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     missing = [name for name, given in options.items() if given is None and not name.endswith("token_id")]
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
+    uneven = [name for name, given in options.items() if isinstance(given, list)]
+    if uneven:
+        raise ForetokenError(f"The layers of the model in the GGUF file differ in {', '.join(uneven)}: it is not read.")
     head_dim = value("attention.key_length", hidden_size // heads)
+    if prefix == "qwen3" or head_dim != hidden_size // heads:
+        options["head_dim"] = head_dim
+    rotary = _rotary(reader, prefix, head_dim)
     if prefix == "gemma3":
         # The file tells neither the pattern of the layers (five local ones, then a global one) nor the local layers'
         # rotary base: both are the same in every model of this family, as is a query scale of the width of a head
         # except in the largest one.
-        local = value("rope.freq_base_swa", 10_000.0)
-        options |= {
-            "head_dim": head_dim,
-            "query_pre_attn_scalar": head_dim,
-            "sliding_window": value("attention.sliding_window"),
-            "rope_parameters": {
-                "full_attention": _rotary(value("rope.freq_base", 1_000_000.0)),
-                "sliding_attention": _rotary(local),
-            },
-        }
-    else:
-        options["rope_parameters"] = _rotary(value("rope.freq_base", 10_000.0))
-        if head_dim != hidden_size // heads:
-            options["head_dim"] = head_dim
+        options["query_pre_attn_scalar"] = head_dim
+        local = {"rope_type": "default", "rope_theta": _shortest(value("rope.freq_base_swa", 10_000.0))}
+        rotary = {"full_attention": rotary, "sliding_attention": local}
+    if prefix in ("gemma3", "phi3"):
+        options["sliding_window"] = value("attention.sliding_window")
+    options["rope_parameters"] = rotary
     if prefix == "llama":
         options["attention_bias"] = "blk.0.attn_q.bias" in shapes
     config = AutoConfig.for_model(architecture.model_type, **options)
@@ -95,8 +94,52 @@ def gguf_generation_config(reader: Reader) -> GenerationConfig:
     )
 
 
-def _rotary(base: float) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": _shortest(base)}
+def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
+    """The rotary positions of the model, of its global layers where there are two sorts.
+
+    Raises ForetokenError for a scaling that is not known.
+    """
+
+    def value(key: str, default: Any = None) -> Any:
+        return reader.metadata(f"{prefix}.rope.{key}", default)
+
+    rotary = {"rope_type": "default", "rope_theta": _shortest(value("freq_base", ROTARY_BASES.get(prefix, 10_000.0)))}
+    scaling, width = value("scaling.type", "none"), value("dimension_count", head_dim)
+    if scaling == "linear":
+        rotary |= {"rope_type": "linear", "factor": _shortest(value("scaling.factor"))}
+    elif scaling != "none":
+        raise ForetokenError(
+            f"The GGUF file scales its rotary positions ({scaling}), which is not read: take a model without."
+        )
+    if width != head_dim:
+        if prefix != "phi3":
+            raise ForetokenError(f"The GGUF file rotates {width} of {head_dim} channels of a head, which is not read.")
+        rotary["partial_rotary_factor"] = width / head_dim
+    factors = next((tensor.data for tensor in reader.tensors if tensor.name == FREQUENCIES), None)
+    return rotary if factors is None else rotary | _llama3(np.array(factors), rotary["rope_theta"], width)
+
+
+def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, Any]:
+    """Llama 3's scaling, of which the file has the result, what each frequency is divided by [width / 2].
+
+    The longest waves are divided by the whole factor; the rest of the rule is the same in every model of this family.
+    Raises ForetokenError for divisors that do not follow from that rule.
+    """
+    factor, low, high, context = float(factors.max()), 1.0, 4.0, 8192
+    waves = 2 * np.pi * base ** (np.arange(0, width, 2) / width)
+    smooth = np.clip((context / waves - low) / (high - low), 0, 1)
+    if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
+        raise ForetokenError(
+            f"The GGUF file scales its rotary positions ({FREQUENCIES}) otherwise than Llama 3, which is not read: "
+            "take a model without."
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": _shortest(factor),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": context,
+    }
 
 
 def _shortest(value: float | None) -> float | None:

@@ -12,6 +12,8 @@ from foretoken.gguf.architectures import Architecture, architecture_of
 from foretoken.gguf.reader import Reader
 
 CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and some times that as the library works on them
+FREQUENCIES = "rope_freqs.weight"  # no weight: config.py reads it
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -28,6 +30,16 @@ class Weight:
     stored: gguf.ReaderTensor
     rows: NDArray[np.int64] | None
     offset: float
+
+    @property
+    def kind(self) -> str:
+        """The type of its values in the file, such as q4_k or f32."""
+        return self.stored.tensor_type.name.lower()
+
+    def raw(self) -> NDArray[np.uint8]:
+        """The bytes of each row [out, bytes], blocks of a quantised type, in the order of the torch tensor."""
+        data = self.stored.data.view(np.uint8)
+        return data if self.rows is None else data[self.rows]
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The values in the order of the torch tensor, as flat float32 arrays of at most about CHUNK values."""
@@ -47,6 +59,8 @@ def gguf_weights(reader: Reader) -> list[Weight]:
     of_rotary = {"attn_q": heads, "attn_k": reader.metadata(f"{prefix}.attention.head_count_kv", heads)}
     weights: list[Weight] = []
     for tensor in reader.tensors:
+        if tensor.name == FREQUENCIES:
+            continue
         part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
         shape = tuple(int(n) for n in reversed(tensor.shape))
         rows = None

@@ -1,6 +1,6 @@
 """The vocabulary of a GGUF file -> a transformers tokenizer, with its chat template and special tokens."""
 
-from typing import cast
+from typing import Any, cast
 
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -11,25 +11,42 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
 
 SPACE = "▁"
-_QWEN2_WORDS = (  # the regular expression that Qwen 2's tokenizer publishes
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2, LLAMA3 = rf"{_LETTERS}\p{{N}}{_REST}", rf"{_LETTERS}\p{{N}}{{1,3}}{_REST}"  # as their tokenizers publish them
+# How a byte-level tokenizer cuts text into words, by the file's name for it: the expression, None for GPT-2's.
+WORDS = {
+    "gpt-2": None, "smollm": None, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "smaug-bpe": LLAMA3,
+}  # fmt: skip
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 that take no white space behind them
 
 
 def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
     """The tokenizer in the file.
 
     Tokens that the file marks as unused (padding of the embedding matrix) are not in it.
-    Raises ForetokenError for a kind of tokenizer, or a way of cutting text into words, that is not known.
+    Raises ForetokenError for a kind of tokenizer, or a way of cutting text into words, that is not known, and for a
+    description that is not whole.
     """
+    try:
+        return _described(reader)
+    except ForetokenError:
+        raise
+    except Exception as error:  # the tokenizers library raises no class of its own
+        raise ForetokenError(f"The GGUF file does not describe its tokenizer ({error}): get it again.") from error
+
+
+def _described(reader: Reader) -> PreTrainedTokenizerFast:
     kind = reader.metadata("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(reader)
-    elif kind == "llama" and not reader.metadata("tokenizer.ggml.add_space_prefix", True):
+    elif kind == "llama":
         tokenizer = _sentencepiece(reader)
     else:
         raise ForetokenError(
-            f"The GGUF file's tokenizer ({kind}) is not read: it must be gpt2, or llama without a space prefix."
+            "The GGUF file has no tokenizer: it is not whole, get it again."
+            if kind is None
+            else f"The GGUF file's tokenizer ({kind}) is not read: it must be gpt2 or llama."
         )
     tokens, types = _tokens(reader), _types(reader)
     names = {
@@ -37,16 +54,17 @@ def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if (index := reader.metadata(f"tokenizer.ggml.{key}_token_id")) is not None
     }
+    phi3 = reader.metadata("general.architecture") == "phi3"
     marked: dict[int, bool] = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}  # whether it is special
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=marked[type_], normalized=False)
+            AddedToken(token, special=special, normalized=False, rstrip=phi3 and special and token not in UNSTRIPPED)
             for token, type_ in zip(tokens, types, strict=True)
-            if type_ in marked
+            if (special := marked.get(type_)) is not None
         ]
     )
-    if reader.metadata("tokenizer.ggml.add_bos_token", kind == "llama"):
-        bos = names["bos"]
+    begins = kind == "llama" or WORDS[reader.metadata("tokenizer.ggml.pre")] == LLAMA3
+    if (bos := names.get("bos")) is not None and reader.metadata("tokenizer.ggml.add_bos_token", begins):
         tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
         )
@@ -62,23 +80,22 @@ def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
 def _byte_level(reader: Reader) -> Tokenizer:
     """Byte-level BPE (GPT-2's): the file tells the merges, and by a name how text is cut into words."""
     merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in reader.metadata("tokenizer.ggml.merges", [])]
-    tokenizer = Tokenizer(BPE(_vocabulary(reader), merges))
+    whole = WORDS.get(reader.metadata("tokenizer.ggml.pre")) == LLAMA3  # words that are tokens need no merges there
+    tokenizer = Tokenizer(BPE(_vocabulary(reader), merges, ignore_merges=whole))
     words = reader.metadata("tokenizer.ggml.pre")
-    if words == "smollm":
-        cut = [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    elif words == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
-        cut = [
-            pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    else:
+    if words not in WORDS:
         raise ForetokenError(
-            f"The GGUF file cuts text into words in a way ({words}) that is not known: it must be smollm or qwen2."
+            f"The GGUF file cuts text into words in a way ({words}) that is not known: it must be one of "
+            f"{', '.join(WORDS)}."
         )
+    expression = WORDS[words]
+    cut: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None)]
+    if expression is not None:
+        cut.insert(0, pre_tokenizers.Split(Regex(expression), behavior="isolated"))
+    if words == "smollm":
+        cut.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    if expression == QWEN2:
+        tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cut)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     return tokenizer
@@ -105,9 +122,15 @@ def _sentencepiece(reader: Reader) -> Tokenizer:
     unknown = _tokens(reader)[reader.metadata("tokenizer.ggml.unknown_token_id", 0)]
     pairs = [(left, right) for _, _, left, right in merges]
     tokenizer = Tokenizer(BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", SPACE)  # pyright: ignore[reportAttributeAccessIssue]
+    # A text that starts with a space more than it shows: before it and behind every special token.
+    prefixed = reader.metadata("tokenizer.ggml.add_space_prefix", True)
+    before = [normalizers.Prepend(SPACE)] if prefixed else []
+    after = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    tokenizer.normalizer = normalizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [*before, normalizers.Replace(" ", SPACE)]
+    )
     tokenizer.decoder = decoders.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
     )
     return tokenizer
 
