@@ -22,7 +22,7 @@ from foretoken.models.kernel_layers import (
     bias_of,
     table_of,
 )
-from foretoken.models.panels import PanelLinear, use_threads
+from foretoken.models.panels import PackedEmbedding, PanelLinear, use_threads
 
 if TYPE_CHECKING:
     from foretoken.kernel.model import Entry, Head, Mlps
@@ -46,9 +46,9 @@ class EagleKernel(KernelLayers):
         self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
         self.blocks: list[list[PanelLinear]] = _blocks(head)
         self.mlps = _mlps(self.blocks)
-        table = target.embedding
-        plain = type(table) is nn.Embedding and target.embedding_scale == 1
-        self.embedding = table_of(table.get_parameter("weight")) if plain else np.zeros((0, shape.hidden), np.float32)
+        table: Any = target.embedding
+        plain = type(table) in (nn.Embedding, PackedEmbedding) and target.embedding_scale == 1
+        self.embedding = table_of(table if plain else nn.Embedding(0, shape.hidden))
 
 
 class EagleSlots(KernelSlots):

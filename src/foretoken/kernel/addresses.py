@@ -34,3 +34,9 @@ def floats(address, shape):
 def whole(address, shape):
     """The int64 array of this shape at an address."""
     return carray(pointer(address), shape, np.int64)
+
+
+@fused
+def octets(address, shape):
+    """The uint8 array of this shape at an address."""
+    return carray(pointer(address), shape, np.uint8)

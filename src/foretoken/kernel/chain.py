@@ -95,7 +95,7 @@ def draft_chain(model, text, drawing, drafted, threads):
     Returns the number of levels done, 0 where logits are not finite.
     """
     head, levels = model.head, len(drafted.tokens)
-    d, own = model.embedding.shape[1], len(head.columns) > 0
+    d, own = model.embedding.width, len(head.columns) > 0
     width = len(head.columns) if own else drafted.q.shape[1]
     all_logits = np.empty((max(1, levels - model.serial), width), np.float32)  # one serial level, or all parallel ones
     logits, q = all_logits[:1], np.empty((1, width), np.float32)

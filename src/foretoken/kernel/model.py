@@ -9,6 +9,7 @@ import numpy as np
 from foretoken.kernel import layer as steps
 from foretoken.kernel.addresses import alive
 from foretoken.kernel.compile import compiled, fused
+from foretoken.kernel.dots import unpack_row
 from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
 from foretoken.kernel.sizes import ALL
@@ -117,16 +118,27 @@ class Mlps(NamedTuple):
     biases: np.ndarray
 
 
+class Table(NamedTuple):
+    """The embeddings of all tokens, of so many numbers each.
+
+    rows: in float32, or the bits of bfloat16 in uint16 [vocabulary, width]; or blocks of a GGUF file in uint8
+        [vocabulary, bytes of a row], in the form `form`.
+    """
+
+    rows: np.ndarray
+    form: int
+    width: int
+
+
 class Model(NamedTuple):
     """All of a language model or a draft head over the slots of a batch.
 
-    embedding: in float32, or the bits of bfloat16 in uint16 [vocabulary, d].
     serial: levels of a chain that take a forward each, before those of the MLPs.
     """
 
     layers: Layers
     cache: Cache
-    embedding: np.ndarray
+    embedding: Table
     entry: Entry
     head: Head
     serial: int
@@ -224,14 +236,17 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
 
 @fused
 def embed(table, tokens, x):
-    """x [n, d] float32 becomes the rows `tokens` [n] of a table [vocabulary, d], in float32 or bfloat16's bits."""
-    bits = x.view(np.uint32)
+    """x [n, width] float32 becomes the embeddings of the tokens [n], by a Table."""
+    rows, bits = table.rows, x.view(np.uint32)
     for i in range(len(tokens)):
-        if table.itemsize == 2:
+        if rows.itemsize == 1:
+            unpack_row(rows.ctypes.data + tokens[i] * rows.shape[1], rows.shape[1], table.form, x[i].ctypes.data)
+        elif rows.itemsize == 2:
             for j in range(x.shape[1]):
-                bits[i, j] = np.uint32(table[tokens[i], j]) << np.uint32(16)
+                bits[i, j] = np.uint32(rows[tokens[i], j]) << np.uint32(16)
         else:
-            x[i] = table[tokens[i]]
+            for j in range(x.shape[1]):
+                x[i, j] = rows[tokens[i], j]
 
 
 @fused
@@ -256,7 +271,7 @@ def score(model, tokens, nodes, factor, wanted, out, threads):
 
     Returns False where probabilities are not finite; logits are not looked at.
     """
-    x = np.empty((len(tokens), model.embedding.shape[1]), np.float32)
+    x = np.empty((len(tokens), model.embedding.width), np.float32)
     embed(model.embedding, tokens, x)
     forward(x, x, nodes, model.cache, model.layers, wanted, threads)
     for i in range(len(wanted.layers)):

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import inverse
 from foretoken.core.truncated import Truncation
 from foretoken.kernel.memory import Arena
-from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES
+from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, WHOLE
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.growing_tree import causal_mask
-from foretoken.models.panels import PanelLinear, use_threads
+from foretoken.models.panels import PackedEmbedding, PanelLinear, use_threads
 
 if TYPE_CHECKING:
     from foretoken.kernel.chain import Text
-    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Wanted
+    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table, Wanted
 
 # The cosines and sines [n, dim] of the first n positions.
 Angles = Callable[[int], tuple[Tensor, Tensor]]
@@ -42,7 +42,7 @@ class KernelLayers:
     entry: "Entry"
     head: "Head"
     mlps: "Mlps"
-    embedding: np.ndarray
+    embedding: "Table"
     vocab_size: int
     serial: int
 
@@ -100,7 +100,7 @@ class KernelLayers:
     def drafts_chains(self) -> bool:
         """Whether a chain can be drafted in one call: compiled loops do not look whether a token that was drawn is in
         the embedding."""
-        return self.head.address != 0 and len(self.embedding) >= self.vocab_size
+        return self.head.address != 0 and len(self.embedding.rows) >= self.vocab_size
 
 
 class KernelSlots:
@@ -177,7 +177,7 @@ class KernelSlots:
         levels, m, width = len(u), len(text.tokens), self.layers.vocab_size
         make = np.zeros if len(self.layers.head.columns) else np.empty
         q = make((levels if temperature > 0 else 0, width), np.float32)
-        made = np.zeros((m + levels - 1, self.layers.embedding.shape[1]), np.float32)
+        made = np.zeros((m + levels - 1, self.layers.embedding.width), np.float32)
         drafted = Drafted(np.empty(levels, np.int64), q, made)
         drawing = Drawing(u.numpy(), factor_at(temperature), truncation, floor)
         done = draft_chain(self.model, text, drawing, drafted, use_threads())
@@ -209,10 +209,10 @@ def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wa
     return Wanted(np.array(wanted, np.int64), np.empty((len(wanted), m, d), np.float32))
 
 
-def check_known(tokens: Sequence[int], table: np.ndarray) -> None:
-    """Raises IndexError for a token beyond `table`, an embedding, since compiled loops do not look."""
-    if not 0 <= min(tokens) <= max(tokens) < len(table):
-        raise IndexError(f"Token {max(tokens)} has no embedding: the model has {len(table)}.")
+def check_known(tokens: Sequence[int], table: "Table") -> None:
+    """Raises IndexError for a token beyond `table`, since compiled loops do not look."""
+    if not 0 <= min(tokens) <= max(tokens) < len(table.rows):
+        raise IndexError(f"Token {max(tokens)} has no embedding: the model has {len(table.rows)}.")
 
 
 def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:
@@ -227,12 +227,17 @@ def array(parameter: Tensor) -> np.ndarray:
     return parameter.detach().float().numpy()
 
 
-def table_of(embedding: Tensor) -> np.ndarray:
-    """An embedding [vocabulary, d] as the kernel reads it: bfloat16 as it is stored, by its bits, since a float32 copy
-    of a large vocabulary takes a gigabyte; all else in float32."""
-    if embedding.dtype != torch.bfloat16:
-        return array(embedding)
-    return embedding.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
+def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
+    """An embedding as the kernel reads it: bfloat16 and quantised rows as they are stored, since a float32 copy of a
+    large vocabulary takes a gigabyte; all else in float32."""
+    from foretoken.kernel.model import Table
+
+    if isinstance(embedding, PackedEmbedding):
+        return Table(embedding.raw, embedding.form, embedding.embedding_dim)
+    weight = embedding.weight.detach()
+    bits = weight.dtype == torch.bfloat16
+    rows = weight.contiguous().view(torch.int16).numpy().view(np.uint16) if bits else array(weight)
+    return Table(rows, WHOLE, embedding.embedding_dim)
 
 
 def factor_at(temperature: float) -> np.float32:

@@ -31,7 +31,7 @@ from foretoken.models.kernel_layers import (
     table_of,
     wanted_of,
 )
-from foretoken.models.panels import PACKED, PanelLinear, use_threads
+from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear, use_threads
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -54,7 +54,7 @@ class LlamaKernel(KernelLayers):
 
         eps = inner.norm.variance_epsilon
         super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds)
-        self.embedding = table_of(inner.embed_tokens.weight)
+        self.embedding = table_of(inner.embed_tokens)
         last: Any = model.get_output_embeddings()
         self.output: PanelLinear = last  # the address below points into its panels
         self.vocab_size: int = last.out_features
@@ -116,12 +116,12 @@ class KernelRows(KernelSlots):
         from foretoken.kernel.model import score
 
         k, m = self.layers, len(tokens)
-        wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.shape[1])
+        wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.width)
         out = np.empty((m if head else 0, k.vocab_size), np.float32)
         nodes = self._nodes(positions, masks)
         finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, use_threads())
         if features is not None:
-            features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.shape[1]))
+            features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
         return out, finite
 
     def draft_chain(
@@ -140,7 +140,7 @@ class KernelRows(KernelSlots):
         What `__call__`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
         falls below `floor`, none where logits are not finite.
         """
-        none = np.zeros((0, self.layers.embedding.shape[1]), np.float32)
+        none = np.zeros((0, self.layers.embedding.width), np.float32)
         return self._draft(self._text(row, read, none, start), u, temperature, floor, truncation)[:2]
 
 
@@ -163,7 +163,7 @@ def is_plain_llama(model: PreTrainedModel) -> bool:
     config: Any = model.config
     if config.hidden_act != "silu" or config.rope_parameters.get("rope_type") not in STATIC_ROPE:
         return False
-    known = (PanelLinear, nn.Embedding, nn.ModuleList, nn.SiLU)
+    known = (PanelLinear, PackedLinear, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.SiLU)
     for module in model.modules():
         ours = type(module) in known or type(module).__module__ == type(model).__module__ or _is_silu(module)
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks

@@ -6,18 +6,21 @@ models are, is stored in half the space, and no value changes. A weight of a mod
 that are rounded to bfloat16, as there; sums are float32.
 """
 
+import warnings
 from functools import cache
 from typing import no_type_check
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from foretoken.core.shapes import Float
+from foretoken.core.shapes import Float, Int
 from foretoken.kernel import compile as loops
 from foretoken.kernel.memory import Arena
+from foretoken.kernel.quantised import KINDS, packed_bytes, unpack
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
 from foretoken.models.mapped import NO_FILES, MappedFiles
 
@@ -67,6 +70,62 @@ class PanelLinear(nn.Module):
     def extra_repr(self) -> str:
         form = ("float32", "float32 in 16 bits", "bfloat16")[self.form]
         return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {form}"
+
+
+class PackedLinear(PanelLinear):
+    """The same over panels of quantised weights, which come as kernel/quantised.py packs them.
+
+    form: of the kind of weights. panels: uint8, in one axis.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        panels: NDArray[np.uint8],
+        in_features: int,
+        out_features: int,
+        bias: Float[Tensor, " o"] | None = None,
+    ) -> None:
+        """kind: a name among quantised.KINDS.
+        panels: what quantised.pack made of the matrix, in memory or in a mapped file.
+        """
+        nn.Module.__init__(self)
+        if panels.nbytes != packed_bytes(kind, out_features, in_features):
+            raise ValueError(f"{panels.nbytes} bytes are not a {kind} matrix of {in_features} x {out_features}.")
+        self.in_features, self.out_features, self.kind, self.form = in_features, out_features, kind, KINDS[kind].form
+        self.panels = panels
+        with warnings.catch_warnings():  # torch warns of memory that cannot be written, which nobody does
+            warnings.simplefilter("ignore")
+            self._panels = torch.from_numpy(panels)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def bits(self) -> Tensor:
+        return self._panels
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {self.kind}"
+
+
+class PackedEmbedding(nn.Module):
+    """nn.Embedding over rows that stay in the blocks of a GGUF file: ids [...] -> float32 [..., d].
+
+    form: of the kind of weights. raw: the rows as the file stores them, uint8 [vocabulary, bytes per row].
+    """
+
+    def __init__(self, kind: str, raw: NDArray[np.uint8], dtype: torch.dtype = torch.float32) -> None:
+        """kind: a name among quantised.KINDS. dtype: of what is looked up."""
+        super().__init__()
+        known = KINDS[kind]
+        self.kind, self.form, self.raw, self.dtype = kind, known.form, raw, dtype
+        self.num_embeddings, self.embedding_dim = len(raw), raw.shape[1] // known.block_bytes * known.weights
+
+    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
+        rows = unpack(self.kind, self.raw[ids.reshape(-1).numpy()])
+        return torch.from_numpy(rows).view(*ids.shape, self.embedding_dim).to(self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.kind}"
 
 
 # An operator of torch's own kind, so that torch.compile takes it as it is; as cheap to call as a Python function.

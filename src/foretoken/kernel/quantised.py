@@ -1,0 +1,243 @@
+"""Weights in the blocks of GGUF files, laid out anew for the kernel: a few bits and a share of a scale for each.
+
+A file stores a row of a matrix in blocks of 32 or 256 weights. A weight of block b is
+
+    scale * (code - offset)              q8_0, q4_0, q5_0: a float16 scale per block
+    scale * code + minimum               q4_1, q5_1: and a float16 minimum
+    d * sub * code - dmin * least        q4_k, q5_k: float16 d and dmin per 256 weights, whole numbers per 32
+    d * sub * (code - 32)                q6_k: float16 d per 256 weights, a whole number per 16
+
+A panel is 64 columns of the transposed matrix, as everywhere in the kernel. It goes by in groups of 32 weights per
+column, or of 256 for the last two lines above. Nothing is rounded on the way from the file:
+
+    group:   d (float16 x 64) | dmin or minimum (float16 x 64, if the kind has one) | block | ... 1 or 8 blocks of 32
+    block:   subs (bytes x 64, twice for q6_k; only in groups of 256) | least (bytes x 64, likewise) | 4 strips
+    strip:   16 columns: 4 vectors of low halves | the vectors of high bits (one for 5 bits, two for 6)
+    vector:  16 words of 32 bits, one per column; each word holds four bytes, of four k in a row
+
+Low half of vector v: the code's lowest 4 bits of k = 4 v .. 4 v + 3, and above them those of k + 16. Fifth bits of
+k = 4 g .. 4 g + 3 are bit g of the bytes of one vector; of 6-bit codes, bits 2 (g % 4) and 2 (g % 4) + 1 of vector
+g // 4. Codes of q8_0 are signed bytes, 8 vectors to a strip.
+"""
+
+# pyright: reportCallIssue=false
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
+
+
+class Kind(NamedTuple):
+    """How the weights of one type of GGUF's are stored.
+
+    form: its number among the forms of panels.
+    weights, block_bytes: of a block in the file.
+    bits: of a code.
+    offset: what is taken from every code.
+    least: whether a weight has a minimum.
+    subs: whole numbers per 32 weights by which the scale of 256 weights is multiplied: 0 where each 32 have a scale.
+    """
+
+    form: int
+    weights: int
+    block_bytes: int
+    bits: int
+    offset: int
+    least: bool
+    subs: int
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group of a panel: as many weights as a block of the file has, of 64 columns."""
+        block = self.subs * (2 if self.least else 1) + 4 * self.bits
+        return COLUMNS * (2 + 2 * self.least + self.weights // 32 * block)
+
+
+Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(QUANTISED, QUANTISED + 8)
+KINDS = {
+    "q8_0": Kind(Q8_0, 32, 34, 8, 0, False, 0),
+    "q4_0": Kind(Q4_0, 32, 18, 4, 8, False, 0),
+    "q4_1": Kind(Q4_1, 32, 20, 4, 0, True, 0),
+    "q5_0": Kind(Q5_0, 32, 22, 5, 16, False, 0),
+    "q5_1": Kind(Q5_1, 32, 24, 5, 0, True, 0),
+    "q4_k": Kind(Q4_K, 256, 144, 4, 0, True, 1),
+    "q5_k": Kind(Q5_K, 256, 176, 5, 0, True, 1),
+    "q6_k": Kind(Q6_K, 256, 210, 6, 32, False, 2),
+}
+NAMES = tuple(KINDS)
+# By form - QUANTISED, as compiled loops look them up.
+WEIGHTS = tuple(kind.weights for kind in KINDS.values())
+BLOCK_BYTES = tuple(kind.block_bytes for kind in KINDS.values())
+GROUP_BYTES = tuple(kind.group_bytes for kind in KINDS.values())
+BITS = tuple(kind.bits for kind in KINDS.values())
+OFFSETS = tuple(kind.offset for kind in KINDS.values())
+LEAST = tuple(kind.least for kind in KINDS.values())
+SUBS = tuple(kind.subs for kind in KINDS.values())
+
+
+def packed_bytes(kind: str, out: int, k: int) -> int:
+    """Bytes of the panels of a matrix with `out` outputs and k inputs."""
+    return -(-out // COLUMNS) * (k // KINDS[kind].weights) * KINDS[kind].group_bytes
+
+
+def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The panels of a matrix.
+
+    kind: a name among KINDS.
+    raw: its rows as a GGUF file stores them [out, bytes per row].
+
+    Returns the panels one behind the other [packed_bytes], the last one with zeros up to 64 columns.
+    """
+    known = KINDS[kind]
+    out, row_bytes = raw.shape
+    panels = np.zeros(packed_bytes(kind, out, row_bytes // known.block_bytes * known.weights), np.uint8)
+    pack_rows(np.ascontiguousarray(raw), known.form, panels)
+    return panels
+
+
+def unpack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The weights [out, k] of rows as a GGUF file stores them [out, bytes per row]."""
+    known = KINDS[kind]
+    values = np.empty((len(raw), raw.shape[1] // known.block_bytes * known.weights), np.float32)
+    unpack_rows(np.ascontiguousarray(raw), known.form, values)
+    return values
+
+
+@compiled
+def read_block(raw, at, form, codes, subs, least):
+    """Read one block of a file.
+
+    raw: bytes, of which the block's begin at `at`.
+    codes: are filled with the block's codes [32 or 256]; those of q8_0 as bytes without a sign.
+    subs, least: are filled with the whole numbers of the kinds that have them [16 and 8 at least].
+
+    Returns where in the block the bytes of d and those of the minimum are; the latter mean nothing where there is none.
+    """
+    if form == Q8_0:
+        for i in range(32):
+            codes[i] = raw[at + 2 + i]
+        return 0, 0
+    if Q4_0 <= form <= Q5_1:
+        low = at + BLOCK_BYTES[form - QUANTISED] - 16
+        for i in range(16):
+            codes[i] = raw[low + i] & 15
+            codes[i + 16] = raw[low + i] >> 4
+        if form >= Q5_0:
+            for i in range(32):
+                codes[i] |= ((raw[low - 4 + i // 8] >> (i % 8)) & 1) << 4
+        return 0, 2
+    if form == Q6_K:
+        for half in range(2):
+            for i in range(32):
+                one, two, high = raw[at + 64 * half + i], raw[at + 64 * half + 32 + i], raw[at + 128 + 32 * half + i]
+                codes[128 * half + i] = (one & 15) | ((high & 3) << 4)
+                codes[128 * half + 32 + i] = (two & 15) | (((high >> 2) & 3) << 4)
+                codes[128 * half + 64 + i] = (one >> 4) | (((high >> 4) & 3) << 4)
+                codes[128 * half + 96 + i] = (two >> 4) | ((high >> 6) << 4)
+        for i in range(16):
+            subs[i] = raw[at + 192 + i]
+        return 208, 0
+    for i in range(4):
+        subs[i], least[i] = raw[at + 4 + i] & 63, raw[at + 8 + i] & 63
+        subs[i + 4] = (raw[at + 12 + i] & 15) | ((raw[at + 4 + i] >> 6) << 4)
+        least[i + 4] = (raw[at + 12 + i] >> 4) | ((raw[at + 8 + i] >> 6) << 4)
+    low = at + BLOCK_BYTES[form - QUANTISED] - 128
+    for pair in range(4):
+        for i in range(32):
+            codes[64 * pair + i] = raw[low + 32 * pair + i] & 15
+            codes[64 * pair + 32 + i] = raw[low + 32 * pair + i] >> 4
+    if form == Q5_K:
+        for block in range(8):
+            for i in range(32):
+                codes[32 * block + i] |= ((raw[at + 16 + i] >> block) & 1) << 4
+    return 0, 2
+
+
+@compiled
+def pack_rows(raw, form, panels):
+    """Lay out the rows raw [out, bytes per row] of a file as panels, which start as zeros."""
+    kind = form - QUANTISED
+    weights, group_bytes, bits, subs_of, has_least = (
+        WEIGHTS[kind],
+        GROUP_BYTES[kind],
+        BITS[kind],
+        SUBS[kind],
+        LEAST[kind],
+    )
+    out, groups = raw.shape[0], raw.shape[1] // BLOCK_BYTES[kind]
+    scales_bytes = 2 * COLUMNS * (1 + has_least)
+    subs_bytes = COLUMNS * subs_of * (1 + has_least)
+    strip_bytes = 4 * LANES * bits  # as many vectors as a code has bits
+    block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
+    codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
+    for first in range(0, out, COLUMNS):
+        panel = first // COLUMNS * groups * group_bytes
+        for group in range(groups):
+            for column in range(min(COLUMNS, out - first)):
+                row, at, to = raw[first + column], group * BLOCK_BYTES[kind], panel + group * group_bytes
+                d_at, least_at = read_block(row, at, form, codes, subs, least)
+                for i in range(2):
+                    panels[to + 2 * column + i] = row[at + d_at + i]
+                    if has_least:
+                        panels[to + 2 * COLUMNS + 2 * column + i] = row[at + least_at + i]
+                for block in range(weights // 32):
+                    here = to + scales_bytes + block * block_bytes
+                    for i in range(subs_of):
+                        panels[here + COLUMNS * i + column] = subs[block * subs_of + i]
+                    if subs_of > 0 and has_least:
+                        panels[here + COLUMNS * subs_of + column] = least[block]
+                    words = here + subs_bytes + column // LANES * strip_bytes + 4 * (column % LANES)
+                    for i in range(32):
+                        code, vector, byte = codes[32 * block + i], i // 4, i % 4
+                        if bits == 8:
+                            panels[words + 4 * LANES * vector + byte] = code
+                            continue
+                        panels[words + 4 * LANES * (vector % 4) + byte] |= (code & 15) << (4 * (vector // 4))
+                        if bits == 5:
+                            panels[words + 4 * LANES * 4 + byte] |= (code >> 4) << vector
+                        if bits == 6:
+                            panels[words + 4 * LANES * (4 + vector // 4) + byte] |= (code >> 4) << (2 * (vector % 4))
+
+
+@compiled
+def unpack_rows(raw, form, values):
+    """Fill values [n, k] float32 with the weights of rows as a file stores them [n, bytes per row]."""
+    kind = form - QUANTISED
+    weights, subs_of, has_least = WEIGHTS[kind], SUBS[kind], LEAST[kind]
+    codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
+    for i in range(len(raw)):
+        row = raw[i]
+        for group in range(len(row) // BLOCK_BYTES[kind]):
+            at = group * BLOCK_BYTES[kind]
+            d_at, least_at = read_block(row, at, form, codes, subs, least)
+            d = float16(row[at + d_at], row[at + d_at + 1])
+            lowest = float16(row[at + least_at], row[at + least_at + 1])
+            for j in range(weights):
+                scale, below = d, lowest
+                if subs_of > 0:
+                    sub = np.int64(subs[j * subs_of // 32])
+                    scale = d * np.float32(sub - 256 if form == Q6_K and sub > 127 else sub)
+                    below = -(lowest * np.float32(least[j // 32]))
+                code = np.int64(codes[j]) - OFFSETS[kind]
+                if form == Q8_0 and code > 127:
+                    code -= 256
+                value = scale * np.float32(code)
+                values[i, group * weights + j] = value + below if has_least else value
+
+
+@compiled
+def float16(low, high):
+    """The number whose bits as a float16 are these two bytes, in float32."""
+    bits = np.int64(low) | np.int64(high) << 8
+    exponent, fraction = (bits >> 10) & 31, np.float32(bits & 1023)
+    if exponent == 31:
+        value = np.float32(np.nan) if fraction > 0 else np.float32(np.inf)
+    elif exponent == 0:
+        value = fraction * np.float32(2.0**-24)
+    else:
+        value = (fraction + np.float32(1024)) * np.float32(2.0) ** np.float32(exponent - 25)
+    return -value if bits >> 15 else value
