@@ -5,13 +5,14 @@ Transformers' forward, ours without compiled code, and our compiled one take tur
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import typer
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
@@ -21,8 +22,8 @@ from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import clock_named, seconds
-from foretoken.measure.forwards import OurPath, Path, Place, Timing, measure, tokens, weight_bytes
-from foretoken.measure.harness import until_interrupted
+from foretoken.measure.forwards import OurPath, Path, Place, Round, measure, tokens
+from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import THEIRS
 from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel
@@ -32,7 +33,7 @@ from foretoken.measure.results import write_lines
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import choose_device, choose_dtype, load_model
 from foretoken.models.named import located
-from foretoken.models.panels import pack
+from foretoken.models.panels import PanelLinear, pack
 
 EAGER, COMPILED, TRACED = "eager", "compiled", "torch.compile"
 BASE_NODES = (1, 8)  # at which contexts and batches are compared: plain decoding, and a tree
@@ -89,15 +90,9 @@ class TheirPath:
 
     model: PreTrainedModel
     lm: CausalLM
-    name: str = field(default=THEIRS, init=False)
-    what: str = field(default="modules, DynamicCache", init=False)
     nodes: int = field(default=0, init=False)
     batch: int = field(default=0, init=False)
     cache: DynamicCache = field(init=False)
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self.model)
 
     def open(self, context: int, batch: int, nodes: int) -> None:
         self.cache, self.batch = DynamicCache(), batch
@@ -114,14 +109,57 @@ class TheirPath:
         self.cache.crop(-self.nodes)
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of weights that a forward reads: all but an embedding table, of which it reads a few rows."""
+    total = sum(p.nbytes for p in model.parameters())
+    total += sum(m.panels.nbytes for m in model.modules() if isinstance(m, PanelLinear))
+    embedding: Any = model.get_input_embeddings().weight  # pyright: ignore[reportCallIssue]
+    head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    return total if getattr(head, "weight", None) is embedding else total - embedding.nbytes
+
+
 @dataclass(frozen=True)
 class Forwards:
-    """The paths of one model, its baseline first. label: what to call its cost."""
+    """The paths of one model by name, its baseline first. label: what to call its cost."""
 
-    paths: Sequence[Path]
+    paths: Mapping[str, Path]
     lm: CausalLM
     num_params: int
     label: str
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """How each path runs a forward, by its name."""
+        return {
+            name: path.lm.execution if isinstance(path, OurPath) else "modules, DynamicCache"
+            for name, path in self.paths.items()
+        }
+
+    def timing(self, turn: Turn[Round, float]) -> "Timing":
+        path, place = self.paths[turn.name], turn.block.place
+        assert isinstance(path, OurPath | TheirPath)
+        read = weight_bytes(path.model if isinstance(path, TheirPath) else path.lm.model)
+        where = (place.nodes, place.context, place.batch, turn.block.number, turn.order)
+        return Timing(turn.name, self.kinds[turn.name], *where, turn.result * 1e3, read / turn.result / 1e9)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One turn of one path. ms: of one forward, the mean of the turn's. gb_s: gigabytes of weights read per second."""
+
+    path: str
+    what: str
+    nodes: int
+    context: int
+    batch: int
+    round: int
+    order: int
+    ms: float
+    gb_s: float
+
+    @property
+    def place(self) -> Place:
+        return Place(self.nodes, self.context, self.batch)
 
 
 def load_forwards(
@@ -141,13 +179,13 @@ def load_forwards(
         pack(ours)
         compiled = CausalLM(ours, target)
     eager = CausalLM(theirs, target)
-    paths: list[Path] = [TheirPath(theirs, eager), OurPath(EAGER, eager)]
+    paths: dict[str, Path] = {THEIRS: TheirPath(theirs, eager), EAGER: OurPath(eager)}
     if compiled.execution != eager.execution:
-        paths.append(OurPath(COMPILED, compiled))
+        paths[COMPILED] = OurPath(compiled)
     if traced:
         forward = CausalLM(compiled.model, target)
         forward.trace()
-        paths.append(OurPath(TRACED, forward))
+        paths[TRACED] = OurPath(forward)
     return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)
 
 
@@ -302,8 +340,9 @@ def command(
         "memory_gb_s": memory_bandwidth(of_device, now),
     }
     done: list[Timing] = []
-    paths = {path.name: path.what for path in forwards.paths}
-    interrupted = until_interrupted(measure(forwards.paths, curves.places, rounds, now, options.progress), done)
+    paths = forwards.kinds
+    turns = measure(forwards.paths, curves.places, rounds, now, options.progress)
+    interrupted = until_interrupted(map(forwards.timing, turns), done)
     write_lines(out, map(asdict, done), header)
     options.progress("")
     print(f"{len(done)} turns written to {out}", file=sys.stderr)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
+from benchmarks.decoding import opened
 from benchmarks.expand import Expand, check_expansion, size_named
 from benchmarks.expand import expand as expanded
 from benchmarks.head_clocks import PARTS, record_parts
@@ -36,7 +37,7 @@ from foretoken.heads.flat import Medusa
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.load import load_head
 from foretoken.heads.serial import Gumiho
-from foretoken.measure.clocks import DRAFTING, Clock, clock_named, opened, record, seconds, timed
+from foretoken.measure.clocks import DRAFTING, Clock, clock_named, record, seconds, timed
 from foretoken.measure.harness import WARM_TOKENS, Block, blocks, interleave
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report

@@ -25,7 +25,6 @@ from foretoken.cli.tune import Rounds, digest, open_journal
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_seed
 from foretoken.core.shapes import Float
-from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Workload, continued
 from foretoken.measure.harness import Progress
@@ -34,9 +33,8 @@ from foretoken.measure.plot import Line, Panel
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
-from foretoken.models.causal_lm import CausalLM
 from foretoken.recipe import Recipe
-from foretoken.tune.acceptance import forced, has_distribution
+from foretoken.tune.acceptance import drafting_model, forced, has_distribution
 from foretoken.tune.costs import ForwardCosts, forward_costs
 from foretoken.tune.run import written_texts
 
@@ -120,9 +118,7 @@ def _distributions(engine: Engine, workload: Workload, journal: Journal, progres
 
 
 def _ratios(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> Ratios:
-    assert isinstance(engine.drafter, LMDrafter)
-    assert isinstance(engine.drafter.lm, CausalLM)
-    lms = {"target": engine.target.lm, "drafter": engine.drafter.lm}
+    lms = {"target": engine.target.lm, "drafter": drafting_model(engine)}
     times = journal.once("forwards", lambda: forward_costs(lms, workload.now, progress))
     target, drafter = ForwardCosts(**times["target"]), ForwardCosts(**times["drafter"])
     context = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2

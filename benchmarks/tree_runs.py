@@ -4,12 +4,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.decoding import opened
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.verifier import Verifier
 from foretoken.draft.lm import LMDrafter
-from foretoken.measure.clocks import Clocks, opened
+from foretoken.measure.clocks import Clocks
 from foretoken.measure.harness import WARM_TOKENS, Progress, interleave, rotated
 from foretoken.measure.results import Book
 from foretoken.models.target import LMTarget

@@ -1,5 +1,6 @@
 """`python -m benchmarks vocab`: speed, acceptance and losslessness of each method with another vocabulary."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,6 +79,24 @@ class Settings:
     rounds: int
     samples: int
     seed: int
+
+
+@dataclass(frozen=True)
+class TwoVocabularies(Transformers):
+    """transformers' own mode: strings at temperature 0, the intersection above it.
+
+    tokenizers: of the target and of the assistant. The mode rewrites the assistant, so each of the two gets a copy.
+    """
+
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None
+    copies: dict[bool, PreTrainedModel] = field(default_factory=dict, init=False)
+
+    def assisted(self, assistant: PreTrainedModel, sampled: bool) -> dict[str, Any]:
+        if sampled not in self.copies:
+            self.copies[sampled] = copy.deepcopy(assistant)
+        assert self.tokenizers is not None
+        names = ("tokenizer", "assistant_tokenizer")
+        return super().assisted(self.copies[sampled], sampled) | dict(zip(names, self.tokenizers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -254,9 +273,8 @@ def ways(
         model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
         model.generation_config = GenerationConfig(pad_token_id=0)
         assistant, both = model.to(like.device).eval(), (target_tokenizer, tokenizer)
-        settings = constant_drafts(THEIR_DRAFTS)
-        method = Transformers("two vocabularies", theirs, 1, {}, assistant, settings, both)
-        found.append(Way(method.name, name, f"{THEIR_DRAFTS} drafts", method))
+        runs = TwoVocabularies("two vocabularies", theirs, 1, {}, assistant, constant_drafts(THEIR_DRAFTS), both)
+        found.append(Way(runs.name, name, f"{THEIR_DRAFTS} drafts", runs))
     return found
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import tiny
-from benchmarks.execution import Curves, load_forwards, memory_bandwidth, summarise
+from benchmarks.execution import Curves, Timing, load_forwards, memory_bandwidth, summarise, weight_bytes
 from command import Command
 from foretoken.measure.clocks import clock_named, seconds
-from foretoken.measure.forwards import Place, Timing, weight_bytes
+from foretoken.measure.forwards import Place
 from foretoken.models.panels import pack
 
 QUICK = ["--nodes", "1,3", "--context", "8,20", "--batch", "1,2", "--rounds", 3]
@@ -69,7 +69,7 @@ def test_the_table_and_the_plot(execution: Command, tmp_path: Path) -> None:
 
 
 def test_a_forward_leaves_the_rows_as_they_were(target: str) -> None:
-    paths = load_forwards(target, "cpu", None, None, 0).paths
+    paths = load_forwards(target, "cpu", None, None, 0).paths.values()
     for path in paths:
         path.open(9, 2, 5)
         for nodes in (1, 5, 2):

@@ -70,7 +70,7 @@ def bench(
     for name in tree or ():
         read_tree(name)
     from foretoken.build import check_profile
-    from foretoken.measure.comparison import Settings, bars, compare, report, summarise
+    from foretoken.measure.comparison import bars, compare, report, summarise
     from foretoken.measure.harness import until_interrupted
     from foretoken.measure.machine import machine
     from foretoken.measure.pair import load_pair, methods
@@ -80,7 +80,6 @@ def bench(
     from foretoken.recipe import KINDS, PLAIN
 
     options.quiet()
-    settings = Settings(temperatures, max_new_tokens, rounds, seed)
     tuned = None if profile is None else read_profile(profile)
     if tuned is not None:
         options.spare_threads_as(tuned)
@@ -108,7 +107,8 @@ def bench(
         "execution": lm.execution,
     }
     done: list[Measurement] = []
-    interrupted = until_interrupted(compare(compared, ids, settings, options.progress), done)
+    runs = compare(compared, ids, temperatures, max_new_tokens, rounds, seed, options.progress)
+    interrupted = until_interrupted(runs, done)
     write_lines(out, (each.record() for each in done), header)
     options.progress("")
     print(f"{len(done)} runs written to {out}", file=sys.stderr)

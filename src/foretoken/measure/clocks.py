@@ -1,7 +1,7 @@
 """Stopwatches around forwards, put on from outside: what is timed does not know."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter
-from foretoken.core.sequence import Sequence as Running
-from foretoken.core.verifier import Verifier
-from foretoken.decode import Decoder, NoDrafter
+from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.recorder import FORWARD, SCORING
-from foretoken.models.target import LMTarget, LMTargetSession
+from foretoken.models.target import LMTarget
 from foretoken.vocab.slem import SLEMDrafter
 from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.tli import IntersectionLM
@@ -159,13 +157,3 @@ class Clocks:
         if isinstance(lm, IntersectionLM):
             return IntersectionLM(self._on_model(lm.lm), lm.translation)
         return timed(lm, self.drafter, self.forwards)
-
-
-def opened(target: LMTarget, drafter: Drafter, verifier: Verifier, sequences: Sequence[Running], slots: int) -> Decoder:
-    """A decoder whose target has read the prompts of all sequences, so that steps alone are left to be timed."""
-    decoder = Decoder(target, drafter, verifier, len(sequences), slots)
-    for sequence in sequences:
-        decoder.join(sequence)
-    assert isinstance(decoder.target, LMTargetSession)
-    decoder.target.catch_up(decoder.sequences)
-    return decoder

@@ -1,11 +1,10 @@
 """`foretoken bench`: our decoding and transformers' own `generate` on the same prompts, interleaved in one process."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from foretoken.core.errors import ForetokenError
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.methods import OURS, THEIRS, Method, Run
 from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Bar, Panel
@@ -22,22 +21,6 @@ NOTES = [
     "outside our scoring, which is those calls, masks and cache. KiB/token: growth of the peak memory after the "
     "first token.",
 ]
-
-
-@dataclass(frozen=True)
-class Settings:
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    max_new_tokens: int = 128
-    rounds: int = 3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise ForetokenError(f"{name} is {getattr(self, name)}: it must be at least 1.")
-        for temperature in self.temperatures:
-            if not 0 <= temperature < float("inf"):
-                raise ForetokenError(f"temperature is {temperature}: it must be a finite number >= 0.")
 
 
 @dataclass(frozen=True)
@@ -94,7 +77,13 @@ class Measurement:
 
 
 def compare(
-    methods: Sequence[Method], prompts: Sequence[list[int]], settings: Settings, progress: Progress
+    methods: Sequence[Method],
+    prompts: Sequence[list[int]],
+    temperatures: Sequence[float],
+    max_new_tokens: int,
+    rounds: int,
+    seed: int,
+    progress: Progress,
 ) -> Iterator[Measurement]:
     """Run every method on every prompt, and yield as it goes.
 
@@ -107,18 +96,17 @@ def compare(
         return method.run(batch, new, temperature, seed)
 
     def warm(method: Method) -> None:
-        for temperature in settings.temperatures:
-            run(method, 0, min(WARM_TOKENS, settings.max_new_tokens), temperature, settings.seed)
+        for temperature in temperatures:
+            run(method, 0, min(WARM_TOKENS, max_new_tokens), temperature, seed)
 
     def measured(method: Method, block: Block) -> Run:
-        return run(method, block.prompt, settings.max_new_tokens, block.temperature, settings.seed + block.number)
+        return run(method, block.prompt, max_new_tokens, block.temperature, seed + block.number)
 
-    every = blocks(settings.rounds, len(prompts), settings.temperatures)
-    for turn in interleave(named, every, measured, warm, progress):
+    for turn in interleave(named, blocks(rounds, len(prompts), temperatures), measured, warm, progress):
         m, block = named[turn.name], turn.block
         yield Measurement(
             *(m.system, m.name, m.verifier, m.batch, block.temperature, str(block.prompt + 1), block.round),
-            *(turn.order, settings.seed + block.number, turn.result),
+            *(turn.order, seed + block.number, turn.result),
         )
 
 
@@ -173,69 +161,55 @@ def _shown(spread: Spread | None) -> str:
     return "-" if spread is None else spread.show(2)
 
 
+Runs = Mapping[tuple[str, int], Measurement]  # of one method at one temperature and batch size, by prompt and round
+
+
 def summarise(measurements: Sequence[Measurement]) -> list[Row]:
     """One row per temperature, batch and method, each in the order in which it first came.
 
     Ratios are taken inside a round, where both sides met the same prompt and the same minute; then medians of them.
     """
-    groups: dict[tuple[float, int, str, str], list[Measurement]] = {}
+    groups: dict[tuple[float, int, str, str], dict[tuple[str, int], Measurement]] = {}
     for m in measurements:
-        groups.setdefault((m.temperature, m.batch, m.system, m.method), []).append(m)
-    temperatures = list(dict.fromkeys(m.temperature for m in measurements))
-    batches = list(dict.fromkeys(m.batch for m in measurements))
-    methods = list(dict.fromkeys((m.system, m.method) for m in measurements))
-    speeds = _speeds((m, m.tokens_per_s) for m in measurements)
-    decoding = _speeds((m, m.decoded_per_s) for m in measurements)
+        groups.setdefault((m.temperature, m.batch, m.system, m.method), {})[m.prompt, m.round] = m
+    temperatures, batches = ({getattr(m, name): None for m in measurements} for name in ("temperature", "batch"))
+    methods = dict.fromkeys((m.system, m.method) for m in measurements)
     rows = []
-    for (temperature, batch, system, method), group in groups.items():
-        tokens, forwards = sum(m.run.num_tokens for m in group), sum(m.run.num_target_forwards for m in group)
-        drafted, accepted = sum(m.run.num_drafted for m in group), sum(m.run.num_accepted for m in group)
+    for key in ((t, b, *method) for t in temperatures for b in batches for method in methods):
+        if key not in groups:
+            continue
+        temperature, batch, system, method = key
+        group = groups[key]
+        found = list(group.values())
+        runs = [m.run for m in found]
+        tokens, forwards = sum(run.num_tokens for run in runs), sum(run.num_target_forwards for run in runs)
+        drafted, accepted = sum(run.num_drafted for run in runs), sum(run.num_accepted for run in runs)
+        plain = groups.get((temperature, batch, OURS, PLAIN), {})
+        theirs = groups.get((temperature, batch, THEIRS, PLAIN), {})
+        single = {} if batch == 1 else groups.get((temperature, 1, system, method), {})
         rows.append(
             Row(
-                system,
-                method,
-                group[0].verifier,
-                batch,
-                temperature,
-                len(group),
-                tokens_per_s=Spread.of([m.tokens_per_s for m in group]),
-                vs_plain=_ratios(group, speeds, batch, OURS, PLAIN),
-                decoding_vs_plain=_ratios(group, decoding, batch, OURS, PLAIN),
-                vs_transformers=_ratios(group, speeds, batch, THEIRS, PLAIN),
-                vs_batch_1=None if batch == 1 else _ratios(group, speeds, 1, system, method),
+                *(system, method, found[0].verifier, batch, temperature, len(found)),
+                tokens_per_s=Spread.of([m.tokens_per_s for m in found]),
+                vs_plain=_ratios(group, plain, lambda m: m.tokens_per_s),
+                decoding_vs_plain=_ratios(group, plain, lambda m: m.decoded_per_s),
+                vs_transformers=_ratios(group, theirs, lambda m: m.tokens_per_s),
+                vs_batch_1=_ratios(group, single, lambda m: m.tokens_per_s),
                 block_efficiency=tokens / forwards,
                 acceptance_rate=accepted / drafted if drafted else None,
-                ttft_s=median(m.run.ttft_s for m in group),
-                outside_forwards=median(m.outside_forwards for m in group),
-                outside_scoring=_median(m.outside_scoring for m in group),
-                memory_bytes_per_token=_median(m.run.memory_bytes_per_token for m in group),
+                ttft_s=median(run.ttft_s for run in runs),
+                outside_forwards=median(m.outside_forwards for m in found),
+                outside_scoring=_median(m.outside_scoring for m in found),
+                memory_bytes_per_token=_median(run.memory_bytes_per_token for run in runs),
             )
         )
-
-    def place(row: Row) -> tuple[int, int, int]:
-        return temperatures.index(row.temperature), batches.index(row.batch), methods.index((row.system, row.method))
-
-    return sorted(rows, key=place)
+    return rows
 
 
-Place = tuple[float, str, int, int, str, str]
-
-
-def _speeds(found: Iterable[tuple[Measurement, float | None]]) -> dict[Place, float]:
-    return {_place(m, m.batch, m.system, m.method): speed for m, speed in found if speed is not None}
-
-
-def _place(m: Measurement, batch: int, system: str, method: str) -> Place:
-    return m.temperature, m.prompt, m.round, batch, system, method
-
-
-def _ratios(
-    group: Sequence[Measurement], speeds: dict[Place, float], batch: int, system: str, method: str
-) -> Spread | None:
-    """Speeds of the group's runs over those of another method in the same rounds; None if it never ran there."""
-    own = [speeds.get(_place(m, m.batch, m.system, m.method)) for m in group]
-    others = [speeds.get(_place(m, batch, system, method)) for m in group]
-    ratios = [mine / other for mine, other in zip(own, others, strict=True) if mine and other]
+def _ratios(group: Runs, others: Runs, speed: Callable[[Measurement], float | None]) -> Spread | None:
+    """Speeds of one method over those of another in the same rounds; None if it never ran there."""
+    pairs = [(speed(m), speed(others[place])) for place, m in group.items() if place in others]
+    ratios = [mine / other for mine, other in pairs if mine and other]
     return Spread.of(ratios) if ratios else None
 
 

@@ -62,13 +62,11 @@ class Workload:
             raise ForetokenError("The workload has no prompts: give one or more.")
         if self.max_new_tokens < 16:
             raise ForetokenError(f"max_new_tokens is {self.max_new_tokens}: runs below 16 tokens measure nothing.")
-        if not 0 <= self.temperature < float("inf"):
-            raise ForetokenError(f"temperature is {self.temperature}: it must be a finite number >= 0.")
 
-    def run(self, engine: Engine, i: int, seed: int, new: int | None = None) -> tuple[Continued, list[int]]:
-        """The i-th prompt's continuation by so many tokens, and its ids; it does not stop at the end of a text."""
+    def run(self, engine: Engine, i: int, seed: int, new: int | None = None) -> Continued:
+        """The i-th prompt's continuation by so many tokens; it does not stop at the end of a text."""
         engine = replace(engine, eos_ids=frozenset(), tokenizer=None)
-        begin, tokens, ids = 0.0, [], []
+        begin, tokens = None, []
         for chunk in engine.stream(
             self.prompts[i],
             max_new_tokens=new or self.max_new_tokens,
@@ -76,12 +74,12 @@ class Workload:
             seed=seed,
             processors=self.processors[i : i + 1],
         ):
-            if ids:
-                tokens.append(len(chunk.token_ids))
-            else:
+            if begin is None:
                 begin = self.now()
-            ids += chunk.token_ids
-        return Continued(tuple(tokens), self.now() - begin), ids
+            else:
+                tokens.append(len(chunk.token_ids))
+        assert begin is not None
+        return Continued(tuple(tokens), self.now() - begin)
 
 
 def continued(
@@ -104,7 +102,7 @@ def continued(
         return block in found
 
     def run(engine: Engine, block: Block) -> Continued:
-        return workload.run(engine, block.prompt, workload.seed + 1000 * block.round + block.prompt)[0]
+        return workload.run(engine, block.prompt, workload.seed + 1000 * block.round + block.prompt)
 
     def warm(engine: Engine) -> None:
         workload.run(engine, 0, 0, WARM_TOKENS)

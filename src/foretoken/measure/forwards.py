@@ -1,16 +1,12 @@
-"""Milliseconds of one forward: every path in turn at every place, in rotated order, round after round."""
+"""Seconds of one forward: every path in turn at every place, in rotated order, round after round."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from torch import nn
-
-from foretoken.core.errors import ForetokenError
-from foretoken.measure.harness import Progress, interleave
+from foretoken.measure.harness import Progress, Turn, interleave
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.panels import PanelLinear
 from foretoken.models.rows import Rows
 
 REPEATS = 3  # forwards of one turn, after one that brings the path's weights back into the processor's caches
@@ -39,15 +35,7 @@ class Round:
 
 @runtime_checkable
 class Path(Protocol):
-    """One of the ways of running a forward. what: how it does so; weight_bytes: read by every forward."""
-
-    name: str
-
-    @property
-    def what(self) -> str: ...
-
-    @property
-    def weight_bytes(self) -> int: ...
+    """One of the ways of running a forward."""
 
     def open(self, context: int, batch: int, nodes: int) -> None:
         """Commit `context` tokens to `batch` rows, with room for so many nodes."""
@@ -62,19 +50,10 @@ class Path(Protocol):
 
 @dataclass
 class OurPath:
-    """`Rows.score` on a binary tree. what: of which kind the path is for this model."""
+    """`Rows.score` on a binary tree."""
 
-    name: str
     lm: CausalLM
     rows: Rows = field(init=False)
-
-    @property
-    def what(self) -> str:
-        return self.lm.execution
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self.lm.model)
 
     def open(self, context: int, batch: int, nodes: int) -> None:
         self.rows = self.lm.open(batch, context + nodes)
@@ -94,41 +73,13 @@ def tokens(lm: CausalLM, n: int) -> list[int]:
     return [1 + i * 37 % (lm.vocab_size - 1) for i in range(n)]
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of weights that a forward reads: all but an embedding table, of which it reads a few rows."""
-    total = sum(p.nbytes for p in model.parameters())
-    total += sum(m.panels.nbytes for m in model.modules() if isinstance(m, PanelLinear))
-    embedding: Any = model.get_input_embeddings().weight  # pyright: ignore[reportCallIssue]
-    head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    return total if getattr(head, "weight", None) is embedding else total - embedding.nbytes
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One turn of one path. ms: of one forward, the mean of the turn's. gb_s: gigabytes of weights read a second."""
-
-    path: str
-    what: str
-    nodes: int
-    context: int
-    batch: int
-    round: int
-    order: int
-    ms: float
-    gb_s: float
-
-    @property
-    def place(self) -> Place:
-        return Place(self.nodes, self.context, self.batch)
-
-
 def measure(
-    paths: Sequence[Path], places: Sequence[Place], rounds: int, now: Callable[[], float], progress: Progress
-) -> Iterator[Timing]:
-    """Every path at every place, round after round; places of one context and batch share their caches."""
-    if rounds < 1:
-        raise ForetokenError(f"rounds is {rounds}: it must be at least 1.")
-    named = {path.name: path for path in paths}
+    paths: Mapping[str, Path], places: Sequence[Place], rounds: int, now: Callable[[], float], progress: Progress
+) -> Iterator[Turn[Round, float]]:
+    """Every path at every place, round after round; places of one context and batch share their caches.
+
+    Yields turns whose results are seconds of one forward, the mean of REPEATS.
+    """
     for (context, batch), group in groupby(places, key=lambda p: (p.context, p.batch)):
         here = list(group)
 
@@ -140,11 +91,7 @@ def measure(
         def run(path: Path, block: Round) -> float:
             return _turn(path, block.place, REPEATS, now)
 
-        blocks = [Round(place, number) for place in here for number in range(rounds)]
-        for turn in interleave(named, blocks, run, warm, progress):
-            path, place, took = named[turn.name], turn.block.place, turn.result
-            where = (place.nodes, context, batch, turn.block.number, turn.order)
-            yield Timing(path.name, path.what, *where, took * 1e3, path.weight_bytes / took / 1e9)
+        yield from interleave(paths, [Round(p, n) for p in here for n in range(rounds)], run, warm, progress)
 
 
 def _turn(path: Path, place: Place, repeats: int, now: Callable[[], float]) -> float:

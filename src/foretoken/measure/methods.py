@@ -1,6 +1,5 @@
 """The ways of generating that are compared: our engine, and transformers' generate with the same models."""
 
-import copy
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from foretoken.decode import NoDrafter
 from foretoken.engine import Engine
 from foretoken.measure.clocks import Clock, Clocks, forwards_timed
 from foretoken.measure.memory import MemoryGrowth
-from foretoken.models.text import Tokenizer
 
 OURS, THEIRS = "foretoken", "transformers"
 
@@ -104,9 +102,7 @@ class Transformers:
     """`generate` of transformers.
 
     arguments: further keyword arguments of generate. assistant: the drafter, if any. assistant_settings: fields set
-    on the drafter's generation config, where generate looks for them. tokenizers: of the target and of an assistant
-    with another vocabulary, for the two-vocabulary mode: strings at temperature 0, the intersection above it. It
-    rewrites the assistant, so that each of the two gets a copy.
+    on the drafter's generation config, where generate looks for them.
     """
 
     name: str
@@ -115,9 +111,7 @@ class Transformers:
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: PreTrainedModel | None = None
     assistant_settings: dict[str, Any] = field(default_factory=dict)
-    tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     system: str = field(default=THEIRS, init=False)
-    copies: dict[bool, PreTrainedModel] = field(default_factory=dict, init=False)
     verifier: None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
@@ -133,7 +127,7 @@ class Transformers:
         with ExitStack() as stack:
             stack.enter_context(forwards_timed(self.model, target))
             if self.assistant is not None:
-                arguments |= self._assisted(temperature > 0)
+                arguments |= self.assisted(self.assistant, temperature > 0)
                 stack.enter_context(forwards_timed(arguments["assistant_model"], drafter))
             watch.begin()
             begin_cpu = time.thread_time()
@@ -158,19 +152,11 @@ class Transformers:
             cpu_s,
         )
 
-    def _assisted(self, sampled: bool) -> dict[str, Any]:
-        """Arguments of generate for the assistant, set up."""
-        assert self.assistant is not None
-        found: dict[str, Any] = {}
-        assistant = self.assistant
-        if self.tokenizers is not None:
-            if sampled not in self.copies:
-                self.copies[sampled] = copy.deepcopy(assistant)
-            assistant = self.copies[sampled]
-            found["tokenizer"], found["assistant_tokenizer"] = self.tokenizers
+    def assisted(self, assistant: PreTrainedModel, sampled: bool) -> dict[str, Any]:
+        """Arguments of generate for the assistant, which is set up. sampled: the temperature is above 0."""
         for key in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
             setattr(assistant.generation_config, key, self.assistant_settings.get(key))
-        return found | {"assistant_model": assistant}
+        return {"assistant_model": assistant}
 
 
 Method = Foretoken | Transformers

@@ -41,7 +41,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
-from foretoken.measure.teacher_forcing import begins, block_survival, logits_at
+from foretoken.measure.teacher_forcing import begins, block_survival, drafter_lm, logits_at
 from foretoken.models.causal_lm import CausalLM
 from foretoken.names import tree_policy, verifier_named
 from foretoken.recipe import Recipe
@@ -76,14 +76,17 @@ def has_distribution(engine: Engine) -> bool:
     return type(engine.drafter) is LMDrafter and isinstance(engine.drafter.lm, CausalLM)
 
 
+def drafting_model(engine: Engine) -> CausalLM:
+    """Of an engine that `has_distribution`."""
+    return drafter_lm(engine, "has no distribution")
+
+
 def forced(engine: Engine, prompt: list[int], ids: list[int], temperature: float) -> Forced:
     """One forward of each model over the prompt and the text that the target wrote after it."""
-    assert isinstance(engine.drafter, LMDrafter)
-    assert isinstance(engine.drafter.lm, CausalLM)
     places = [(0, len(prompt) - 1 + t) for t in range(len(ids))]
     target, drafter = (
         logits_at(lm, [[*prompt, *ids]], places, engine.target.vocab_size).double()
-        for lm in (engine.target.lm, engine.drafter.lm)
+        for lm in (engine.target.lm, drafting_model(engine))
     )
     # At temperature 0 the drafter's likeliest tokens are proposed, so their order must stay known.
     q = Sampling(temperature=temperature or 1.0)(drafter)

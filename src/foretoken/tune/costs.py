@@ -74,8 +74,8 @@ def forward_costs(
     contexts = sorted({max(1, min(context, limit)) for context in CONTEXTS})
     places = [Place(nodes, context, 1) for context in contexts for nodes in NODES]
     times: dict[tuple[str, Place], list[float]] = {}
-    for timing in measure([OurPath(name, lm) for name, lm in lms.items()], places, ROUNDS, now, progress):
-        times.setdefault((timing.path, timing.place), []).append(timing.ms / 1000)
+    for turn in measure({name: OurPath(lm) for name, lm in lms.items()}, places, ROUNDS, now, progress):
+        times.setdefault((turn.name, turn.block.place), []).append(turn.result)
     return {
         name: {
             "nodes": list(NODES),

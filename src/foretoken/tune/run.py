@@ -1,26 +1,26 @@
 """The measurements behind a profile, in order: the workload's text, forwards, acceptance, overheads, the few best."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from foretoken.build import plain, usual_rule, with_recipe
+from foretoken.build import usual_rule, with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
-from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Runs, Workload, continued
 from foretoken.measure.harness import Progress
 from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
-from foretoken.models.causal_lm import CausalLM
+from foretoken.measure.teacher_forcing import written
 from foretoken.models.identity import fingerprint, host, versions
 from foretoken.profile import Profile
 from foretoken.recipe import PLAIN, PLAINLY, Recipe
 from foretoken.tune.acceptance import (
+    drafting_model,
     forced,
     has_distribution,
     of_one_draft,
@@ -32,10 +32,10 @@ from foretoken.tune.acceptance import (
 )
 from foretoken.tune.costs import NODES, ForwardCosts, StepCosts, forward_costs, kind_of, most_nodes
 from foretoken.tune.grid import DEPTHS, able, families, modelled, probes
-from foretoken.tune.watch import Watched, watched
 from foretoken.vocab.tli import IntersectionLM
 
 PROBE_PROMPTS = 3
+FALLS = 0.95  # of a family's best tokens/s: below it larger members are not run
 MEASURED = ("tokens a step", "tokens/s", "x plain")
 MODEL, RUN = "model", "short run"
 
@@ -49,18 +49,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is expected of steps, and the acceptance of one draft by vocab."""
-
-    steps: dict[Recipe, Step]
-    drafts: dict[str | None, float]
-
-
-@dataclass(frozen=True)
 class Prediction:
     """tokens, seconds: of a step. by: MODEL or RUN."""
 
-    configuration: Recipe
+    recipe: Recipe
     tokens: float
     seconds: float
     by: str = MODEL
@@ -98,14 +90,15 @@ def tune(
     probed = run_few([PLAINLY, *probes(configurations)])
     seen = watched(families(engine, vocabs, workload.temperature), run_few, probed[PLAINLY].seconds_per_step)
     progress("predicting")
-    known = _known(speaking, workload, texts, configurations, probed, seen)
-    strings = [(kind_of(c), [1.0] * len(most_nodes(c)), x.seconds) for c, x in seen.items() if _is_chain(c)]
-    timed = [(kind_of(c), known.steps[c].widths, runs.seconds_per_step) for c, runs in probed.items()]
+    steps, drafts = _steps(speaking, workload, texts, configurations, probed)
+    chains = [x for x in seen if x.recipe.tree.startswith("chain:")]
+    drafts |= {x.recipe.vocab: x.tokens - 1 for x in chains if x.recipe.tree == "chain:1"}
+    strings = [(kind_of(x.recipe), [1.0] * len(most_nodes(x.recipe)), x.seconds) for x in chains]
+    timed = [(kind_of(c), steps[c].widths, runs.seconds_per_step) for c, runs in probed.items()]
     costs = costs.calibrated(timed + strings)
-    predictions = [Prediction(c, x.tokens, costs.step(kind_of(c), x.widths)) for c, x in known.steps.items()]
-    predictions += [Prediction(c, x.tokens, x.seconds, RUN) for c, x in seen.items()]
-    predictions.sort(key=lambda x: -x.tokens_per_s)
-    ranked = [x.configuration for x in predictions if x.configuration != PLAINLY]
+    predictions = [Prediction(c, x.tokens, costs.step(kind_of(c), x.widths)) for c, x in steps.items()]
+    predictions = sorted(predictions + seen, key=lambda x: -x.tokens_per_s)
+    ranked = [x.recipe for x in predictions if x.recipe != PLAINLY]
     measured = _measure(engine, workload, [PLAINLY, *ranked[:best]], rounds, journal, progress)
     winner = max(measured, key=lambda c: measured[c].tokens_per_s)
     forwards = _tables(report, costs, predictions, measured, winner)
@@ -122,7 +115,7 @@ def tune(
         draft_probability=winner.draft_probability,
         plain_s=costs.step(PLAIN, []),
         extra=_extra(costs, kind_of(Recipe("chain:1", rule, vocab))),
-        acceptance=known.drafts[vocab],
+        acceptance=drafts[vocab],
         versions=versions(),
         settings=dict(report.header),
         forwards=forwards,
@@ -130,30 +123,55 @@ def tune(
     )
 
 
-def _known(
+def watched(
+    families: Sequence[Sequence[Recipe]],
+    run: Callable[[Sequence[Recipe]], Mapping[Recipe, Runs]],
+    plain_s: float,
+) -> list[Prediction]:
+    """Short runs of what no simple model predicts: of each family from its smallest member on, as long as it gets
+    faster, or nearly.
+
+    families: by growing size; members of equal place run side by side, with plain decoding.
+    plain_s: seconds of a plain step, on whose scale all times are put.
+    """
+    found: list[Prediction] = []
+    best: dict[int, float] = {}
+    alive = list(range(len(families)))
+    place = 0
+    while alive := [i for i in alive if place < len(families[i])]:
+        members = {i: families[i][place] for i in alive}
+        runs = run([PLAINLY, *members.values()])
+        scale = plain_s / runs[PLAINLY].seconds_per_step
+        seen = {
+            i: Prediction(c, runs[c].tokens_per_step, scale * runs[c].seconds_per_step, RUN) for i, c in members.items()
+        }
+        best |= {i: max(best.get(i, 0.0), x.tokens_per_s) for i, x in seen.items()}
+        alive = [i for i, x in seen.items() if x.tokens_per_s >= FALLS * best[i]]
+        found += seen.values()
+        place += 1
+    return found
+
+
+def _steps(
     engine: Engine,
     workload: Workload,
     texts: Sequence[list[int]],
     configurations: Sequence[Recipe],
     probed: Mapping[Recipe, Runs],
-    seen: Mapping[Recipe, Watched],
-) -> Known:
-    """By teacher forcing; for a drafter without a distribution from the runs, the deepest chain's last among them."""
-    steps, drafts = {PLAINLY: Step(1.0, [])}, {c.vocab: x.tokens - 1 for c, x in seen.items() if c.tree == "chain:1"}
+) -> tuple[dict[Recipe, Step], dict[str | None, float]]:
+    """(what is expected of steps, the acceptance of one draft by vocab): by teacher forcing; for a drafter without a
+    distribution from the runs, the deepest chain's last among them."""
+    steps, drafts = {PLAINLY: Step(1.0, [])}, {}
     if has_distribution(engine):
         forced_steps, drafts[configurations[0].vocab] = _forced_steps(engine, workload, texts, configurations)
         steps |= forced_steps
     elif configurations:
         deepest = [run.tokens for run in list(probed.values())[-1].runs]
-        steps |= {
-            c: Step(tokens_watched(deepest, len(most_nodes(c))), [1.0] * len(most_nodes(c))) for c in configurations
-        }
+        for c in configurations:
+            depth = len(most_nodes(c))
+            steps[c] = Step(tokens_watched(deepest, depth), [1.0] * depth)
         drafts[None] = steps[configurations[0]].tokens - 1
-    return Known(steps, drafts)
-
-
-def _is_chain(c: Recipe) -> bool:
-    return c.tree.startswith("chain:")
+    return steps, drafts
 
 
 def written_texts(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> list[list[int]]:
@@ -161,7 +179,8 @@ def written_texts(engine: Engine, workload: Workload, journal: Journal, progress
 
     def write(i: int) -> list[int]:
         progress(f"the target continues prompt {i + 1}/{len(workload.prompts)}")
-        return workload.run(plain(engine), i, workload.seed + i)[1]
+        prompt, seed = workload.prompts[i], workload.seed + i
+        return written(engine, [prompt], workload.max_new_tokens, workload.temperature, seed)[0]
 
     return [journal.once(f"text {i + 1}", lambda i=i: write(i)) for i in range(len(workload.prompts))]
 
@@ -169,9 +188,7 @@ def written_texts(engine: Engine, workload: Workload, journal: Journal, progress
 def _step_costs(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> StepCosts:
     lms = {"target": engine.target.lm}
     if has_distribution(engine):
-        assert isinstance(engine.drafter, LMDrafter)
-        lm = engine.drafter.lm
-        assert isinstance(lm, CausalLM)
+        lm = drafting_model(engine)
         lms["drafter"] = lm.lm if isinstance(lm, IntersectionLM) else lm
     times = journal.once("forwards", lambda: forward_costs(lms, workload.now, progress))
     typical = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2
@@ -251,11 +268,11 @@ def _tables(
     )
     plain = measured[PLAINLY].tokens_per_s
     for x in predictions:
-        c, runs = x.configuration, measured.get(x.configuration)
+        c, runs = x.recipe, measured.get(x.recipe)
         ran = (None,) * 3 if runs is None else (runs.tokens_per_step, runs.tokens_per_s, runs.tokens_per_s / plain)
         named = c.tree, c.verifier or "", c.vocab, c.draft_probability
         table.add(*named, x.by, x.tokens, 1000 * x.seconds, x.tokens_per_s, *ran)
-    first = predictions[0].configuration
+    first = predictions[0].recipe
     share = measured[first].tokens_per_s / measured[winner].tokens_per_s
     table.notes.append(
         f"Predicted by: {MODEL}, tokens by teacher forcing (or a deep chain, cut), time by forwards and overheads; "
