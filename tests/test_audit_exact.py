@@ -16,8 +16,7 @@ from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
-from foretoken.decode import Decoder
-from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.lm import LMDraftSession
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -155,12 +154,6 @@ def _one_row(lm: TableLM, ids: list[int]):
     rows = lm.open(1, 30)
     rows.extend(rows.join(), ids)
     return rows
-
-
-def test_the_real_parts_are_what_is_enumerated() -> None:
-    target, drafter = decoding.table_pair(static.chain(2), IID, 3, seed=0)
-    assert isinstance(drafter, LMDrafter)
-    assert isinstance(Decoder(target, drafter, VERIFIERS["rrs"], 1, 1).drafter, LMDraftSession)
 
 
 # The goodness-of-fit test by itself.

@@ -6,16 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from foretoken import audit
-from foretoken.audit import decoding, fit, models
+from foretoken.audit import decoding, models
 from foretoken.audit.report import FAILED, OK, WEAK, AuditReport, Check, Section
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, WithoutReplacement
+from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
-from foretoken.core.tree import Siblings
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.trees import static
@@ -161,28 +159,6 @@ def test_samples_follow_their_seeds_and_not_the_batch(monkeypatch: pytest.Monkey
     assert sorted(many) == sorted(few)
     assert accepted > 0
     assert {len(ids) for ids in many} == {models.NUM_TOKENS}
-
-
-def test_seen_by_the_same_cells() -> None:
-    """The sampled law of a rule that ignores p fails at once: p-value at its least."""
-
-    class Drafts:
-        name = "drafts"
-        laws = (WithoutReplacement,)
-
-        def accepts(self, law: object) -> bool:
-            return True
-
-        def __call__(self, p: Tensor, siblings: Siblings) -> Tensor:
-            assert siblings.q is not None
-            return siblings.q.to(p.dtype)
-
-    engine = tiny_engine(tree="chain:2")
-    sampling = Sampling(temperature=0.5)
-    test, cells, _ = models._prepare(engine.target, [1, 2, 3], sampling, 400, 1e-4, 0)
-    ids, _ = models.sample(engine.target, engine.drafter, Drafts(), [1, 2, 3], sampling, 400, 1)
-    assert test.p_value(cells.count(ids)) == pytest.approx(1 / (1 + len(test.null)))
-    assert isinstance(test, fit.FitTest)
 
 
 @pytest.mark.parametrize(("temperature", "samples", "what"), [(0.0, 400, "temperature"), (1.0, 10, "samples")])

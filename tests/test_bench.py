@@ -117,10 +117,12 @@ def test_an_expanded_target_is_labelled(
         assert big["num_accepted"] == line["num_accepted"]
 
 
-def test_without_a_drafter_plain_decoding_is_compared(bench: Command) -> None:
-    code, out, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0, "--json")
+def test_without_a_drafter_plain_decoding_is_compared_and_a_plot_is_drawn(bench: Command, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    code, out, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0, "--plot", "x.png", "--json")
     assert code == 0
     assert [(r["system"], r["method"]) for r in json.loads(out)["rows"]] == [OURS[0], THEIRS[0]]
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,13 +139,6 @@ def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytes
     assert code == 130
     assert "Interrupted" in out
     assert len((tmp_path / "foretoken-bench.jsonl").read_text().splitlines()) == 3
-
-
-def test_a_plot_is_drawn(bench: Command, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    code, _, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0, "--plot", "x.png")
-    assert code == 0
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from benchmarks.tree_report import ratio, samples
 from benchmarks.tree_runs import Cell
 from benchmarks.tree_runs import Course as Decodings
 from benchmarks.tree_runs import run as run_cell
-from command import run
 from foretoken.audit.branching import outcomes
 from foretoken.core.laws import IID
 from foretoken.core.random import seeded
@@ -158,11 +157,11 @@ def test_given_texts_count_what_decoding_counts() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_the_command(monkeypatch, capsys) -> None:
+def test_the_command(run) -> None:
     """A chain is level with itself and, to rounding, with the chain of as many nodes."""
     small = ("--prompts", 2, "--texts", 1, "--max-new-tokens", 6, "--runs", 2, "--temperature", 1, "--json")
     trees = ("--tree", "chain:2", "--tree", "chain:3@0.1", "--tree", "budget:2")
-    code, printed, err = run(monkeypatch, capsys, "benchmarks", "chains", *trees, *small)
+    code, printed, err = run("benchmarks", "chains", *trees, *small)
     assert code == 0, err
     (table,) = json.loads(printed)["tables"]
     rows = {row["tree"]: row for row in table["rows"]}

@@ -14,7 +14,7 @@ from benchmarks.tree_methods import DEFAULT, TreeMethod, at_zero, method
 from benchmarks.tree_report import PARTS, Sample, ratio, with_error
 from benchmarks.tree_runs import Cell, Course, TreeRun, measure
 from benchmarks.tree_runs import run as run_cell
-from command import run
+from command import run as run_on_demo_models
 from foretoken.audit import decoding
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
@@ -149,10 +149,10 @@ def test_one_prompt_has_no_error_and_no_run_no_figures() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_the_commands(run, tmp_path: Path) -> None:
     vectors, out, plot = tmp_path / "vectors", tmp_path / "runs.jsonl", tmp_path / "trees.svg"
     measured = ("bench", "acceptance", "--prompts", 1, "--max-new-tokens", 4, "--children", 2, "--out", vectors)
-    code, printed, _ = run(monkeypatch, capsys, *measured, "--verifier", "rrsw", "--temperature", 1, "--json")
+    code, printed, _ = run(*measured, "--verifier", "rrsw", "--temperature", 1, "--json")
     assert code == 0
     (row,) = json.loads(printed)["tables"][0]["rows"]
     kept = json.loads((vectors / "rrsw-1.json").read_text())
@@ -163,7 +163,7 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
         "trees",
         *SMALL,
         "--nodes",
-        "2",
+        2,
         "--temperature",
         0,
         "--temperature",
@@ -174,7 +174,7 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
     files = ("--acceptance", tmp_path / "other", "--out", out, "--plot", plot)
     names = ("sequoia+rrsw", "budget+block-transport", "dynamic+exact-match")
     asked = [part for name in names for part in ("--method", name)]
-    code, printed, err = run(monkeypatch, capsys, *arguments, *files, *asked)
+    code, printed, err = run(*arguments, *files, *asked)
     assert code == 0, err
     found = {table["title"]: table for table in json.loads(printed)["tables"]}
     greedy = {row["method"]: row for row in found["Tokens a step, temperature 0"]["rows"]}
@@ -189,20 +189,20 @@ def test_the_commands(monkeypatch, capsys, tmp_path: Path) -> None:
         assert min(parts) > 0
     assert len(out.read_text().splitlines()) == 2 * 3
     assert plot.stat().st_size > 1000
-    again = run(monkeypatch, capsys, *arguments[:-2], *files[:-2], *asked, "--markdown")
+    again = run(*arguments[:-2], *files[:-2], *asked, "--markdown")
     assert again[0] == 0
     assert "round" not in again[2]  # nothing is run again
     assert "Tokens a step, temperature 1" in again[1]
-    code, _, err = run(monkeypatch, capsys, *arguments, *files[:-2], *asked, "--children", 3)
+    code, _, err = run(*arguments, *files[:-2], *asked, "--children", 3)
     assert code == 2
     assert "children 4, not 3: name another --out" in err
     assert len(out.read_text().splitlines()) == 2 * 3
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_file_of_something_else_is_refused(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_refused(run, tmp_path: Path) -> None:
     arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)
-    assert run(monkeypatch, capsys, *arguments)[0] == 0
+    assert run(*arguments)[0] == 0
     measured = (tmp_path / "rrsw-1.json").read_text()
     of_other_weights = json.dumps(json.loads(measured) | {"weights": ["0" * 16, "1" * 16]})
     for foreign, what in (
@@ -211,7 +211,7 @@ def test_a_file_of_something_else_is_refused(monkeypatch, capsys, tmp_path: Path
         (of_other_weights, "was measured with weights"),
     ):
         (tmp_path / "rrsw-1.json").write_text(foreign)
-        code, _, err = run(monkeypatch, capsys, *arguments)
+        code, _, err = run(*arguments)
         assert code == 2
         assert what in err
         assert (tmp_path / "rrsw-1.json").read_text() == foreign
@@ -250,7 +250,7 @@ def test_reproductions(monkeypatch, capsys, name: str) -> None:
     chosen, cited = {5: "biSeq4", 6: "3^2", 7: "2^2"}, spechub_trees.cited
     monkeypatch.setattr(spechub_trees, "cited", lambda n: {1.0: {chosen[n]: cited(n)[1.0][chosen[n]]}})
     monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
-    code, printed, err = run(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
+    code, printed, err = run_on_demo_models(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
     assert code == 0, err
     tables = json.loads(printed)["tables"]
     assert [len(table["rows"]) for table in tables] == ([1, 1, 1] if name.startswith("spechub") else [1])
