@@ -61,7 +61,7 @@ class Found:
         return _sample(self.counts[name])
 
     def chain(self, nodes: float) -> Sample:
-        """Of chains that draft so many nodes on average, by the two whole numbers beside it."""
+        """The sample of chains that draft `nodes` on average, from those of the whole numbers below and above it."""
         depth = min(math.floor(nodes), self.kept[0].shape[1] - 2)
         shorter, longer = (_sample([decoded_by_chain(kept, d) for kept in self.kept]) for d in (depth, depth + 1))
         share = nodes - depth  # of steps
@@ -82,11 +82,11 @@ def ahead(policies: Mapping[str, TreePolicy]) -> int:
 def measure(
     course: Course, policies: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None]
 ) -> Found:
-    """Of every policy, told the law and the temperature here, on the same texts; those there are if interrupted."""
-    told = {name: policy.at(IID, temperature) for name, policy in policies.items()}
-    found = Found({name: [] for name in told})
+    """Evaluate every policy on the same texts, at the law and the temperature. On Ctrl-C return what is complete."""
+    fixed = {name: policy.at(IID, temperature) for name, policy in policies.items()}
+    found = Found({name: [] for name in fixed})
     try:
-        _measure(course, told, temperature, progress, found)
+        _measure(course, fixed, temperature, progress, found)
     except KeyboardInterrupt:
         if not found.kept:
             raise
@@ -95,10 +95,10 @@ def measure(
 
 
 def _measure(
-    course: Course, told: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None], found: Found
+    course: Course, fixed: Mapping[str, TreePolicy], temperature: float, progress: Callable[[str], None], found: Found
 ) -> None:
     target, drafter = course.engine.target.lm, drafter_lm(course.engine, NO_MODEL)
-    depth = ahead(told)
+    depth = ahead(fixed)
     rng = torch.Generator().manual_seed(course.seed + DRAFTS)
     for i in range(course.texts):
         where = f"temperature {temperature:g}, texts {i + 1}/{course.texts}"
@@ -108,7 +108,7 @@ def _measure(
         for j, (prompt, tokens) in enumerate(zip(course.prompts, own, strict=True)):
             progress(f"{where}, prompt {j + 1}/{len(course.prompts)}")
             text = given_text(target, drafter, prompt, tokens, depth, temperature, rng)
-            counts = {name: _count(policy, text, course.runs, seed + j) for name, policy in told.items()}
+            counts = {name: _count(policy, text, course.runs, seed + j) for name, policy in fixed.items()}
             for name, count in counts.items():
                 found.counts[name].append(count)
             found.kept.append(text.kept)

@@ -107,8 +107,8 @@ def expand(model: PreTrainedModel, params: int, seed: int = 0) -> PreTrainedMode
 
 
 def choose_shape(config: LlamaConfig, params: int) -> Shape:
-    """Of all shapes within 10% of `params` the one nearest to common proportions: MLP 8/3 of the hidden size, heads as
-    wide together as the hidden size, 64 hidden units a layer."""
+    """Choose of all shapes within 10% of `params` the one nearest to common proportions: an MLP of 8/3 of the hidden
+    size, heads together as wide as the hidden size, 64 hidden units per layer."""
     small = config.num_hidden_layers, _kv_heads(config), config.intermediate_size
     own = _shape(config, 0, *small)
     if params < own.num_params * (1 - TOLERANCE):

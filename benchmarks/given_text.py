@@ -49,7 +49,7 @@ class GivenText:
 
 @dataclass(frozen=True)
 class Count:
-    """Of one decoding of a text, means."""
+    """Mean counts of one decoding of a text."""
 
     tokens: float
     steps: float
@@ -69,7 +69,7 @@ def given_text(
     target: CausalLM, drafter: CausalLM, prompt: list[int], text: list[int], depth: int, temperature: float,
     rng: torch.Generator,
 ) -> GivenText:  # fmt: skip
-    """Of a text that the target wrote behind a prompt, with places before all of its tokens but the last `depth`."""
+    """Score a text that the target wrote behind a prompt, at places before all of its tokens but the last `depth`."""
     n, v, sampling = len(text) - depth, target.vocab_size, Sampling(temperature=temperature)
     places = [(0, len(prompt) - 1 + t) for t in range(len(text))]
     p, q = (sampling(logits_at(lm, [prompt + text], places, v)) for lm in (target, drafter))
@@ -120,7 +120,7 @@ def grown(policy: TreePolicy, past: Any, path: Path) -> tuple[int, Any]:
 
 
 def decoded(policy: TreePolicy, text: GivenText, runs: int, rng: np.random.Generator) -> Count:
-    """Of decodings of the text, up to the first step that ends at its n-th place or behind it.
+    """Mean counts of decodings of the text, up to the first step that ends at its n-th place or behind it.
 
     What a step accepts is drawn given the text; what it spends, and what the policy remembers, is that of the path
     which the drafter drew there. So a policy with an account is told of a path that does not depend on what was

@@ -75,7 +75,7 @@ class Method:
 class Tally:
     """Counts over the runs of one method at one temperature, and the seconds of every step by what was running.
 
-    total_s: of all runs, by the clock of bench.execution, which costs too much to be read at every step.
+    total_s: of all runs, by the clock that `seconds` gives, which costs too much to be read at every step.
     """
 
     tokens: int = 0
@@ -92,7 +92,7 @@ class Tally:
 
     @property
     def tau(self) -> float:
-        """Tokens a step, the bonus token included."""
+        """Tokens per step, the bonus token included."""
         return self.tokens / self.steps
 
     @property
@@ -100,7 +100,7 @@ class Tally:
         return 1000 * self.total_s / self.tokens
 
     def ms(self, name: str) -> float:
-        """Of a step, the median."""
+        """Median milliseconds per step spent in component `name`."""
         return 1000 * median(self.seconds[name])
 
     def record(self) -> dict[str, Any]:

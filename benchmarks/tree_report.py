@@ -31,7 +31,7 @@ class Sample:
 
     @property
     def influence(self) -> np.ndarray:
-        """Of each prompt and round on ln efficiency: their squares sum up to its variance."""
+        """Influence of each prompt and round on ln efficiency: their squares sum up to its variance."""
         n = len(self.tokens)
         raw = (self.tokens - self.efficiency * self.steps) / self.tokens.sum()
         return raw * (n / (n - 1)) ** 0.5 if n > 1 else np.full(1, np.nan)

@@ -158,19 +158,8 @@ def test_the_commands(run, tmp_path: Path) -> None:
     kept = json.loads((vectors / "rrsw-1.json").read_text())
     assert [row["b=1"], row["b=2"]] == kept["acceptance"]
     assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
-    arguments = (
-        "benchmarks",
-        "trees",
-        *SMALL,
-        "--nodes",
-        2,
-        "--temperature",
-        0,
-        "--temperature",
-        1,
-        "--json",
-        "--speed",
-    )
+    both = ("--temperature", 0, "--temperature", 1)
+    arguments = ("benchmarks", "trees", *SMALL, "--nodes", 2, *both, "--json", "--speed")
     files = ("--acceptance", tmp_path / "other", "--out", out, "--plot", plot)
     names = ("sequoia+rrsw", "budget+block-transport", "dynamic+exact-match")
     asked = [part for name in names for part in ("--method", name)]

@@ -43,7 +43,7 @@ NUM_TOKENS = 3  # of the sampled joint law
 BATCH = 32
 ALONE = 8  # one sample of so many is decoded by itself, as one user's text is, for which there is other code
 FALSE_ALARM = 1e-4  # of all sampling tests together
-# Two ways to the same logits differ by rounding; relative to the largest logit.
+# The same logits, computed in another order, differ by rounding; relative to the largest logit.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 

@@ -9,7 +9,7 @@ OK, FAILED, WEAK, APPROXIMATE = "ok", "FAILED", "weak", "approx"
 
 @dataclass(frozen=True)
 class Check:
-    """outcome: OK; FAILED (the audit fails); WEAK (it could not have told a wrong rule here; the audit goes on);
+    """outcome: OK; FAILED (the audit fails); WEAK (it could not have seen a wrong rule here; the audit goes on);
     APPROXIMATE (not lossless by design, within the tolerance it declares; the engine refuses it)."""
 
     name: str
@@ -31,7 +31,7 @@ class Section:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """subject: what was audited, e.g. {"target": ..., "verifier": ...}; empty for the exact part alone."""
+    """subject: what was audited, e.g. {"target": ..., "verifier": ...}; empty where only the exact part ran."""
 
     subject: Mapping[str, Any]
     sections: tuple[Section, ...]

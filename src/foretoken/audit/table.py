@@ -97,7 +97,7 @@ class TableRows(Rows):
 
 
 def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:
-    """Random distributions, one of which in four has a zero; none of two tokens, which would leave one text alone."""
+    """Random distributions, one of which in four has a zero; none where v is 2, which could leave a single text."""
     rng = torch.Generator().manual_seed(seed)
     logits = sharpness * torch.randn(v, v, v, generator=rng, dtype=torch.float64)
     zero = (torch.rand(v, v, generator=rng) < 0.25) & (v > 2)

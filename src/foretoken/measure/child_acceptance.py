@@ -152,7 +152,7 @@ def read(path: Path, settings: Mapping[str, Any], option: str) -> ChildAcceptanc
 
 
 def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
-    """As JSON, which `sequoia:N@FILE` reads; moved into place when it is whole."""
+    """Write JSON, which `sequoia:N@FILE` reads; it is moved into place when it is whole."""
 
     def how(temporary: Path) -> None:
         temporary.parent.mkdir(parents=True, exist_ok=True)

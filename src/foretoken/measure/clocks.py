@@ -53,7 +53,7 @@ class Clock:
         """device: waited for at both ends if it is an accelerator, whose calls return before they are done."""
         self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else None
         self.seconds, self.count = 0.0, 0
-        self._depth, self._since, self._told = 0, 0.0, 0.0
+        self._depth, self._since, self._lapped = 0, 0.0, 0.0
 
     def __enter__(self) -> None:
         self.start()
@@ -68,7 +68,7 @@ class Clock:
 
     def lap(self) -> float:
         """Seconds since the last lap, or the start."""
-        seconds, self._told = self.seconds - self._told, self.seconds
+        seconds, self._lapped = self.seconds - self._lapped, self.seconds
         return seconds
 
     def start(self) -> None:

@@ -139,7 +139,7 @@ class Row:
     memory_bytes_per_token: float | None
 
     def cells(self, batched: bool) -> list[str]:
-        """Of the table, as `report` names its columns."""
+        """The cells of the row in the table, as `report` names its columns."""
         outside = f"{self.outside_forwards:.0%}"
         rule = "" if self.verifier is None else f", {self.verifier}"
         return [

@@ -25,7 +25,7 @@ class Continued:
 
 @dataclass(frozen=True)
 class Runs:
-    """Of one engine over all prompts and rounds, in order."""
+    """All runs of one engine, over all prompts and rounds, in order."""
 
     runs: tuple[Continued, ...]
 
@@ -48,7 +48,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Workload:
-    """prompts: ids. now: seconds, of the thread or the wall (measure/clocks.py). processors: one a prompt, or none."""
+    """prompts: ids. now: seconds, of the thread or the wall (see clocks.py). processors: one per prompt, or none."""
 
     prompts: Sequence[list[int]]
     max_new_tokens: int

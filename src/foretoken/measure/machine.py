@@ -26,12 +26,12 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit() -> str | None:
-    """Of the checkout that this package runs from, with + if files differ from it; None for an installed one."""
+    """Commit of the checkout that this package runs from, with + if files differ; None for an installed package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

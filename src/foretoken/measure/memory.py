@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-STATM = Path("/proc/self/statm")  # Linux; elsewhere growth on a CPU is not told
+STATM = Path("/proc/self/statm")  # Linux; elsewhere growth on a CPU is not known
 EVERY = 16  # calls: reading the file takes as long as a fifteenth of a small model's forward
 
 

@@ -1,4 +1,4 @@
-"""The ways of generating that are compared: our engine, and transformers' generate with the same models."""
+"""The methods of generating that are compared: our engine, and transformers' generate with the same models."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Run:
 
     forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
     those calls, masks and cache; None for transformers. texts: the new ids of each sequence. cpu_s: of this thread.
-    own_s: of drafting, outside of the drafter's model; None where that is not told.
+    own_s: of drafting, outside of the drafter's model; None where it is not measured.
     """
 
     num_tokens: int

@@ -63,8 +63,10 @@ def load_pair(
 
 
 def as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
-    """The model as transformers loads it, where `like` may have packed weights. `like` was loaded from the same
-    place, so that what can go wrong has been told."""
+    """The model as transformers loads it, where `like` may have packed weights.
+
+    like: loaded from the same place, so that errors were already reported then.
+    """
     model: Any = AutoModelForCausalLM.from_pretrained(located(source), dtype=like.dtype)
     return model.to(like.device).eval()
 

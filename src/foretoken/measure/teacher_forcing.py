@@ -26,7 +26,7 @@ class ScoredText:
     def rows(
         self, temperature: float, draft_temperature: float | None = None
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
-        """p and q in float64; q at the target's temperature unless told otherwise."""
+        """p and q in float64; q at the target's temperature, unless another one is given."""
         q_temperature = temperature if draft_temperature is None else draft_temperature
         p = Sampling(temperature=temperature)(self.target.double())
         return p, Sampling(temperature=q_temperature)(self.drafter.double())
@@ -44,8 +44,8 @@ def written(
     engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
 ) -> list[list[int]]:
     """What the target writes behind each prompt, so many tokens whatever they are."""
-    alone = replace(plain(engine), tokenizer=None, eos_ids=frozenset())
-    results = alone.generate(list(prompts), max_new_tokens=num_tokens, temperature=temperature, seed=seed)
+    endless = replace(plain(engine), tokenizer=None, eos_ids=frozenset())
+    results = endless.generate(list(prompts), max_new_tokens=num_tokens, temperature=temperature, seed=seed)
     return [result.token_ids for result in results]
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a step brings, by teacher forcing on the target's own text.
+"""Expected tokens per step, by teacher forcing on the target's own text.
 
 The target continues each prompt plainly, at the temperature that is tuned for. Let r_j = min(1, q / p) at the text's
 token j: given the text, the probability that a draft there was accepted, independently of all others. With
@@ -48,7 +48,7 @@ from foretoken.recipe import Recipe
 from foretoken.tune.costs import most_nodes
 from foretoken.verify.acceptance import acceptance
 
-SAMPLES = 16  # a place
+SAMPLES = 16  # per place
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ def has_distribution(engine: Engine) -> bool:
 
 
 def drafting_model(engine: Engine) -> CausalLM:
-    """Of an engine that `has_distribution`."""
+    """The drafter's model, of an engine that `has_distribution`."""
     return drafter_lm(engine, "has no distribution")
 
 
@@ -137,7 +137,7 @@ def _goes_on(q: Float[Tensor, "t m"], configuration: Recipe) -> Float[Tensor, "s
 
 
 def _law(configuration: Recipe, temperature: float) -> Law:
-    """Of every node's children."""
+    """The law by which the children of every node are drawn."""
     k = tree_policy(configuration.tree).max_draws
     return Opaque(k) if temperature == 0 else verifier_named(str(configuration.verifier)).laws[0](k)
 

@@ -1,6 +1,6 @@
 """What a step costs: forwards by nodes and context, measured, and what is left of whole steps, by depth.
 
-    step of a tree with w_1, .., w_D nodes a level  =  target(1 + w_1 + .. + w_D) + drafter(1) + drafter(w_1) + ..
+    step of a tree with w_1, .., w_D nodes per level  =  target(1 + w_1 + .. + w_D) + drafter(1) + drafter(w_1) + ..
         + drafter(w_{D-1}) + plain + rest(D)
 
 w: expected nodes (acceptance.py). Of a chain that may end early w_i is the probability of its i-th draft, which then
@@ -87,7 +87,7 @@ def forward_costs(
 
 
 def levels(widths: Sequence[float]) -> float:
-    """That are drafted, expected."""
+    """Expected number of levels that are drafted."""
     return fsum(min(1.0, width) for width in widths)
 
 

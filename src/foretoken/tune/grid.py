@@ -47,8 +47,10 @@ def probes(configurations: list[Recipe]) -> list[Recipe]:
 
 
 def families(engine: Engine, vocabs: list[str], temperature: float) -> list[list[Recipe]]:
-    """By growing size: trees whose shape follows q, and chains of strings. vocabs: those of a drafter that has another
-    vocabulary."""
+    """Families of recipes by growing size: trees whose shape follows q, and chains of strings.
+
+    vocabs: those of a drafter that has another vocabulary.
+    """
     found = []
     for vocab in vocabs:
         if vocab != "tli":
