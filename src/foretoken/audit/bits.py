@@ -75,6 +75,7 @@ def _by_token(lm: CausalLM, text: list[int], tree: list[int], parents: list[int]
         rows.extend(rows.join(), text)
         for place in path:
             (logits,) = rows.score([[tree[place]]], [[-1]])
+            if place == node:
+                scores.append(logits[0].clone())
             rows.keep([[0]])
-        scores.append(logits[0].clone())
     return torch.stack(scores)
