@@ -1,0 +1,63 @@
+"""The number of threads of a forward is the one that was measured to be the fastest."""
+
+import pytest
+
+from foretoken.kernel import threads as module
+from foretoken.kernel.threads import AGAIN, TRIALS, ThreadChoice
+
+
+class Machine:
+    """A clock that a forward moves on, by what it takes in each number of threads."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, choice: ThreadChoice, forwards: int, rows: int = 1) -> list[int | None]:
+        """The numbers of threads of so many forwards."""
+        chosen = []
+        for _ in range(forwards):
+            with choice.forward(max(self.seconds), rows) as threads:
+                self.now += self.seconds[threads or 1]
+            chosen.append(threads)
+        return chosen
+
+
+@pytest.fixture(autouse=True)
+def _enough_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "use_threads", lambda most: None if most == 1 else most)
+
+
+def test_the_fastest_is_found_and_kept() -> None:
+    for best in (1, 2, 4):
+        machine = Machine({n: 1.0 if n == best else 1.5 for n in (1, 2, 4)})
+        chosen = machine.run(ThreadChoice(machine.clock), 10 * AGAIN)
+        assert sorted(set(chosen[: 3 * TRIALS])) == [1, 2, 4]
+        assert chosen.count(best) > 0.97 * len(chosen)
+
+
+def test_another_program_on_the_machine() -> None:
+    """Both cores while they are free; one core soon after the other is taken; both again once it is free."""
+    machine = Machine({1: 1.8, 2: 1.0})
+    choice = ThreadChoice(machine.clock)
+    assert machine.run(choice, 100)[-1] == 2
+    machine.seconds = {1: 1.8, 2: 3.6}
+    taken = machine.run(choice, 300)
+    assert taken[5:].count(2) <= 3
+    machine.seconds = {1: 1.8, 2: 1.0}
+    assert machine.run(choice, 3 * AGAIN)[-1] == 2
+
+
+def test_sizes_have_choices_of_their_own() -> None:
+    few, many = Machine({1: 1.0, 2: 2.0}), Machine({1: 3.0, 2: 2.0})
+    choice = ThreadChoice(lambda: few.now + many.now)
+    for _ in range(20):
+        last = few.run(choice, 1, rows=1)[0], many.run(choice, 1, rows=64)[0]
+    assert last == (1, 2)
+
+
+def test_one_thread_is_no_choice() -> None:
+    machine = Machine({1: 1.0})
+    assert set(machine.run(ThreadChoice(machine.clock), 5)) == {None}
