@@ -223,7 +223,8 @@ def test_without_a_draft_the_drafter_runs_beside_the_target(models, monkeypatch)
 
 def test_with_more_threads_they_take_turns(models, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr("foretoken.models.panels.use_threads", lambda: False)
+    monkeypatch.setattr("foretoken.models.panels.use_threads", lambda: None)
+    monkeypatch.setattr("foretoken.kernel.threads.use_threads", lambda most: None)
     monkeypatch.setattr("foretoken.draft.randomised.ThreadPoolExecutor", lambda *_: pytest.fail("a thread was started"))
     result = load(models, draft_probability=0.3, tree="chain:2").generate("x", max_new_tokens=8, seed=0)
     assert len(result.token_ids) == 8

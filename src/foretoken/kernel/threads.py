@@ -37,7 +37,7 @@ class Trials:
 
 @dataclass
 class Size:
-    """Forwards of about the same number of rows."""
+    """Forwards of about the same number of rows and the same number of levels."""
 
     by_threads: dict[int, Trials]
     forwards: int = 0
@@ -58,24 +58,26 @@ class ThreadChoice:
     """
 
     clock: Callable[[], float] = time.perf_counter
-    sizes: dict[int, Size] = field(default_factory=dict)
+    sizes: dict[tuple[int, int], Size] = field(default_factory=dict)
 
     @contextmanager
-    def forward(self, most: int, rows: int, count: int = 1) -> Iterator[int | None]:
+    def forward(self, most: int, rows: int, levels: int = 1) -> Iterator[int | None]:
         """Time what is done inside, which is to run in the number of threads that this yields.
 
         most: threads at most; with 1 there is nothing to choose, and compiled loops get None.
-        rows: nodes of the forward. count: of such forwards that are done inside, one after the other.
+        rows: nodes of the forward. levels: of a chain that is drafted by forwards one after the other.
         """
         started = use_threads(most)
         if started is None:
             yield None
             return
-        size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in _numbers(started)}))
+        size = self.sizes.setdefault(
+            (rows.bit_length(), levels), Size({threads: Trials() for threads in _numbers(started)})
+        )
         threads, start = size.choose(), self.clock()
         yield threads  # one thread as 1 and not as None, for which everything would be compiled anew
         size.forwards += 1
-        size.by_threads[threads].learn((self.clock() - start) / count, size.forwards)
+        size.by_threads[threads].learn(self.clock() - start, size.forwards)
 
 
 def _numbers(most: int) -> list[int]:

@@ -12,9 +12,10 @@ from foretoken.core.softmax import inverse
 from foretoken.core.truncated import Truncation
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, WHOLE
+from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.growing_tree import causal_mask
-from foretoken.models.panels import PackedEmbedding, PanelLinear, use_threads
+from foretoken.models.panels import PackedEmbedding, PanelLinear
 
 if TYPE_CHECKING:
     from foretoken.kernel.chain import Text
@@ -36,6 +37,7 @@ class KernelLayers:
     panels: what the addresses in `weights` point into.
     embedding: as `table_of` makes it; no rows where a table is not all that embeds a token.
     serial: levels of a chain before those of `mlps`.
+    threads: how many a forward runs in.
     kinds: the kinds of the layers, by their masks' names, and kind_of_layer: their places in it [layers].
     """
 
@@ -93,6 +95,7 @@ class KernelLayers:
             to_gate=np.stack([np.concatenate([bias_of(p, wide) for p in row[4:6]]) for row in linears]),
             to_down=np.stack([bias_of(row[6]) for row in linears]),
         )
+        self.threads = ThreadChoice()
         self.kinds = list(dict.fromkeys(kinds))
         self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
 
@@ -180,7 +183,8 @@ class KernelSlots:
         made = np.zeros((m + levels - 1, self.layers.embedding.width), np.float32)
         drafted = Drafted(np.empty(levels, np.int64), q, made)
         drawing = Drawing(u.numpy(), factor_at(temperature), truncation, floor)
-        done = draft_chain(self.model, text, drawing, drafted, use_threads())
+        with self.layers.threads.forward(torch.get_num_threads(), m, levels) as threads:
+            done = draft_chain(self.model, text, drawing, drafted, threads)
         states = torch.from_numpy(made[: max(0, m + done - 1)])
         return drafted.tokens[:done].tolist(), torch.from_numpy(q[:done]), states
 

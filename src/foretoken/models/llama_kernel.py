@@ -31,7 +31,7 @@ from foretoken.models.kernel_layers import (
     table_of,
     wanted_of,
 )
-from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear, use_threads
+from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -119,7 +119,8 @@ class KernelRows(KernelSlots):
         wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.width)
         out = np.empty((m if head else 0, k.vocab_size), np.float32)
         nodes = self._nodes(positions, masks)
-        finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, use_threads())
+        with k.threads.forward(torch.get_num_threads(), m) as threads:
+            finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, threads)
         if features is not None:
             features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
         return out, finite
