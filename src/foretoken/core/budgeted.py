@@ -21,7 +21,7 @@ from foretoken.kernel.compile import compiled
 
 MOST = 64  # draws at one node: where q is nearly one-hot no number of draws reaches the budget
 ROUNDING = 1e-12
-LANES = 16  # sums side by side: of one order wherever the loop is compiled into, and in vector registers all the same
+LANES = 16  # sums side by side, in an order that is the same on every machine and fits vector registers
 
 
 def expected_distinct(q: Float[Tensor, "m v"], n: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
@@ -44,58 +44,60 @@ def laws_within(
     E[distinct tokens] is the budget, or below it where `most` draws do not reach it.
     """
     rows = np.ascontiguousarray(q.detach().cpu().numpy())
-    wanted = np.array(budgets, np.float64)
-    numbers, shares, expected = np.empty(len(rows), np.int64), np.empty(len(rows)), np.empty(len(rows))
-    compiled(number_loop)(rows, wanted, np.array(most, np.int64), numbers, shares, expected)
-    laws = [law_with(n, share) for n, share in zip(numbers.tolist(), shares.tolist(), strict=True)]
-    return laws, expected.tolist()
+    found = [number(row, float(budget), n) for row, budget, n in zip(rows, budgets, most, strict=True)]
+    return [law_with(n, one_more) for n, one_more, _ in found], [expected for *_, expected in found]
 
 
-def number_loop(
-    q: np.ndarray, budgets: np.ndarray, most: np.ndarray, numbers: np.ndarray, shares: np.ndarray, expected: np.ndarray
-) -> None:
-    """numbers[i] = n, shares[i] = P(N = n + 1), expected[i] = E[D(N)].
+@compiled
+def number(row: np.ndarray, budget: float, most: int) -> tuple[int, float, float]:
+    """Find the number of draws whose expected distinct tokens are the budget.
 
     D(n + 1) - D(n) = sum q (1 - q)^n, the probability that draw n + 1 is new.
+
+    row: q, of any sum [v].
+    budget: expected distinct tokens, at least 0.
+    most: the largest number.
+
+    Returns n, P(N = n + 1) and E[D(N)].
     """
-    m, v = q.shape
-    missed, sums = np.empty(v), np.empty(LANES)  # q (1 - q)^n
-    whole = v // LANES * LANES
-    for i in range(m):
-        sums[:] = 0.0
-        for x in range(0, whole, LANES):
-            for lane in range(LANES):
-                sums[lane] += np.float64(q[i, x + lane])
-        total = 0.0
+    total, _ = sums(row)
+    missed = row / np.float64(total)  # q (1 - q)^n
+    n, distinct, fresh = 0, 0.0, 1.0
+    while n < most and distinct + fresh <= budget * (1 + ROUNDING):
+        n += 1
+        distinct += fresh
+        for x in range(row.shape[0]):
+            missed[x] *= max(0.0, 1.0 - row[x] / total)
+        fresh, _ = sums(missed)
+    one_more = 0.0
+    if n < most and fresh > 0.0:
+        one_more = max(0.0, (budget - distinct) / fresh)
+    return n, one_more if one_more >= ROUNDING else 0.0, distinct + one_more * fresh
+
+
+@compiled
+def sums(row: np.ndarray) -> tuple[float, float]:
+    """Return the sum of the numbers of a row, and of their squares."""
+    v = row.shape[0]
+    totals, squares = np.zeros(LANES), np.zeros(LANES)
+    for x in range(0, v // LANES * LANES, LANES):
         for lane in range(LANES):
-            total += sums[lane]
-        for x in range(whole, v):
-            total += np.float64(q[i, x])
-        for x in range(v):
-            missed[x] = q[i, x] / total
-        n, distinct, fresh = 0, 0.0, 1.0
-        while n < most[i] and distinct + fresh <= budgets[i] * (1 + ROUNDING):
-            n += 1
-            distinct += fresh
-            sums[:] = 0.0
-            for x in range(0, whole, LANES):
-                for lane in range(LANES):
-                    missed[x + lane] *= max(0.0, 1.0 - q[i, x + lane] / total)
-                    sums[lane] += missed[x + lane]
-            fresh = 0.0
-            for lane in range(LANES):
-                fresh += sums[lane]
-            for x in range(whole, v):
-                missed[x] *= max(0.0, 1.0 - q[i, x] / total)
-                fresh += missed[x]
-        share = 0.0
-        if n < most[i] and fresh > 0.0:
-            share = max(0.0, (budgets[i] - distinct) / fresh)
-        numbers[i], shares[i], expected[i] = n, share, distinct + share * fresh
+            weight = np.float64(row[x + lane])
+            totals[lane] += weight
+            squares[lane] += weight * weight
+    total = square = 0.0
+    for lane in range(LANES):
+        total += totals[lane]
+        square += squares[lane]
+    for x in range(v // LANES * LANES, v):
+        weight = np.float64(row[x])
+        total += weight
+        square += weight * weight
+    return total, square
 
 
-def law_with(n: int, share_of_one_more: float) -> IID:
+def law_with(n: int, one_more: float) -> IID:
     """n draws, or n + 1 with that probability."""
-    if share_of_one_more < ROUNDING:
+    if one_more == 0:
         return IID(n)
-    return IID(n + 1, counts=(*[0.0] * n, 1 - share_of_one_more, share_of_one_more))
+    return IID(n + 1, counts=(*[0.0] * n, 1 - one_more, one_more))

@@ -27,115 +27,156 @@ of this step are not all that counts, since a step that ends before a wide row l
 with h where nodes cost little; and as w < 1 nothing pays at mu >= 1, on which `BudgetTree.select` rests. u and m are at
 most 0.95, and the others take at most half of what the first draw has.
 
-u, c and d are fitted on measured rows, h on how deep chains were accepted, w on what whole texts took, step after step
-(docs/LOG.md). A wrong model costs speed, never exactness: it only says how many to draw.
+The constants are fitted to the 32-layer pair of docs/LOG.md, "The present pair": c and d on a second draw at
+the root of a chain (2,199 steps), u on measured rows, h on how deep chains were accepted, w on what whole texts took,
+step after step. A wrong model costs speed, never exactness: it only says how many to draw.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+
+from foretoken.kernel.compile import compiled
 
 CURVE, TAKEN = 0.7, 0.7  # c, and d at temperature 1
 SHARPENING, POWER = 0.35, 0.7
 MOST_MISS = 0.95
 REST = {True: 0.43, False: 1.0}  # where h goes, by whether whole paths are decided over
 WIDE = 0.7  # w
+# Quantiles .1, .3, .. of sum q^2 over the nodes of that pair, by temperature.
+TYPICAL = {0.3: (0.64, 0.99, 1.0, 1.0, 1.0), 0.6: (0.18, 0.54, 0.92, 0.995, 1.0), 1.0: (0.02, 0.07, 0.19, 0.53, 0.97)}
+
 CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # b
 MORE = -np.expm1(-CURVE * (CHOICES - 1))
 EACH = np.divide(1.0, CHOICES - 1, where=CHOICES > 1, out=np.zeros_like(CHOICES))  # other than the first
-STEP, LOWEST = 0.1, -9.0  # of the logarithms of prices
-PRICE = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
-HARDNESS_STEP, LOWEST_HARDNESS = 0.1, 0.4
+LOWEST, STEP = -9.0, 0.1  # of the logarithms of prices
+LOG_PRICES = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
+PRICES = np.exp(LOG_PRICES)
+LOWEST_HARDNESS, HARDNESS_STEP = 0.4, 0.1
 HARDNESS = np.arange(LOWEST_HARDNESS, 1.1 + HARDNESS_STEP / 2, HARDNESS_STEP)
-STEPS = np.array([LOWEST_HARDNESS, HARDNESS_STEP, LOWEST, STEP])
 
 
-@dataclass(frozen=True)
-class Shares:
-    """[nodes, choices]. first, other: of the node's reach, the first child's and each other's. hardness [2, ...]: h of
-    the first child and of the others."""
+class Gain(NamedTuple):
+    """The model at one temperature, for one kind of verifier.
 
-    first: np.ndarray
-    other: np.ndarray
+    scale: u where q is wide.
+    taken: d.
+    rest: where h goes.
+    """
+
+    scale: float
+    taken: float
+    rest: float
+
+
+def gain_at(temperature: float, mismatch: float, joint: bool) -> Gain:
+    """Make the model of a temperature.
+
+    mismatch: u at temperature 1 where q is wide.
+    joint: whether the verifier decides over whole paths.
+    """
+    return Gain(mismatch * temperature**-SHARPENING, min(TAKEN * temperature**2, 1.0), REST[joint])
+
+
+class Shares(NamedTuple):
+    """What becomes of the children of m nodes, by the choice of their number; of the first child and of each other one.
+
+    share: of the node's reach, the child's [2, m, choices].
+    log_share: ln of the child's reach [2, m, choices].
+    hardness: h of the child [2, m].
+    """
+
+    share: np.ndarray
+    log_share: np.ndarray
     hardness: np.ndarray
 
 
-@dataclass(frozen=True)
-class Gain:
-    """mismatch: u at temperature 1 where q is wide. joint: whether the verifier decides over whole paths."""
+@compiled
+def shares(certainty: np.ndarray, hardness: np.ndarray, reach: np.ndarray, gain: Gain) -> Shares:
+    """Apply the model to m nodes.
 
-    mismatch: float
-    temperature: float
-    joint: bool
-
-    @cached_property
-    def constants(self) -> np.ndarray:
-        """u where q is wide; the power of 1 - sum q^2; MOST_MISS; d at this temperature; where h goes."""
-        t = self.temperature
-        return np.array([self.mismatch * t**-SHARPENING, POWER, MOST_MISS, min(TAKEN * t**2, 1.0), REST[self.joint]])
-
-    def shares(self, certainty: np.ndarray, hardness: np.ndarray) -> Shares:
-        """certainty: sum q^2 of each node; CHOICES are the last axis of what comes out. Compiled: `share_loop`."""
-        scale, power, most, lost, rest = self.constants
-        u = np.minimum(scale * np.maximum(1 - certainty, 0.0) ** power, most)
-        miss = np.minimum(u * hardness, most)[:, None]
-        taken = np.minimum(lost * miss, 0.5 * (1 - miss)) * MORE
-        first, other = 1 - miss - taken, (miss * MORE + taken) * EACH
-        later = hardness + u * (rest - hardness)
-        return Shares(first, other, np.stack([later, hardness]))
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What nodes not seen yet, of the certainties given, will be worth and cost for each time they are reached.
-
-    worth, size [levels to go, hardness, price]: V, and the expected nodes below, at HARDNESS and at the prices e^PRICE
-    over the reach.
+    certainty: sum q^2 of each node [m].
+    hardness: h of each node [m].
+    reach: the probability that each node is reached [m].
     """
-
-    gain: Gain
-    certainties: tuple[float, ...]
-    levels: int
-
-    @cached_property
-    def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        shape = (self.levels + 1, len(HARDNESS), len(PRICE))
-        tables = np.zeros((2, *shape))  # worth, size
-        kinds = []
-        for certainty in self.certainties:
-            shares = self.gain.shares(np.full(len(HARDNESS), certainty), HARDNESS)
-            children = [
-                (np.ones((len(CHOICES), 1)), shares.first[..., None], *_places(shares.first, shares.hardness[0])),
-                (CHOICES[:, None] - 1, shares.other[..., None], *_places(shares.other, shares.hardness[1])),
-            ]
-            kinds.append((WIDE * (1 - shares.first[:, :1, None]), children))
-        cost = np.exp(PRICE) * CHOICES[:, None]
-        for d in range(1, self.levels + 1):
-            below = tables[:, d - 1].reshape(2, -1)
-            for wide, children in kinds:
-                value, nodes = wide - cost, CHOICES[:, None]
-                for number, share, cells, weights in children:
-                    worth, size = ((row.take(cells) * weights).sum(0) for row in below)
-                    value = value + number * share * (1 + worth)
-                    nodes = nodes + number * size
-                best = value.argmax(1)[:, None]
-                value = np.take_along_axis(value, best, 1)[:, 0]
-                tables[0, d] += np.maximum(value, 0.0) / len(kinds)
-                tables[1, d] += np.where(value > 0, np.take_along_axis(nodes, best, 1)[:, 0], 0.0) / len(kinds)
-        return tables[0], tables[1]
-
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        """The expected nodes below a root, with all levels to go, at the prices e^PRICE."""
-        return self.tables[1][self.levels, round((1.0 - LOWEST_HARDNESS) / HARDNESS_STEP)]
+    m, c = certainty.shape[0], CHOICES.shape[0]
+    share, log_share, later = np.empty((2, m, c)), np.empty((2, m, c)), np.empty((2, m))
+    for i in range(m):
+        u = min(gain.scale * max(1.0 - certainty[i], 0.0) ** POWER, MOST_MISS)
+        miss = min(u * hardness[i], MOST_MISS)
+        for j in range(c):
+            lost = min(gain.taken * miss, 0.5 * (1.0 - miss)) * MORE[j]
+            share[0, i, j] = 1.0 - miss - lost
+            share[1, i, j] = (miss * MORE[j] + lost) * EACH[j]
+            for k in range(2):
+                log_share[k, i, j] = np.log(reach[i] * share[k, i, j] + 1e-300)
+        later[0, i] = hardness[i] + u * (gain.rest - hardness[i])
+        later[1, i] = hardness[i]
+    return Shares(share, log_share, later)
 
 
-def _places(share: np.ndarray, hardness: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where a child of a node at price PRICE is in a table: the four cells around it, and their weights."""
-    row = np.clip((hardness - LOWEST_HARDNESS) / HARDNESS_STEP, 0, len(HARDNESS) - 1.001)[:, None, None]
-    column = np.clip((PRICE - np.log(share + 1e-12)[..., None] - LOWEST) / STEP, 0, len(PRICE) - 1.001)
-    down, right = row % 1, column % 1
-    cell = row.astype(np.int64) * len(PRICE) + column.astype(np.int64)
-    cells = np.stack([cell, cell + 1, cell + len(PRICE), cell + len(PRICE) + 1])
-    return cells, np.stack([(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right])
+@compiled
+def best_choice(i: int, reach: float, of: Shares, below: np.ndarray, price: float) -> tuple[float, float, int]:
+    """Return (value, expected nodes, place in CHOICES) of the best number of children of node i; (0, 0, -1) for none.
+
+    reach: the probability that the node is reached.
+    below: what a child is worth and how many nodes there will be below it, as `forecast` has them [2, hardness, price].
+    price: of a node.
+    """
+    best, nodes, pick = 0.0, 0.0, -1
+    log_price = np.log(price)
+    drafting = reach * WIDE * (1.0 - of.share[0, i, 0])
+    for j in range(CHOICES.shape[0]):
+        value, size = drafting - price * CHOICES[j], CHOICES[j]
+        for k in range(2):
+            number = 1.0 if k == 0 else CHOICES[j] - 1.0
+            row = (of.hardness[k, i] - LOWEST_HARDNESS) / HARDNESS_STEP
+            row = min(max(row, 0.0), below.shape[1] - 1.001)
+            column = (log_price - of.log_share[k, i, j] - LOWEST) / STEP
+            column = min(max(column, 0.0), below.shape[2] - 1.001)
+            y, x = int(row), int(column)
+            down, right = row - y, column - x
+            at = below[:, y : y + 2, x : x + 2]
+            worth = (at[0, 0, 0] * (1 - right) + at[0, 0, 1] * right) * (1 - down)
+            worth += (at[0, 1, 0] * (1 - right) + at[0, 1, 1] * right) * down
+            more = (at[1, 0, 0] * (1 - right) + at[1, 0, 1] * right) * (1 - down)
+            more += (at[1, 1, 0] * (1 - right) + at[1, 1, 1] * right) * down
+            value += number * reach * of.share[k, i, j] * (1.0 + worth)
+            size += number * more
+        if value > best:
+            best, nodes, pick = value, size, j
+    return best, nodes, pick
+
+
+@lru_cache(maxsize=64)  # 0.6 MB each
+def forecast(gain: Gain, levels: int, certainties: tuple[float, ...]) -> np.ndarray:
+    """Return V and the expected nodes below a node that is not seen yet, for each time that it is reached.
+
+    levels: the most that are to go.
+    certainties: sum q^2 of nodes, all equally likely.
+
+    Returns [levels + 1, 2, hardness, price]: by levels to go, at HARDNESS, and at PRICES over the reach.
+    """
+    tables = np.zeros((levels + 1, 2, len(HARDNESS), len(PRICES)))
+    fill_forecast(np.array(certainties), gain, tables)
+    return tables
+
+
+@compiled
+def fill_forecast(certainties: np.ndarray, gain: Gain, tables: np.ndarray) -> None:
+    """Fill the tables of `forecast`, zeros at first, from level to level."""
+    m = HARDNESS.shape[0]
+    kinds = [shares(np.full(m, certainty), HARDNESS, np.ones(m), gain) for certainty in certainties]
+    for d in range(1, tables.shape[0]):
+        for i in range(m):
+            for at in range(PRICES.shape[0]):
+                for of in kinds:
+                    value, nodes, _ = best_choice(i, 1.0, of, tables[d - 1], PRICES[at])
+                    tables[d, 0, i, at] += value / len(kinds)
+                    tables[d, 1, i, at] += nodes / len(kinds)
+
+
+def typical_certainties(temperature: float) -> tuple[float, ...]:
+    """Return quantiles of sum q^2 over a text's nodes at a temperature."""
+    return tuple(float(np.interp(temperature, list(TYPICAL), of)) for of in zip(*TYPICAL.values(), strict=True))
