@@ -14,7 +14,7 @@ from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
-from foretoken.verify import VERIFIERS, hub, kseq, rejection
+from foretoken.verify import VERIFIERS, kseq, rejection
 from foretoken.verify.exact_transport import Transport, TransportGrouped
 from foretoken.verify.published.plan import Solver
 from rates import f64, random_pair
@@ -24,7 +24,7 @@ COUNTS = [(0.3, 0.7), (1.0, 0.0), (0.2, 0.5, 0.3), (0.1, 0.0, 0.6, 0.3), (0.1, 0
 RANDOM = [IID(len(c) - 1, c) for c in COUNTS]
 ACCEPTED = [(rule, law) for rule in VERIFIERS.values() for law in exact.laws_of(rule)]
 MORE = [(rule, law) for rule in VERIFIERS.values() for law in (IID(0), IID(4), *RANDOM) if rule.accepts(law)]
-COMPILED = ("standard", "rrs", "rrsw", "kseq", "spechub")
+COMPILED = ("standard", "rrs", "rrsw", "kseq")
 
 
 def name(x: object) -> str:
@@ -54,7 +54,7 @@ def test_every_rule_is_lossless_for_every_law_it_accepts(rule: Verifier, law: La
 
 @pytest.fixture
 def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rejection, kseq, hub):
+    for module in (rejection, kseq):
         monkeypatch.setattr(module, "loops_take", lambda *_: False)
 
 
@@ -171,10 +171,6 @@ ROWS: dict[str, tuple[Row, Row]] = {
         partial(rejection.plain_row, without_replacement=True),
     ),
     "kseq": (kseq.kseq_row, kseq.plain_row),
-    "spechub": (
-        lambda p, q, draws: hub.spechub_row(p, q, draws, hub.by_rank(q, draws)[0]),
-        lambda p, q, draws: hub.plain_spechub_row(p, q, draws, hub.by_rank(q, draws)[0]),
-    ),
 }
 
 
@@ -213,13 +209,7 @@ def test_the_compiled_row_equals_the_plain_one(name: str, data: st.DataObject, v
     p, q = (torch.tensor(data.draw(weights(v)), dtype=dtype) for _ in range(2))
     p, q = p / p.sum(), q / q.sum()
     support = torch.nonzero(q > 0)[:, 0].tolist()
-    if name == "spechub":
-        others = [x for x in support if x != int(q.argmax())]
-        if not others:
-            return
-        draws = tuple(data.draw(st.permutations([int(q.argmax()), data.draw(st.sampled_from(others))])))
-    else:
-        draws = tuple(data.draw(st.lists(st.sampled_from(support), max_size=16 if name == "kseq" else 3)))
+    draws = tuple(data.draw(st.lists(st.sampled_from(support), max_size=16 if name == "kseq" else 3)))
     before = p.clone(), q.clone()
     fast, slow = (row(p, q, draws) for row in ROWS[name])
     assert torch.equal(before[0], p)
@@ -234,7 +224,6 @@ def test_the_compiled_row_equals_the_plain_one(name: str, data: st.DataObject, v
         ("kseq", f64(31, 32, 31) / 94, f64(31, 32, 32) / 95, (0, 1, *(0,) * 6)),
         # An entry that is 0 exactly, of a residual of mass 0.01; and of one of mass 1/9.
         ("kseq", f64(0, 0, 0, 0.5, 0.5), f64(0, 0, 8, 4, 5) / 17, (2,) * 6),
-        ("spechub", f64(1, 0, 0, 8) / 9, f64(0, 12, 1, 8) / 21, (1, 2)),
     ],
 )
 def test_rows_that_hypothesis_once_found(name: str, p: Tensor, q: Tensor, draws: tuple[int, ...]) -> None:
@@ -245,7 +234,7 @@ def test_rows_that_hypothesis_once_found(name: str, p: Tensor, q: Tensor, draws:
 
 @pytest.mark.parametrize(
     ("name", "law"),
-    [("rrs", IID(4)), ("rrsw", WithoutReplacement(4)), ("spechub", Hub(2)), *(("kseq", IID(k)) for k in (2, 8, 64))],
+    [("rrs", IID(4)), ("rrsw", WithoutReplacement(4)), *(("kseq", IID(k)) for k in (2, 8, 64))],
     ids=str,
 )
 def test_the_compiled_row_equals_the_plain_one_at_full_size(name: str, law: Law) -> None:

@@ -19,7 +19,6 @@ Source of `spechub`: Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithms 2 an
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +26,7 @@ from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
-from foretoken.kernel.compile import compiled
-from foretoken.verify.rejection import TINY, is_single, loops_take, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import TINY, is_single, recursive_row, rrs_acceptance
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
@@ -97,18 +95,7 @@ class SpecHub(HubRule):
 def spechub_row(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], hub: int
 ) -> Float[Tensor, " v"]:
-    """Return the row for two draws, one of them the hub, by the compiled loop where it takes these tensors."""
-    if not loops_take(p, q):
-        return plain_spechub_row(p, q, draws, hub)
-    row, weights = p.detach().numpy().copy(), q.detach().numpy().copy()
-    compiled(spechub_loop, reorder_sums=True)(row, weights, np.array(draws, dtype=np.int64), hub)
-    return torch.from_numpy(row)
-
-
-def plain_spechub_row(
-    p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], hub: int
-) -> Float[Tensor, " v"]:
-    """`spechub_row` by torch, in float64 inside, on any device and without a host synchronisation.
+    """Return the row for two draws, one of them the hub, in float64 inside, without a host synchronisation.
 
     q(a) / (1 - q(a)) is taken as q(a) / (sum of the rest), and p(a) as what the rest leaves: no difference cancels.
     """
@@ -137,46 +124,3 @@ def plain_spechub_row(
     row[own] += accept
     row[hub] += (1 - accept) * accept_hub
     return row.to(p.dtype)
-
-
-def spechub_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, hub: int) -> None:
-    """Turn p into the row, in place. Names as in plain_spechub_row.
-
-    p: target probabilities [v], float32 or float64, of any sum
-    q: draft probabilities [v], of p's dtype and any sum; loses the hub
-    draws: two tokens in draw order [2], int64
-    hub: the one of them that is the hub
-    """
-    p_hub, q_hub = np.float64(p[hub]), np.float64(q[hub])
-    p[hub] = q[hub] = 0.0
-    p_rest, q_rest = 0.0, 0.0
-    for x in range(p.shape[0]):
-        p_rest += np.float64(p[x])
-        q_rest += np.float64(q[x])
-    p_scale, q_scale = 1.0 / (p_rest + p_hub), 1.0 / (q_rest + q_hub)
-    p_hub *= p_scale
-    ratio = q_hub / q_rest  # Q(a, x) / Q(x, a)
-    spare_first, spare_second, total = 0.0, 0.0, 0.0
-    for x in range(p.shape[0]):
-        target, first = np.float64(p[x]) * p_scale, np.float64(q[x]) * q_scale
-        second = first * ratio
-        after_first = max(target - first, 0.0)
-        spare_first += max(first - target, 0.0)
-        spare_second += max(second - after_first, 0.0)
-        total += max(after_first - second, 0.0)
-
-    hub_first = draws[0] == hub
-    own = draws[1] if hub_first else draws[0]
-    wanted, weight = np.float64(p[own]) * p_scale, np.float64(q[own]) * q_scale
-    hub_share, spare = max(p_hub - spare_second, 0.0), spare_first
-    if hub_first:
-        wanted, weight = max(wanted - weight, 0.0), weight * ratio
-        hub_share, spare = p_hub, spare_second
-    accept = min(wanted / weight, 1.0) if weight > TINY else 0.0
-    accept_hub = min(hub_share / spare, 1.0) if spare > TINY and total > TINY else 1.0
-    scale = (1.0 - accept) * (1.0 - accept_hub) / max(total, TINY)
-    for x in range(p.shape[0]):
-        target, both = np.float64(p[x]) * p_scale, np.float64(q[x]) * (q_scale * (1.0 + ratio))
-        p[x] = max(target - both, 0.0) * scale
-    p[own] += accept
-    p[hub] += (1.0 - accept) * accept_hub
