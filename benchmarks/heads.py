@@ -33,10 +33,9 @@ from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.source import Source
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
-from foretoken.heads.flat import Medusa
+from foretoken.heads.checkpoint import load_head
+from foretoken.heads.eagle import Gumiho
 from foretoken.heads.lm import HeadLM, ready
-from foretoken.heads.load import load_head
-from foretoken.heads.serial import Gumiho
 from foretoken.measure.clocks import DRAFTING, Clock, clock_named, record, seconds, timed
 from foretoken.measure.harness import WARM_TOKENS, Block, blocks, interleave
 from foretoken.measure.machine import machine
@@ -338,10 +337,8 @@ def command(
 
 
 def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":
-
-    trees = (
-        ["dynamic", "product"] if isinstance(lm.head, Gumiho | Medusa) and lm.depth != Gumiho.SERIAL else ["dynamic"]
-    )
+    serial = lm.head.parallel_from
+    trees = ["dynamic"] if serial is None or lm.depth == serial else ["dynamic", "product"]
     methods = [method(lm, f"{tree}:{nodes}") for tree in trees]
     if sampled:
         methods += [method(lm, tree.format(nodes), rule, sampled=True) for tree, rule in SAMPLED]
@@ -349,7 +346,6 @@ def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":
 
 
 def _tables(header: dict[str, object], found: "list[Result]") -> Report:
-
     report = Report("benchmarks heads", header, figures={"results": [result.record() for result in found]})
     fields = {"ms/token": "ms_per_token", "tokens/step": "tokens_per_step", "nodes": "nodes_per_step",
               "draft ms": "draft_ms_per_step", "target ms": "target_ms_per_step",

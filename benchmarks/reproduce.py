@@ -26,8 +26,8 @@ from foretoken.cli.measuring import Markdown, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
 from foretoken.engine import Engine
+from foretoken.heads.checkpoint import load_head
 from foretoken.heads.lm import HeadLM, ready
-from foretoken.heads.load import load_head
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report
 from foretoken.measure.teacher_forcing import ScoredText

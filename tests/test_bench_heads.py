@@ -8,8 +8,8 @@ import torch
 import tiny
 from benchmarks.head_clocks import PARTS
 from command import run
-from foretoken.heads.make import new_head
-from foretoken.heads.save import save_head
+from foretoken.heads.checkpoint import save_head
+from foretoken.heads.head import new_head
 from foretoken.measure.clocks import Clock
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts

@@ -16,11 +16,12 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
+from foretoken.heads.checkpoint import save_head
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.layer import layer_shape
 from foretoken.heads.lm import ready
-from foretoken.heads.make import layer_shape
-from foretoken.heads.save import save_head
-from foretoken.heads.serial import Eagle, Eagle3
-from foretoken.heads.serial_rows import SerialRows
+from foretoken.heads.serial import SerialRows
 from foretoken.models.load import load_frozen
 from foretoken.models.parts import parts
 from foretoken.models.rows import Rows

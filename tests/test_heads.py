@@ -13,15 +13,15 @@ from torch import Tensor
 
 import tiny
 from foretoken.core.errors import ForetokenError
+from foretoken.heads import HEADS
+from foretoken.heads.checkpoint import UnknownTargetWarning, head_kind, load_head, save_head
+from foretoken.heads.eagle import Eagle, Gumiho
+from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.flat import Hydra, Medusa
-from foretoken.heads.layer import Unrolled, causal
+from foretoken.heads.head import Head, new_head
+from foretoken.heads.layer import Unrolled, causal, layer_shape
 from foretoken.heads.lm import HeadLM, ready
-from foretoken.heads.load import head_kind, load_head
-from foretoken.heads.make import HEADS, Head, layer_shape, new_head
-from foretoken.heads.origin import UnknownTargetWarning
 from foretoken.heads.rows import HeadRows
-from foretoken.heads.save import save_head
-from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.parts import TargetParts, parts
@@ -380,7 +380,7 @@ def test_the_kernel_keeps_what_it_points_into() -> None:
         wanted = head.parallel(first, second)
     rows = ready(head, "gumiho").open(1, 8)
     head.cut(3)
-    torch.testing.assert_close(rows.cache.parallel(first, second), wanted, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(rows.kernel.parallel(first, second), wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_a_table_shorter_than_the_lm_head_drafts_no_chains_in_one_call() -> None:

@@ -10,8 +10,9 @@ import foretoken
 import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import DraftFailedWarning, NoDrafter
-from foretoken.heads.make import HEADS, new_head
-from foretoken.heads.save import save_head
+from foretoken.heads import HEADS
+from foretoken.heads.checkpoint import save_head
+from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 

@@ -16,10 +16,9 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.draft.source import Source
+from foretoken.heads.eagle import Gumiho, GumihoRows
+from foretoken.heads.head import new_head
 from foretoken.heads.lm import HeadLM
-from foretoken.heads.make import new_head
-from foretoken.heads.serial import Gumiho
-from foretoken.heads.serial_rows import GumihoRows
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.names import tree_policy

@@ -14,10 +14,11 @@ from torch import Tensor
 import tiny
 from command import run
 from foretoken.core.errors import ForetokenError
-from foretoken.heads.load import load_head, load_to_train
-from foretoken.heads.make import HEADS, Head, new_head
-from foretoken.heads.save import save_head
-from foretoken.heads.serial import Eagle, Eagle3, Gumiho
+from foretoken.heads import HEADS
+from foretoken.heads.checkpoint import load_head, load_to_train, save_head
+from foretoken.heads.eagle import Eagle, Gumiho
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.head import Head, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts

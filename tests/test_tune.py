@@ -26,8 +26,8 @@ from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.source import Source
+from foretoken.heads.head import new_head
 from foretoken.heads.lm import ready
-from foretoken.heads.make import new_head
 from foretoken.measure.continuations import Continued, Runs, Workload
 from foretoken.measure.teacher_forcing import written as written_by
 from foretoken.models.causal_lm import CausalLM

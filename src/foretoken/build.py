@@ -22,8 +22,8 @@ from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.running_fit import RunningFit
 from foretoken.draft.source import Source
 from foretoken.engine import Engine
+from foretoken.heads.checkpoint import head_kind, load_head
 from foretoken.heads.lm import HeadLM, ready
-from foretoken.heads.load import head_kind, load_head
 from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (

@@ -11,14 +11,14 @@ from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder, check_readable
 from foretoken.core.limits import check_seed
-from foretoken.heads import check_head
+from foretoken.heads import HEADS, check_head
 from foretoken.train.folder import CHECKPOINT, check_out
 
 MOST_LEVELS, MOST_LAYERS = 64, 64
 
 
 def train(
-    head: Annotated[str, typer.Argument(help="gumiho, eagle, eagle3, medusa or hydra.")],
+    head: Annotated[str, typer.Argument(help=f"{', '.join(list(HEADS)[:-1])} or {list(HEADS)[-1]}.")],
     data: Annotated[
         list[str], typer.Option(help="Text file, or .jsonl of texts or conversations; may be given several times.")
     ],
@@ -86,12 +86,13 @@ def train(
     if begin is not None and Path(begin).resolve() == out.resolve():
         raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
     options.check_models(target, begin, dtype=dtype)
-    from foretoken.heads.load import head_kind, load_to_train
+    from foretoken.heads.checkpoint import head_kind, load_to_train
     from foretoken.measure.machine import machine
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
     from foretoken.models.parts import parts
     from foretoken.train.begin import Beginning
-    from foretoken.train.run import Options, Progress
+    from foretoken.train.loop import Plan
+    from foretoken.train.run import Progress
     from foretoken.train.run import train as run
 
     options.quiet()
@@ -110,11 +111,14 @@ def train(
         else:
             options.progress(progress.text())
 
-    asked = Options(head, tokens, epochs, batch, length, lr, layers, levels, seed, optimizer, draft_vocab, roots)
+    asked = Plan(
+        head, tokens or 0, seed=seed, batch=batch, length=length, lr=lr or 0, layers=layers, levels=levels,
+        optimizer=optimizer, draft_vocab=draft_vocab, roots=roots,
+    )  # fmt: skip
     try:
         run(
-            lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), evaluate_every, cache,
-            lambda line: print(line, file=sys.stderr), first,
+            lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), epochs, evaluate_every,
+            cache, lambda line: print(line, file=sys.stderr), first,
         )  # fmt: skip
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()

@@ -1,28 +1,17 @@
 """EAGLE, EAGLE-3 and Gumiho heads in the compiled kernel: packed weights on a CPU."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from foretoken.core.shapes import Float
-from foretoken.core.truncated import Truncation
-from foretoken.heads.serial import Eagle, Eagle3, Gumiho
-from foretoken.kernel.sizes import ALL, LANES
-from foretoken.models.kernel_layers import (
-    NEVER,
-    NO_FLOATS,
-    NO_IDS,
-    KernelLayers,
-    KernelSlots,
-    array,
-    bias_of,
-    table_of,
-)
-from foretoken.models.panels import PackedEmbedding, PanelLinear, use_threads
+from foretoken.heads.eagle import Eagle, Gumiho
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.kernel.sizes import LANES
+from foretoken.models.kernel_layers import NEVER, NO_FLOATS, NO_IDS, KernelLayers, array, bias_of, table_of
+from foretoken.models.panels import PackedEmbedding, PanelLinear
 
 if TYPE_CHECKING:
     from foretoken.kernel.model import Entry, Head, Mlps
@@ -49,56 +38,6 @@ class EagleKernel(KernelLayers):
         table: Any = target.embedding
         plain = type(table) in (nn.Embedding, PackedEmbedding) and target.embedding_scale == 1
         self.embedding = table_of(table if plain else nn.Embedding(0, shape.hidden))
-
-
-class EagleSlots(KernelSlots):
-    """The slot cache of a batch, the head's `step` and `logits` over it, and whole chains."""
-
-    layers: EagleKernel
-
-    def step(
-        self,
-        embedded: Float[Tensor, "b n d"],
-        states: Float[Tensor, "b n d"],
-        positions: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> Float[Tensor, "b n d"]:
-        """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
-        from foretoken.kernel.heads import step
-
-        of_tokens, before = (y.float().reshape(-1, y.shape[-1]).contiguous().numpy() for y in (embedded, states))
-        x = np.empty_like(before)
-        step(self.model, of_tokens, before, self._nodes(positions.reshape(-1), {"": mask}), x, use_threads())
-        return torch.from_numpy(x).view(states.shape)
-
-    def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        """Over the head's own vocabulary, from states that `step` gave."""
-        from foretoken.kernel.model import scores
-
-        head = self.layers.head
-        if head.address == 0:
-            return self.layers.module.logits(states)
-        flat = states.reshape(-1, states.shape[-1]).contiguous().numpy()
-        out = np.empty((len(flat), len(head.columns) or self.layers.vocab_size), np.float32)
-        scores(flat, head, out, use_threads())
-        return torch.from_numpy(out).view(*states.shape[:-1], -1)
-
-    def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
-        """`Gumiho.parallel`."""
-        from foretoken.kernel.heads import parallel
-
-        n, d = first.shape
-        out = np.empty((n, len(self.layers.blocks), d), np.float32)
-        parallel(torch.cat((first, second), -1).float().numpy(), self.layers.mlps, out, use_threads())
-        return torch.from_numpy(out)
-
-    def draft_chain(
-        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
-        temperature: float, floor: float, truncation: Truncation = ALL,
-    ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
-        """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
-        which are zeros where no forward was run."""
-        return self._draft(self._text(row, read, states.float().numpy(), start), u, temperature, floor, truncation)
 
 
 def eagle_kernel(head: Eagle | Eagle3) -> EagleKernel | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
+from foretoken.models.parts import TargetParts
 
 # q [b, heads, n, dim], k and v [b, kv_heads, n, dim] -> [b, heads, n, dim]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -16,7 +18,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """width: of what attention reads; the residual stream has `hidden`. bias: of q, k and v."""
+    """Sizes of a decoder layer. width: of what attention reads; the residual stream has `hidden`. bias: of q, k, v."""
 
     hidden: int
     heads: int
@@ -26,6 +28,23 @@ class LayerShape:
     eps: float
     width: int
     bias: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """As config.json names what tensors do not show."""
+        return {
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate,
+            "rms_norm_eps": self.eps,
+        }
+
+
+def layer_shape(parts: TargetParts, width: int | None = None) -> LayerShape:
+    """A layer as wide as the target's own; width: of what its attention reads, by default the hidden size."""
+    return LayerShape(
+        parts.hidden, parts.heads, parts.kv_heads, parts.head_dim, parts.intermediate, parts.eps, width or parts.hidden
+    )
 
 
 class RMSNorm(nn.Module):

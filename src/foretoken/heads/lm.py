@@ -1,17 +1,16 @@
 """A draft head in the place of a drafter's language model."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.heads.flat import Hydra, Medusa
-from foretoken.heads.flat_rows import HydraRows, MedusaRows
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.head import Head
 from foretoken.heads.kernel import EagleKernel, eagle_kernel
-from foretoken.heads.make import Head
 from foretoken.heads.rows import HeadRows
-from foretoken.heads.serial import Eagle, Eagle3, Gumiho
-from foretoken.heads.serial_rows import GumihoRows, SerialRows
 from foretoken.models.panels import PACKED, pack_linears
 
 
@@ -54,20 +53,12 @@ class HeadLM:
 
         Raises ForetokenError for a head whose levels all depend on them.
         """
-        if isinstance(self.head, Gumiho):
-            return Gumiho.SERIAL
-        if isinstance(self.head, Medusa):
-            return 0
-        raise ForetokenError(
-            f"Head {self.name} drafts its levels one after the other, and a product tree needs parallel ones: take a "
-            "dynamic tree."
-        )
+        if self.head.parallel_from is None:
+            raise ForetokenError(
+                f"Head {self.name} drafts its levels one after the other, and a product tree needs parallel ones: take "
+                "a dynamic tree."
+            )
+        return self.head.parallel_from
 
-    def open(self, batch: int, slots: int) -> HeadRows:
-        if isinstance(self.head, Gumiho):
-            return GumihoRows(self.head, self.kernel, batch, slots)
-        if isinstance(self.head, Medusa):
-            return MedusaRows(self.head, batch)
-        if isinstance(self.head, Hydra):
-            return HydraRows(self.head, batch, slots)
-        return SerialRows(self.head, self.kernel, batch, slots)
+    def open(self, batch: int, slots: int) -> HeadRows[Any]:
+        return self.head.open(batch, slots, self.kernel)

@@ -1,4 +1,4 @@
-"""Draft heads that score token trees like a language model: the rows of one batch.
+"""Draft heads that score token trees like a language model: the rows of one batch, and the slots of their caches.
 
 A head reads at a token the target's state before it: (x_j, h_{j-1}). So a row's first token is never scored, and a node
 below the known text takes the state that the head itself made at the node's parent. What was scored on the head's own
@@ -10,22 +10,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.serial import scattered
-from foretoken.models.growing_tree import GrowingTree
+from foretoken.heads.layer import Attend, LayerShape, cached
+from foretoken.models.cache import Plane, SlotCache
+from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
+from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import TargetParts
 
 LOW = float(torch.finfo(torch.float16).min)  # what a hidden slot adds to its score, in every dtype
+CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
 
 @dataclass
 class HeadRow:
-    """length: committed tokens that the row is done with; its tree's nodes follow them. features: the target's states
-    [t, f] of all committed tokens but the last. tokens: of the tree's nodes."""
+    """One sequence of a batch.
+
+    length: number of committed tokens that the row is done with; its tree's nodes follow them.
+    features: the target's states of all committed tokens but the last [t, f].
+    tokens: of the tree's nodes.
+    """
 
     length: int = 1
     features: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -48,6 +56,11 @@ class HeadRow:
         """Depth in the tree of the last committed token."""
         return len(self.features) - self.length
 
+    @property
+    def used(self) -> int:
+        """Number of slots of the head's cache that hold something of the row."""
+        return self.length - 1 + len(self.tree)
+
     def forget_tree(self) -> None:
         self.tree.clear()
         self.tokens = []
@@ -59,12 +72,17 @@ R = TypeVar("R", bound=HeadRow)
 class HeadRows(ABC, Generic[R]):
     """The calls of models.rows.Rows, and `learn`.
 
+    slots: of the cache of the head's own layers, None where it has none.
     columns: target ids of the vocabulary that the head scores, None where that is the target's.
     """
 
-    def __init__(self, target: TargetParts, batch: int, columns: Int[Tensor, " c"] | None = None) -> None:
-        self.target, self.batch, self.columns = target, batch, columns
+    def __init__(
+        self, target: TargetParts, batch: int, new_row: type[R], slots: "HeadSlots | None" = None,
+        columns: Int[Tensor, " c"] | None = None,
+    ) -> None:  # fmt: skip
+        self.target, self.batch, self.slots, self.columns = target, batch, slots, columns
         self.rows: list[R] = []
+        self._new_row = new_row
 
     @property
     def lengths(self) -> list[int]:
@@ -80,11 +98,12 @@ class HeadRows(ABC, Generic[R]):
         self.rows.append(self._new_row())
         return len(self.rows) - 1
 
+    @torch.inference_mode()
     def leave(self, row: int) -> None:
         """Forget a row; the last row moves into its place."""
         last = len(self.rows) - 1
-        if row != last:
-            self._copy_slots(last, row)
+        if row != last and self.slots is not None:
+            self.slots.cache.copy_row(last, row, self.rows[last].used)
         self.rows[row] = self.rows[last]
         self.rows.pop()
 
@@ -125,15 +144,8 @@ class HeadRows(ABC, Generic[R]):
         """Commit tokens whose target states are known."""
 
     @abstractmethod
-    def _new_row(self) -> R: ...
-
-    @abstractmethod
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
-        """Of every row's nodes from firsts[row] on."""
-
-    @abstractmethod
-    def _copy_slots(self, source: int, target: int) -> None:
-        """What a cache holds of row `source` also becomes that of row `target`."""
+        """Scores of every row's nodes from firsts[row] on."""
 
     @abstractmethod
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
@@ -142,3 +154,57 @@ class HeadRows(ABC, Generic[R]):
     def _none(self) -> Float[Tensor, "0 c"]:
         width = self.target.vocab_size if self.columns is None else len(self.columns)
         return torch.empty(0, width, device=self.target.device)
+
+
+def scattered(
+    own: Float[Tensor, "*n c"], columns: Int[Tensor, " c"], vocab_size: int, rest: float
+) -> Float[Tensor, "*n v"]:
+    """Numbers of some tokens among those of a whole vocabulary, of which all others are `rest`."""
+    return own.new_full((*own.shape[:-1], vocab_size), rest).index_copy_(-1, columns, own)
+
+
+def slot_cache(shape: LayerShape, layers: int, target: TargetParts, batch: int, slots: int) -> SlotCache:
+    """The keys and values of so many layers of a head."""
+    plane = Plane(shape.kv_heads, shape.head_dim, target.dtype, target.device)
+    return SlotCache([(plane, plane)] * layers, batch, slots)
+
+
+class HeadSlots:
+    """Where a head's next forward writes in a cache and what it sees.
+
+    Masks are [b, 1, n, used] of 0 and LOW, None if all is seen.
+    """
+
+    def __init__(self, cache: SlotCache | KernelSlots, slots: int) -> None:
+        self.cache, self.slots = cache, slots
+
+    def aim(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
+        """For the newest nodes of each row's tree, from firsts[row] on, after lengths[row] committed slots."""
+        counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
+        n, used = max(counts), max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
+        starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
+        self.check_room(used)
+        rows = slice(0, len(trees))
+        if min(starts) == max(starts) and starts[0] + n <= self.slots + 1:
+            self.cache.aim(rows, starts[0], n, used)
+        else:
+            places = [[*range(s, s + c), *[self.slots] * (n - c)] for s, c in zip(starts, counts, strict=True)]
+            self.cache.aim(rows, places, n, used)
+        return additive_mask(trees, lengths, firsts, n, used, None)
+
+    def aim_chain(self, row: int, start: int, n: int) -> np.ndarray:
+        """For n tokens of committed text from slot `start` on."""
+        self.check_room(start + n)
+        self.cache.aim(slice(row, row + 1), start, n, start + n)
+        return causal_mask(start, n, LOW, None)
+
+    def attends(self, layers: int, mask: np.ndarray | None, target: TargetParts) -> list[Attend]:
+        """The attention of each layer of a head that runs in torch, over the slots that were aimed at."""
+        assert isinstance(self.cache, SlotCache)
+        seen = None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
+        return [cached(self.cache, layer, seen) for layer in range(layers)]
+
+    def check_room(self, used: int) -> None:
+        """Raises ForetokenError where a row needs more slots than it has."""
+        if used > self.slots:
+            raise ForetokenError(f"A head's row needs {used} slots and has {self.slots}: open with more slots.")

@@ -1,43 +1,43 @@
-"""Heads that draft token after token with a small Transformer of their own: EAGLE, Gumiho's first part, EAGLE-3.
+"""Heads that draft token after token with a small Transformer of their own: what they share, and the rows that draft.
 
 With h_i the target's state at position i and x_{i+1} the token after it, one step maps (x_{i+1}, h_i) to a state o_i
 that stands for h_{i+1}; the target's LM head on it gives q of x_{i+2}. The next step takes o_i in place of the target's
-state. Inside a head, states are divided by `feature_scale`, so that noise and losses mean the same on any target.
+state. In the cache of a head's layers slot j - 1 holds token x_j, since a row's first token is never scored.
 """
 
-from abc import ABC, abstractmethod
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm
-from foretoken.models.features import FINAL
+from foretoken.core.truncated import Truncation
+from foretoken.heads.head import Head
+from foretoken.heads.layer import Attend, LayerShape
+from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, slot_cache
+from foretoken.kernel.sizes import ALL
+from foretoken.models.kernel_layers import KernelSlots
+from foretoken.models.panels import use_threads
 from foretoken.models.parts import TargetParts
 
+if TYPE_CHECKING:
+    from foretoken.heads.kernel import EagleKernel
 
-class Serial(nn.Module, ABC):
-    """What drafting and training need of such a head.
 
-    depth: levels it can draft, None for any. step: one pass over new nodes. attends: one Attend per layer.
-    """
-
-    kind: ClassVar[str]
-    depth: int | None = None
-    feature_scale: float = 1.0
+class Serial(Head):
+    """What drafting and training need of such a head. num_layers: number of its decoder layers."""
 
     def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int) -> None:
-        super().__init__()
-        self.target, self.shape, self.num_layers = parts, shape, num_layers
+        super().__init__(parts)
+        self.shape, self.num_layers = shape, num_layers
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return (FINAL,)
-
-    def own_lm_heads(self) -> list[nn.Linear]:
-        return []
+    def config(self) -> dict[str, Any]:
+        return self.shape.config()
 
     def enter(self, features: Float[Tensor, "... f"]) -> Float[Tensor, "... d"]:
         """The target's states in the form of the head's own."""
@@ -51,189 +51,196 @@ class Serial(nn.Module, ABC):
         cos: Float[Tensor, "_ n h"],
         sin: Float[Tensor, "_ n h"],
         attends: list[Attend],
-    ) -> Float[Tensor, "b n d"]: ...
+    ) -> Float[Tensor, "b n d"]:
+        """The states o of new nodes, from their tokens' embeddings and the states before them.
+
+        cos, sin: the rotary angles of their positions. attends: the attention of each layer.
+        """
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """Scores of the token that follows a node, from its state o."""
         return self.target.logits(states * self.feature_scale)
 
-
-class Eagle(Serial):
-    """EAGLE-1/2: one decoder layer without input norm on Linear(embedding, state). Li et al. 2024, EAGLE."""
-
-    kind = "eagle"
-
-    def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int = 1, bias: bool = True) -> None:
-        super().__init__(parts, shape, num_layers)
-        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=bias)
-        self.layers = nn.ModuleList(DecoderLayer(shape, input_norm=i > 0) for i in range(num_layers))
-
-    def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
-        x = self.fc(torch.cat((embedded.to(states.dtype), states), -1))
-        for layer, attend in zip(self.layers, attends, strict=True):
-            x = layer(x, cos, sin, attend)
-        return x
-
-
-class Block(nn.Module):
-    """x + SiLU(Linear x); without the residual where the width changes."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, hidden)
-        self.residual = width == hidden
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.nn.functional.silu(self.linear(x))
-        return x + y if self.residual else y
-
-
-class Gumiho(Eagle):
-    """Two layers draft the first two tokens, then MLPs side by side the next ones, each from (o_i, o_{i+1}).
-
-    With o_i for h_{i+1} and o_{i+1} for h_{i+2}, MLP j gives the state of position i + 3 + j: the token at depth 3 + j
-    below root x_{i+1}, whatever stands at the depths between. Li et al. 2025, Gumiho, s. 3.3; blocks as in its Table 5.
-    """
-
-    kind = "gumiho"
-    SERIAL: ClassVar[int] = 2  # levels drafted by the serial part
-
-    def __init__(
-        self, parts: TargetParts, shape: LayerShape, num_layers: int = 2, num_mlps: int = 5, num_blocks: int = 6,
-        bias: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(parts, shape, num_layers, bias)
-        d = shape.hidden
-        self.mlp = nn.ModuleList(
-            nn.Sequential(*(Block(2 * d if i == 0 else d, d) for i in range(num_blocks))) for _ in range(num_mlps)
-        )
-        self.depth = self.SERIAL + num_mlps
-
-    def cut(self, levels: int) -> None:
-        """Keep only the MLPs of the first `levels` levels. Raises ForetokenError where it has fewer."""
-        most = self.SERIAL + len(self.mlp)
-        if not self.SERIAL <= levels <= most:
-            raise ForetokenError(f"Gumiho's head drafts {self.SERIAL} to {most} levels, not {levels}.")
-        self.mlp, self.depth = self.mlp[: levels - self.SERIAL], levels
-
-    def parallel(self, first: Float[Tensor, "... d"], second: Float[Tensor, "... d"]) -> Float[Tensor, "... m d"]:
-        """The states of all MLPs from o_i and o_{i+1}."""
-        both = torch.cat((first, second), -1)
-        return torch.stack([mlp(both) for mlp in self.mlp], -2)
-
-
-class Eagle3Layer(nn.Module):
-    """Attention reads (norm(embedding), norm(state)), 2d wide; the residual is the state itself, or normed."""
-
-    def __init__(self, shape: LayerShape, norm_before_residual: bool) -> None:
-        super().__init__()
-        inner = DecoderLayer(shape, input_norm=True)
-        self.self_attn, self.mlp = inner.self_attn, inner.mlp
-        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
-        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.norm_before_residual = norm_before_residual
-
-    def forward(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        normed = self.hidden_norm(states)
-        x = normed if self.norm_before_residual else states
-        x = x + self.self_attn(
-            torch.cat((self.input_layernorm(embedded.to(states.dtype)), normed), -1), cos, sin, attend
-        )
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Eagle3(Serial):
-    """EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
-
-    layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2
-    and n - 3. `fc` reads them once per committed token, not per drafted one.
-    draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
-    """
-
-    kind = "eagle3"
-    d2t: Tensor | None
-    t2d: Tensor | None
-    feature_sizes: Tensor | None  # [f], see `normalise`
-
-    def __init__(
-        self, parts: TargetParts, shape: LayerShape, draft_vocab: int | None = None, layers: tuple[int, ...] = (),
-        norm_before_residual: bool = False, norm_output: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(parts, shape, 1)
-        self._layers = layers or (2, parts.layers // 2, parts.layers - 3)
-        self.fc = nn.Linear(len(self._layers) * parts.hidden, shape.hidden, bias=False)
-        self.midlayer = Eagle3Layer(shape, norm_before_residual)
-        self.norm = RMSNorm(shape.hidden, shape.eps)
-        self.lm_head = nn.Linear(shape.hidden, draft_vocab or parts.vocab_size, bias=False)
-        self.norm_output = norm_output
-        self.register_buffer("feature_sizes", None, persistent=False)
-        whole = draft_vocab is None
-        self.register_buffer("d2t", None if whole else torch.zeros(draft_vocab, dtype=torch.int64))
-        self.register_buffer("t2d", None if whole else torch.zeros(parts.vocab_size, dtype=torch.bool))
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self._layers
-
-    def own_lm_heads(self) -> list[nn.Linear]:
-        return [self.lm_head]
-
-    def enter(self, features: Tensor) -> Tensor:
-        return self.fc(features if self.feature_sizes is None else features / self.feature_sizes)
-
-    def name_tokens(self, tokens: Tensor) -> None:
-        """Set which target tokens a trimmed LM head knows: tokens [draft_vocab], ids in ascending order."""
-        assert self.d2t is not None
-        assert self.t2d is not None
-        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
-        self.t2d.zero_()
-        self.t2d[tokens] = True
-
-    @torch.no_grad()
-    def normalise(self, sizes: Float[Tensor, " f"] | None) -> None:
-        """Let `fc` read each channel of the target's states divided by its size; the head's function stays the same.
-
-        For training: the channels of real models differ a hundredfold, which spoils every step of an optimiser.
-        sizes: root mean square of each channel; None folds those there are back into the weights.
-        """
-        if self.feature_sizes is not None:
-            self.fc.weight.div_(self.feature_sizes)
-        self.feature_sizes = None if sizes is None else sizes.to(self.fc.weight)
-        if self.feature_sizes is not None:
-            self.fc.weight.mul_(self.feature_sizes)
-
-    def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
-        x = self.midlayer(embedded, states, cos, sin, attends[0])
-        return self.norm(x) if self.norm_output else x
-
-    def draft_logits(self, states: Tensor) -> Tensor:
-        """Over its own vocabulary."""
-        return self.lm_head(states if self.norm_output else self.norm(states))
+    def draft_logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... c"]:
+        """The same over the vocabulary that the head scores."""
+        return self.logits(states)
 
     @property
     def columns(self) -> Int[Tensor, " c"] | None:
-        """The target ids of its own vocabulary, None where that is the target's."""
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+        """The target ids of the vocabulary that the head scores, None where that is the target's."""
+        return None
 
-    @torch.no_grad()
-    def order_vocabulary(self) -> None:
-        """Put its own vocabulary in the order of the target's ids, as published heads have it: one uniform then draws
-        the same token from its probabilities over either vocabulary."""
-        columns = self.columns
-        if columns is not None and bool((columns[1:] < columns[:-1]).any()):
-            assert self.d2t is not None
-            order = columns.argsort()
-            self.lm_head.weight.copy_(self.lm_head.weight[order])
-            self.d2t.copy_(columns[order] - torch.arange(len(order), device=order.device))
-
-    def logits(self, states: Tensor) -> Tensor:
-        own, columns = self.draft_logits(states), self.columns
-        return own if columns is None else scattered(own, columns, self.target.vocab_size, float("-inf"))
+    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "SerialRows":
+        return SerialRows(self, batch, slots, kernel)
 
 
-def scattered(
-    own: Float[Tensor, "*n c"], columns: Int[Tensor, " c"], vocab_size: int, rest: float
-) -> Float[Tensor, "*n v"]:
-    """Numbers of some tokens among those of a whole vocabulary, of which all others are `rest`."""
-    return own.new_full((*own.shape[:-1], vocab_size), rest).index_copy_(-1, columns, own)
+class EagleSlots(KernelSlots):
+    """The slot cache of a batch, the head's `step` and `logits` over it, and whole chains."""
+
+    layers: "EagleKernel"
+
+    def step(
+        self,
+        embedded: Float[Tensor, "b n d"],
+        states: Float[Tensor, "b n d"],
+        positions: np.ndarray,
+        mask: np.ndarray | None,
+    ) -> Float[Tensor, "b n d"]:
+        """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
+        from foretoken.kernel.heads import step
+
+        of_tokens, before = (y.float().reshape(-1, y.shape[-1]).contiguous().numpy() for y in (embedded, states))
+        x = np.empty_like(before)
+        step(self.model, of_tokens, before, self._nodes(positions.reshape(-1), {"": mask}), x, use_threads())
+        return torch.from_numpy(x).view(states.shape)
+
+    def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        """Over the head's own vocabulary, from states that `step` gave."""
+        from foretoken.kernel.model import scores
+
+        head = self.layers.head
+        if head.address == 0:
+            return self.layers.module.logits(states)
+        flat = states.reshape(-1, states.shape[-1]).contiguous().numpy()
+        out = np.empty((len(flat), len(head.columns) or self.layers.vocab_size), np.float32)
+        scores(flat, head, out, use_threads())
+        return torch.from_numpy(out).view(*states.shape[:-1], -1)
+
+    def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
+        """`Gumiho.parallel`."""
+        from foretoken.kernel.heads import parallel
+
+        n, d = first.shape
+        out = np.empty((n, len(self.layers.blocks), d), np.float32)
+        parallel(torch.cat((first, second), -1).float().numpy(), self.layers.mlps, out, use_threads())
+        return torch.from_numpy(out)
+
+    def draft_chain(
+        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
+        temperature: float, floor: float, truncation: Truncation = ALL,
+    ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
+        """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
+        which are zeros where no forward was run."""
+        return self._draft(self._text(row, read, states.float().numpy(), start), u, temperature, floor, truncation)
+
+
+@dataclass
+class SerialRow(HeadRow):
+    """states: the head's own, one per node. parallel: Gumiho's scores [m, v] of the levels below a depth-1 node."""
+
+    states: list[Tensor] = field(default_factory=list)
+    parallel: dict[int, Tensor] = field(default_factory=dict)
+
+    def forget_tree(self) -> None:
+        super().forget_tree()
+        self.states, self.parallel = [], {}
+
+
+class SerialRows(HeadRows[SerialRow]):
+    """EAGLE and EAGLE-3: one forward a level, each node on its parent's state."""
+
+    slots: HeadSlots  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @torch.inference_mode()
+    def __init__(self, head: Serial, batch: int, slots: int, kernel: "EagleKernel | None") -> None:
+        self.kernel = None if kernel is None else EagleSlots(kernel, batch, slots)
+        cache = self.kernel or slot_cache(head.shape, head.num_layers, head.target, batch, slots)
+        super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots), head.columns)
+        self.head = head
+
+    @torch.inference_mode()
+    def _keep_slots(self, row: int, nodes: list[int]) -> None:
+        if nodes != list(range(len(nodes))):
+            self.slots.cache.move(row, self.rows[row].length - 1, nodes)
+
+    @torch.inference_mode()
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        of_row = self.rows[row]
+        for i in range(0, len(tokens), CHUNK):
+            chunk = list(tokens[i : i + CHUNK])
+            start, n = of_row.length - 1, len(chunk)
+            mask = self.slots.aim_chain(row, start, n)
+            states = self._enter(of_row.features[None, start : start + n])
+            self._forward([chunk], states, np.arange(start, start + n)[None], mask)
+            of_row.length += n
+
+    @torch.inference_mode()
+    def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
+        out = self._run_serial(firsts)
+        if out is None:
+            return [self._none() for _ in firsts]
+        logits = self._logits(out)
+        return [
+            logits[r, : len(row.tree) - first] for r, (row, first) in enumerate(zip(self.rows, firsts, strict=True))
+        ]
+
+    def _logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
+        """Over the head's own vocabulary."""
+        return self.head.draft_logits(states) if self.kernel is None else self.kernel.logits(states)
+
+    def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
+        """The target's states as the head's own; the kernel computes with float32 states."""
+        return self.head.enter(features if self.kernel is None else features.float())
+
+    def drafts_chains(self, row: int, nodes: int) -> bool:
+        """Whether `draft_chain` can be called where it scores so many nodes."""
+        return self.kernel is not None and self.kernel.drafts_chains and not len(self.rows[row].tree)
+
+    @torch.inference_mode()
+    def draft_chain(
+        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
+        truncation: Truncation = ALL,
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
+        """As models.rows.Rows.draft_chain: one compiled call, whose tokens and q are those of `score` and draw."""
+        assert self.kernel is not None
+        of_row, start = self.rows[row], self.rows[row].length - 1
+        self.slots.check_room(start + len(tokens) + len(u) - 1)
+        of_row.tree.grow(range(-1, len(tokens) - 1))
+        states = self._inputs(of_row, 0, len(tokens))
+        u = u[: self.head.depth]
+        drafted, q, made = self.kernel.draft_chain(row, tokens, states, start, u, temperature, floor, truncation)
+        if not drafted:
+            raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
+        read = [*tokens, *drafted[:-1]]
+        of_row.tree.grow(range(len(tokens) - 1, len(read) - 1))
+        of_row.tokens += read
+        of_row.states += made.unbind(0)
+        return drafted, q
+
+    def _run_serial(self, firsts: list[int]) -> Float[Tensor, "b n d"] | None:
+        """The states of the newest nodes of all rows, also remembered; rows with fewer are padded."""
+        tokens = [row.tokens[first:] for row, first in zip(self.rows, firsts, strict=True)]
+        n = max(map(len, tokens))
+        if not n:
+            return None
+        inputs, positions = [], np.zeros((len(tokens), n), np.int64)
+        for i, (row, first, new) in enumerate(zip(self.rows, firsts, tokens, strict=True)):
+            inputs.append(self._inputs(row, first, n))
+            positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
+        trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
+        mask = self.slots.aim(trees, lengths, firsts)
+        out = self._forward([[*t, *[0] * (n - len(t))] for t in tokens], torch.stack(inputs), positions, mask)
+        for i, (row, new) in enumerate(zip(self.rows, tokens, strict=True)):
+            row.states += out[i, : len(new)].unbind(0)
+        return out
+
+    def _inputs(self, row: SerialRow, first: int, n: int) -> Float[Tensor, "n d"]:
+        """The states that the nodes from `first` on take: the target's where known, else the parent's; padded to n."""
+        tree, features = row.tree, row.features
+        at = [row.length - 1 + depth for depth in tree.depths[first:]]
+        known = sum(i < len(features) for i in at)  # they come first: the pending text, then drafted nodes
+        parts = [self._enter(features[at[0] : at[0] + known])] if known else []
+        parts += [row.states[parent][None] for parent in tree.parents[first + known :]]
+        if len(at) < n:
+            parts.append(torch.zeros(n - len(at), self.head.shape.hidden, device=self.target.device))
+        dtype = self.target.dtype if self.kernel is None else torch.float32
+        return torch.cat([part.to(dtype) for part in parts])
+
+    def _forward(self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None) -> Tensor:
+        device = self.target.device
+        embedded = self.target.embed(torch.tensor(ids, device=device))
+        if self.kernel is not None:
+            return self.kernel.step(embedded, states, positions, mask)
+        cos, sin = self.target.angles(torch.from_numpy(positions).to(device))
+        attends = self.slots.attends(self.head.num_layers, mask, self.target)
+        return self.head.step(embedded, states, cos, sin, attends)

@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from foretoken.core.errors import ForetokenError
-from foretoken.heads.make import Head
-from foretoken.heads.serial import Eagle, Eagle3
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.head import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint, fingerprint_of_weights

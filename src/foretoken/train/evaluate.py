@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from foretoken.core.errors import ForetokenError
+from foretoken.heads.head import Head
 from foretoken.heads.lm import HeadLM
-from foretoken.heads.make import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.data import Row

@@ -13,8 +13,8 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.core.interrupts import Interrupts
-from foretoken.heads.make import Head
-from foretoken.heads.serial import Eagle3
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.head import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
@@ -33,19 +33,25 @@ EAGLE3_HEAD = 0.01  # the same for EAGLE-3's LM head, which starts as the target
 class Plan:
     """What decides a run's outcome; a checkpoint resumes only under the same plan.
 
-    Defaults are Gumiho's (Li et al. 2025, Table 5). clip: bound of each gradient value. optimizer: adamw, or muon for
-    matrices beside it. target, begin: fingerprints of the target and of what the head begins as. draft_vocab: number of
-    tokens that the head can draft, None for all. roots: share of the positions from which eagle3's later steps learn.
+    kind: of the head. data: digest of the texts. tokens: number of tokens to learn; 0 until `train` knows the data.
+    target, begin: fingerprints of the target and of what the head begins as.
+    batch: texts per step. length: tokens per text at most. lr: learning rate; 0 until `train` takes the usual one.
+    warmup: share of the steps over which the rate rises.
+    clip: bound of each gradient value. layers, levels: as `new_head` takes them.
+    optimizer: adamw, or muon for matrices beside it.
+    draft_vocab: number of tokens that the head can draft, None for all.
+    roots: share of the positions from which eagle3's later steps learn.
+    Defaults are Gumiho's (Li et al. 2025, Table 5).
     """
 
     kind: str
-    tokens: int
-    data: str
-    target: str
+    tokens: int = 0
+    data: str = ""
+    target: str = ""
     seed: int = 0
     batch: int = 4
     length: int = 2048
-    lr: float = 2e-4
+    lr: float = 0.0
     warmup: float = 0.05
     clip: float = 0.5
     layers: int | None = None
@@ -115,50 +121,43 @@ class Trainer:
     def run(
         self, report: Callable[[Report], None], every: int = 20, also_every: int | None = None, save_s: float = 60.0
     ) -> None:
-        """To the end; reports come after `every` steps, and after `also_every`.
+        """To the end; reports come after `every` steps, and after `also_every`; checkpoints every `save_s` seconds.
 
         On an interrupt the step that has begun is finished and saved; the same command goes on from there. A second
         interrupt stops at once, and the last checkpoint stands.
         """
         with Interrupts() as interrupts:
-            self._run(report, every, also_every, save_s, interrupts)
+            began, first, saved = time.monotonic(), self.tokens, time.monotonic()
+            self.head.train()
+            while self.step < self.steps:
+                self._take_step()
+                last = self.step == self.steps
+                if self.step % every == 0 or self.step % (also_every or every) == 0 or last:
+                    speed = (self.tokens - first) / (time.monotonic() - began)
+                    left = (self.steps - self.step) * (self.tokens / self.step) / speed
+                    report(Report(self.step, self.steps, self.tokens, self.smooth, speed, left))
+                if interrupts.asked or time.monotonic() - saved > save_s or last:
+                    self.save()
+                    saved = time.monotonic()
+                if interrupts.asked and not last:
+                    raise KeyboardInterrupt
 
-    def _run(
-        self,
-        report: Callable[[Report], None],
-        every: int,
-        also_every: int | None,
-        save_s: float,
-        interrupts: Interrupts,
-    ) -> None:
-        began, first, saved = time.monotonic(), self.tokens, time.monotonic()
-        self.head.train()
-        while self.step < self.steps:
-            texts = self.texts(self.step)
-            rng = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step)
-            loss = self.loss(texts, rng)
-            if not bool(torch.isfinite(loss)):
-                raise ForetokenError(f"The loss is {float(loss.detach())} at step {self.step}: lower --lr.")
-            self.head.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_value_(self.head.parameters(), self.plan.clip)
-            for optimizer, share in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = share * self.rate((self.step + 1) / self.steps)
-                optimizer.step()
-            value = float(loss.detach())
-            self.smooth = value if math.isnan(self.smooth) else 0.95 * self.smooth + 0.05 * value
-            self.step += 1
-            self.tokens += int(texts.mask.sum())
-            speed = (self.tokens - first) / (time.monotonic() - began)
-            if self.step % every == 0 or self.step % (also_every or every) == 0 or self.step == self.steps:
-                left = (self.steps - self.step) * (self.tokens / self.step) / speed
-                report(Report(self.step, self.steps, self.tokens, self.smooth, speed, left))
-            if interrupts.asked or time.monotonic() - saved > save_s or self.step == self.steps:
-                self.save()
-                saved = time.monotonic()
-            if interrupts.asked and self.step < self.steps:
-                raise KeyboardInterrupt
+    def _take_step(self) -> None:
+        texts = self.texts(self.step)
+        loss = self.loss(texts, torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ForetokenError(f"The loss is {value} at step {self.step}: lower --lr.")
+        self.head.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_value_(self.head.parameters(), self.plan.clip)
+        for optimizer, share in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = share * self.rate((self.step + 1) / self.steps)
+            optimizer.step()
+        self.smooth = value if math.isnan(self.smooth) else 0.95 * self.smooth + 0.05 * value
+        self.step += 1
+        self.tokens += int(texts.mask.sum())
 
     def save(self) -> None:
         state = {

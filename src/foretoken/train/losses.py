@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.shapes import Bool, Float, Int
+from foretoken.heads.eagle import Eagle, Gumiho
+from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import Unrolled, causal
-from foretoken.heads.serial import Eagle, Eagle3, Gumiho
 
-Head = Eagle | Gumiho | Eagle3 | Medusa | Hydra
 DECAY = 0.8  # weight of each further position
 CLASSIFICATION = 0.1  # of the cross-entropy beside the regression (EAGLE, Gumiho)
 UNROLLED = 7  # steps of EAGLE-3's training
@@ -89,8 +89,12 @@ def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator) -> Tensor:
 
 def medusa_loss(head: Medusa, texts: Texts, rng: torch.Generator) -> Tensor:
     """Cross-entropy of level i at h_t against the token x_{t+2+i}, weighted 0.8^i. Cai et al. 2024, section 2.3."""
-    scores = head.levels(texts.features)
-    return _by_level([scores[:, :, i] for i in range(head.depth)], texts)
+    scores, n = head.levels(texts.features), texts.ids.shape[1]
+    total = scores.new_zeros(())
+    for i in range(min(scores.shape[2], n - 2)):
+        loss = F.cross_entropy(scores[:, : n - 2 - i, i].mT, texts.ids[:, 2 + i :], reduction="none")
+        total = total + DECAY**i * mean(loss, texts.mask[:, 2 + i :])
+    return total
 
 
 def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
@@ -101,7 +105,7 @@ def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
     embedded = head.target.embed(texts.ids)
     p = head.target.logits(texts.states).float().softmax(-1)
     total = prefix.new_zeros(())
-    for i in range(min(head.depth, n - 2)):
+    for i in range(min(len(head.mlps), n - 2)):
         given = [embedded[:, 1 + j : n - 1 - i + j] for j in range(i + 1)]
         scores = head.level(i, prefix[:, : n - 2 - i], [e[:, : n - 2 - i] for e in given])
         # Level i at h_t predicts x_{t+2+i}, whose distribution is p_{t+1+i}.
@@ -150,15 +154,6 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
     return total
 
 
-def _by_level(scores: list[Tensor], texts: Texts) -> Tensor:
-    total = scores[0].new_zeros(())
-    n = texts.ids.shape[1]
-    for i, level in enumerate(scores[: max(n - 2, 0)]):
-        loss = F.cross_entropy(level[:, : n - 2 - i].mT, texts.ids[:, 2 + i :], reduction="none")
-        total = total + DECAY**i * mean(loss, texts.mask[:, 2 + i :])
-    return total
-
-
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "eagle": eagle_loss,
     "gumiho": gumiho_loss,
@@ -166,3 +161,4 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "hydra": hydra_loss,
     "eagle3": eagle3_loss,
 }
+RATES = {"gumiho": 2e-4, "eagle": 3e-5, "eagle3": 5e-5, "medusa": 1e-3, "hydra": 1e-3}  # AdamW's, as published

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +11,31 @@ import torch
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, write
-from foretoken.heads.make import Head, new_head
-from foretoken.heads.save import save_head
+from foretoken.heads.checkpoint import save_head
+from foretoken.heads.head import Head, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint
 from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
 from foretoken.train.begin import Beginning
-from foretoken.train.data import Batches, Record, Row, commonest, digest, records, rows
+from foretoken.train.data import Batches, commonest, digest, records, rows
 from foretoken.train.evaluate import Accuracy, accuracy
 from foretoken.train.folder import LOG, PROVENANCE, check_own
-from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer
+from foretoken.train.loop import MUON, Plan, Report, Trainer
+from foretoken.train.losses import RATES
 from foretoken.train.states import StateCache
 
 HELD_OUT = 50  # without held-out files, every 50th text is held out
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the command asks for; None: the published default of the head."""
-
-    kind: str
-    tokens: int | None = None
-    epochs: int = 10
-    batch: int = 4
-    length: int = 2048
-    lr: float | None = None
-    layers: int | None = None
-    levels: int | None = None
-    seed: int = 0
-    optimizer: str = ADAMW
-    draft_vocab: int | None = None
-    roots: float = 1.0
-
-
 MUON_RATE = 0.01
-RATES = {"gumiho": 2e-4, "eagle": 3e-5, "eagle3": 5e-5, "medusa": 1e-3, "hydra": 1e-3}  # as published
 
 
 @dataclass(frozen=True)
 class Progress:
+    """A report of the training, with what was measured on held-out text where it was."""
+
     report: Report
     accuracy: Accuracy | None
 
@@ -75,24 +59,29 @@ class Progress:
 def train(
     lm: CausalLM,
     tokenizer: Tokenizer,
-    options: Options,
+    plan: Plan,
     data: Sequence[str],
     held_out: Sequence[str],
     folder: Path,
     tell: Callable[[Progress], None],
     made_with: dict[str, Any],
+    epochs: int = 10,
     evaluate_every: int = 100,
     cache: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
     begin: Beginning | None = None,
-) -> Head:
+) -> None:
     """Train, or go on from the checkpoint in `folder`; writes the head, its card, provenance.json and log.jsonl there.
 
-    made_with: machine and versions, for the record. cache: folder that keeps the target's states for other heads and
-    runs; `note` is told what it may take.
+    lm, tokenizer: the target. plan: as the command asks for it; without tokens, rate and fingerprints.
+    data: files of the texts. held_out: files of the texts to measure on; none: every 50th text.
+    tell: takes each report. made_with: machine and versions, for the record. epochs: passes through the data where the
+    plan has no number of tokens. evaluate_every: steps between measurements. cache: folder that keeps the target's
+    states for other heads and runs; `note` takes a line on its size. begin: what the head begins as.
+    Raises ForetokenError for texts or options that cannot be used.
     """
-    if not 0 <= options.seed < 2**32:
-        raise ForetokenError(f"seed is {options.seed}: it must be in 0..2**32 - 1.")
+    if not 0 <= plan.seed < 2**32:
+        raise ForetokenError(f"seed is {plan.seed}: it must be in 0..2**32 - 1.")
     texts = list(records(data))
     if held_out:
         held = list(records(held_out))
@@ -100,39 +89,44 @@ def train(
         held, texts = texts[::HELD_OUT], [text for i, text in enumerate(texts) if i % HELD_OUT]
         if not texts:
             raise ForetokenError("One text cannot be split: give more texts, or name held-out ones with --held-out.")
-    learnt, checked = rows(texts, tokenizer, options.length), rows(held, tokenizer, options.length)
+    learnt, checked = rows(texts, tokenizer, plan.length), rows(held, tokenizer, plan.length)
     for row in (*learnt, *checked):
         if row.ids.max() >= lm.vocab_size:
             raise ForetokenError(
                 f"The data has token id {row.ids.max()}, and target {lm.name} has ids from 0 to {lm.vocab_size - 1}: "
                 "use texts of its own tokenizer."
             )
-    plan = _plan(options, learnt, texts, lm, begin)
-    torch.manual_seed(options.seed)
-    tokens = None if options.draft_vocab is None else commonest(learnt, options.draft_vocab, lm.vocab_size)
-    head = new_head(options.kind, parts(lm), options.layers, options.levels, tokens)
+    per_epoch = sum(len(row.ids) for row in learnt)
+    usual = MUON_RATE if plan.optimizer == MUON else RATES[plan.kind]
+    plan = replace(
+        plan, tokens=plan.tokens or epochs * per_epoch, lr=plan.lr or usual, data=digest(texts),
+        target=fingerprint(lm), begin=None if begin is None else begin.fingerprint,
+    )  # fmt: skip
+    torch.manual_seed(plan.seed)
+    tokens = None if plan.draft_vocab is None else commonest(learnt, plan.draft_vocab, lm.vocab_size)
+    head = new_head(plan.kind, parts(lm), plan.layers, plan.levels, tokens)
     check_own(folder, asdict(plan))
     folder.mkdir(parents=True, exist_ok=True)
-    kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, _count(learnt)), note)
-    trainer = Trainer(head, lm, Batches(learnt, options.batch, options.seed), plan, folder, kept, begin)
+    kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, per_epoch), note)
+    trainer = Trainer(head, lm, Batches(learnt, plan.batch, plan.seed), plan, folder, kept, begin)
     log = folder / LOG
     if trainer.resume():
         _cut(log, trainer.step)
     else:
         trainer.prepare()
         log.unlink(missing_ok=True)
-    last: list[Progress] = []
+    measured = None
 
     def report(report: Report) -> None:
+        nonlocal measured
         look = report.step % evaluate_every == 0 or report.step == report.steps
-        progress = Progress(report, accuracy(head, lm, checked, seed=options.seed) if look else None)
+        measured = accuracy(head, lm, checked, seed=plan.seed) if look else None
+        progress = Progress(report, measured)
         append(log, json.dumps(progress.json()) + "\n")
-        last.append(progress)
         tell(progress)
 
     trainer.run(report, also_every=evaluate_every)
-    finish(trainer, lm, plan, checked, last[-1] if last else None, made_with)
-    return head
+    _finish(trainer, measured or accuracy(head, lm, checked, seed=plan.seed), made_with)
 
 
 def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Callable[[str], None]) -> StateCache:
@@ -150,38 +144,17 @@ def _cut(log: Path, step: int) -> None:
         write(log, lambda path: path.write_text("".join(kept)))
 
 
-def _count(data: Sequence[Row]) -> int:
-    return sum(len(row.ids) for row in data)
-
-
-def _plan(
-    options: Options, learnt: Sequence[Row], texts: Sequence[Record], lm: CausalLM, begin: Beginning | None
-) -> Plan:
-    tokens = options.tokens or options.epochs * _count(learnt)
-    usual = MUON_RATE if options.optimizer == MUON else RATES[options.kind]
-    return Plan(
-        options.kind, tokens, digest(texts), fingerprint(lm), options.seed, options.batch, options.length,
-        usual if options.lr is None else options.lr, layers=options.layers, levels=options.levels,
-        optimizer=options.optimizer, begin=None if begin is None else begin.fingerprint,
-        draft_vocab=options.draft_vocab, roots=options.roots,
-    )  # fmt: skip
-
-
-def finish(
-    trainer: Trainer, lm: CausalLM, plan: Plan, held: Sequence[Row], last: Progress | None, made_with: dict[str, Any]
-) -> None:
+def _finish(trainer: Trainer, measured: Accuracy, made_with: dict[str, Any]) -> None:
     """The head's folder: weights, configuration, card, provenance."""
-    folder = trainer.folder
+    folder, plan, target, begun = trainer.folder, trainer.plan, trainer.lm.name, trainer.begin
     save_head(trainer.head, folder)
-    measured = (last and last.accuracy) or accuracy(trainer.head, lm, held, seed=plan.seed)
-    facts = {"plan": asdict(plan), "steps": trainer.step, "tokens": trainer.tokens, "target": lm.name,
+    facts = {"plan": asdict(plan), "steps": trainer.step, "tokens": trainer.tokens, "target": target,
              "accuracy": asdict(measured), "argv": sys.argv[1:], **made_with}  # fmt: skip
     write(folder / PROVENANCE, lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
-    size = sum(p.numel() for p in trainer.head.parameters())
-    begun = trainer.begin
-    began = "" if begun is None else BEGAN.format(begun.taken, Path(begun.name).name)
     card = CARD.format(
-        kind=plan.kind, optimizer=plan.optimizer, target=Path(lm.name).name, began=began, size=size,
+        kind=plan.kind, optimizer=plan.optimizer, target=Path(target).name,
+        began="" if begun is None else BEGAN.format(begun.taken, Path(begun.name).name),
+        size=sum(p.numel() for p in trainer.head.parameters()),
         tokens=trainer.tokens, steps=trainer.step, batch=trainer.batches.batch,
         length=plan.length, lr=plan.lr, seed=plan.seed, roots=measured.num_roots,
         greedy=" ".join(f"{x:.3f}" for x in measured.greedy), shared=" ".join(f"{x:.3f}" for x in measured.shared),

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -48,12 +47,12 @@ class StateCache:
         """As CausalLM.states; zeros behind a text's last learnt token. One forward for all texts not yet there."""
         unique = tuple(dict.fromkeys(layers))
         lengths = [int(row.nonzero()[-1]) + 1 for row in mask]
-        names = [_digest(row[:length].cpu().numpy().tobytes()) for row, length in zip(ids, lengths, strict=True)]
+        names = [_digest(row[:length]) for row, length in zip(ids, lengths, strict=True)]
         missing = [i for i, name in enumerate(names) if not all(self._path(layer, name).exists() for layer in unique)]
         if missing:
-            self._fill([names[i] for i in missing], [lengths[i] for i in missing], ids[missing], unique)
-        d = self.lm.hidden_size
-        out = torch.zeros(*ids.shape, len(layers) * d, dtype=self.lm.dtype, device=ids.device)
+            for i, of_text in zip(missing, self.lm.states(ids[missing], unique), strict=True):
+                self.put(ids[i, : lengths[i]], unique, of_text[: lengths[i]])
+        out = torch.zeros(*ids.shape, len(layers) * self.lm.hidden_size, dtype=self.lm.dtype, device=ids.device)
         for i, (name, length) in enumerate(zip(names, lengths, strict=True)):
             read = {layer: self._read(layer, name) for layer in unique}
             out[i, :length] = torch.cat([read[layer] for layer in layers], -1).to(ids.device)
@@ -61,20 +60,11 @@ class StateCache:
 
     def put(self, ids: Int[Tensor, " t"], layers: tuple[int, ...], states: Float[Tensor, "t f"]) -> None:
         """Keep the states of one whole text, which came out of its generation, say: those of `layers` side by side."""
-        name = _digest(ids.cpu().numpy().tobytes())
+        name = _digest(ids)
         for layer, of_layer in zip(layers, states.chunk(len(layers), -1), strict=True):
-            self._write(layer, name, of_layer)
-
-    def _fill(self, names: Sequence[str], lengths: Sequence[int], ids: Tensor, layers: tuple[int, ...]) -> None:
-        states = self.lm.states(ids, layers).chunk(len(layers), -1)
-        for layer, of_layer in zip(layers, states, strict=True):
-            for name, length, of_text in zip(names, lengths, of_layer, strict=True):
-                self._write(layer, name, of_text[:length])
-
-    def _write(self, layer: int, name: str, states: Float[Tensor, "t d"]) -> None:
-        path, values = self._path(layer, name), {"states": states.to(self.lm.dtype).cpu().contiguous()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, lambda temporary: save_file(values, temporary))
+            path, values = self._path(layer, name), {"states": of_layer.to(self.lm.dtype).cpu().contiguous()}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, lambda temporary, values=values: save_file(values, temporary))
 
     def _read(self, layer: int, name: str) -> Float[Tensor, "t d"]:
         path = self._path(layer, name)
@@ -87,5 +77,5 @@ class StateCache:
         return self.folder / str(layer) / f"{name}.safetensors"
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
+def _digest(ids: Int[Tensor, " t"]) -> str:
+    return hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()[:32]

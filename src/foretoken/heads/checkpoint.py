@@ -1,0 +1,282 @@
+"""Draft heads from folders and to folders, in their published layouts.
+
+| head   | file                                       | keys                                                          |
+|--------|--------------------------------------------|---------------------------------------------------------------|
+| eagle  | model.safetensors or pytorch_model.bin     | fc, layers.i.(self_attn, mlp, ...layernorm)                   |
+| gumiho | the same                                   | the same, mlp.j.b.linear                                      |
+| eagle3 | the same                                   | fc, midlayer (speculators: layers.0), norm, lm_head, d2t, t2d |
+| medusa | medusa_lm_head.pt or .safetensors          | i.j.linear, i.m.weight                                        |
+| hydra  | hydra_lm_head.pt or .safetensors           | hydra_mlp.i.j, hydra_lm_head.i.1, prefix_embeding_layer       |
+
+Sizes are read off the tensors. config.json may add "feature_scale" and "target", which tells the target that a head was
+trained for, and holds what tensors do not show (head sizes, EAGLE-3's flags and layers).
+"""
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write
+from foretoken.heads import HEADS
+from foretoken.heads.head import Head
+from foretoken.heads.layer import LayerShape
+from foretoken.models.named import check_head_folder, head_file
+from foretoken.models.parts import TargetParts
+
+BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight")  # copies of the target's embedding
+SAMPLES = 32  # values of the target's embedding in config.json
+CLOSE = 0.02  # of the largest; rounding to 16 bits moves a value by less than 0.004 of itself
+
+
+class UnknownTargetWarning(UserWarning):
+    """A head does not tell which target it was trained for; with another one it would draft badly."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published head as it is read: its weights by published names, its configuration, the target that it is for."""
+
+    path: Path
+    weights: dict[str, Tensor]
+    config: dict[str, Any]
+    parts: TargetParts
+
+    def count(self, pattern: str) -> int:
+        """One more than the largest index that `pattern` finds at the beginning of a key; 0 for none."""
+        return max((int(match[1]) + 1 for key in self.weights if (match := re.match(pattern, key))), default=0)
+
+    def size(self, key: str) -> tuple[int, ...]:
+        """The shape of a weight. Raises ForetokenError where it is missing."""
+        if key not in self.weights:
+            raise ForetokenError(f"{self.path} lacks {key}.")
+        return tuple(self.weights[key].shape)
+
+    def check(self, what: str, found: int, wanted: int) -> None:
+        """Raises ForetokenError where a size is not the target's."""
+        if found != wanted:
+            raise ForetokenError(
+                f"{self.path} is for a target with {what} {found}, and {self.parts.name} has {wanted}."
+            )
+
+    def layer_shape(self, prefix: str) -> LayerShape:
+        """The sizes of the layer under `prefix`; only the width of one attention head cannot be seen in the tensors."""
+        config, parts = self.config, self.parts
+        queries, width = self.size(f"{prefix}self_attn.q_proj.weight")
+        keys, _ = self.size(f"{prefix}self_attn.k_proj.weight")
+        inner, hidden = self.size(f"{prefix}mlp.gate_proj.weight")
+        dim = config.get("head_dim")
+        if not dim and config.get("num_attention_heads"):
+            dim = queries // config["num_attention_heads"]
+        dim = dim or parts.head_dim
+        if queries % dim or keys % dim or dim != 2 * len(parts.inv_freq):
+            raise ForetokenError(
+                f"{self.path} has attention heads of width {dim}, which do not divide its {queries} and {keys} "
+                f"channels, or differ from the {2 * len(parts.inv_freq)} that {parts.name} rotates."
+            )
+        eps = float(config.get("rms_norm_eps") or parts.eps)
+        bias = f"{prefix}self_attn.q_proj.bias" in self.weights
+        return LayerShape(hidden, queries // dim, keys // dim, dim, inner, eps, width, bias)
+
+
+def head_kind(folder: str | Path) -> str | None:
+    """The kind of head in a folder, None where there is none (a language model, say)."""
+    path = head_file(folder)
+    if path is None:
+        return None
+    if path.suffix != ".safetensors":
+        return _kind_of(_read(path))
+    try:
+        with safe_open(path, "pt") as file:
+            return _kind_of(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise ForetokenError(f"Cannot read {path} as weights ({error}): download it again.") from error
+
+
+def load_head(folder: str | Path, parts: TargetParts) -> Head:
+    """The head in `folder` for a target, frozen, in the target's dtype.
+
+    Raises ForetokenError naming missing and unexpected keys, the size that does not fit the target, or the other target
+    that it was trained for.
+    """
+    head, config = _loaded(folder, parts)
+    _check_origin(config, parts, folder)
+    return head.to(dtype=parts.dtype)
+
+
+def load_to_train(folder: str | Path, parts: TargetParts) -> Head:
+    """The head in `folder` in float32, whatever target of these sizes it was trained for. Raises ForetokenError."""
+    return _loaded(folder, parts)[0].float()
+
+
+def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a head in its published layout, as safetensors, beside a config.json: its scale, its shape, its target."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {
+        key: (value.to(dtype) if value.is_floating_point() else value).contiguous()
+        for key, value in head.published_weights().items()
+    }
+    config = {
+        "foretoken_head": head.kind,
+        "feature_scale": head.feature_scale,
+        "vocab_size": head.target.vocab_size,
+        "hidden_size": head.target.hidden,
+        "target": _origin(head.target),
+    }
+    content = json.dumps(config | head.config(), indent=2) + "\n"
+    write(folder / head.file, lambda path: save_file(weights, path))
+    write(folder / "config.json", lambda path: path.write_text(content))
+
+
+def _kind_of(keys: Iterable[str]) -> str | None:
+    names = list(keys)
+    for kind, head in HEADS.items():
+        if all(any(re.match(mark, name) for name in names) for mark in head.marks):
+            return kind
+    return None
+
+
+def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any]]:
+    check_head_folder(folder)
+    path = head_file(folder)
+    assert path is not None
+    weights, config = _read(path), _config(Path(folder))
+    kind = _kind_of(weights)
+    if kind is None:
+        raise ForetokenError(
+            f"{path} is no draft head: its keys, such as {next(iter(weights), 'none')}, are those of no layout known."
+        )
+    kept = {key: value for key, value in weights.items() if key not in BORROWED}
+    head, renamed = HEADS[kind].read(Checkpoint(path, kept, config, parts))
+    head.feature_scale = float(config.get("feature_scale", 1.0))
+    _fill(head, renamed, path)
+    return head.to(device=parts.device).requires_grad_(False).eval(), config
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # weight files fail in as many ways as there are formats
+        raise ForetokenError(f"Cannot read {path} as weights ({type(error).__name__}): download it again.") from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ForetokenError(f"{path} holds no table of tensors by name, so that it is no draft head.")
+    return loaded
+
+
+def _fill(head: Head, weights: dict[str, Tensor], path: Path) -> None:
+    """Every weight of the head from the file, and nothing left over."""
+    own = head.state_dict()
+    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or unexpected:
+        parts = []
+        for what, keys in (("lacks", missing), ("has the unexpected", unexpected)):
+            if keys:
+                parts.append(f"{what} {', '.join(head.published_key(key) for key in keys[:8])}")
+        raise ForetokenError(f"{path} {' and '.join(parts)}: it is no whole {head.kind} head.")
+    for key, value in weights.items():
+        if own[key].shape != value.shape:
+            raise ForetokenError(
+                f"In {path}, {head.published_key(key)} has shape {tuple(value.shape)}, not {tuple(own[key].shape)}."
+            )
+    head.load_state_dict(weights)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What config.json says, its inner configuration (speculators) unfolded; {} where there is none."""
+    path = folder / "config.json"
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ForetokenError(f"{path} is not JSON: remove it or put the head's own one there.") from error
+    if not isinstance(config, dict):
+        raise ForetokenError(f"{path} is no JSON object: remove it or put the head's own one there.")
+    _check_values(config, path)
+    inner = config.get("transformer_layer_config", {})
+    _check_values(inner, path)
+    return {**config, **inner}
+
+
+def _check_values(config: dict[str, Any], path: Path) -> None:
+    for key, (good, wanted) in WANTED.items():
+        if key in config and not good(config[key]):
+            raise ForetokenError(f"In {path}, {key} must be {wanted}, not {json.dumps(config[key]):.40}: mend it.")
+
+
+def _positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _layers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(x) is int for x in value)
+
+
+def _or_null(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or good(value)
+
+
+# What is read of config.json, and in words; null stands for the default where published heads write it.
+WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "transformer_layer_config": (lambda value: isinstance(value, dict), "an object"),
+    "feature_scale": (_positive, "a number above 0"),
+    "rms_norm_eps": (_or_null(_positive), "a number above 0"),
+    **dict.fromkeys(("head_dim", "num_attention_heads"), (_or_null(_whole), "a whole number above 0")),
+    "eagle_aux_hidden_state_layer_ids": (_or_null(_layers), "a list of layers' numbers"),
+    **dict.fromkeys(
+        ("norm_before_residual", "norm_output"), (_or_null(lambda value: isinstance(value, bool)), "true or false")
+    ),
+}
+
+
+def _origin(parts: TargetParts) -> dict[str, Any]:
+    """What distinguishes a target from others of its sizes, whatever dtype it is loaded in."""
+    weight: Any = parts.embedding.weight
+    values = weight.detach().flatten()
+    chosen = values[:: max(1, len(values) // SAMPLES)][:SAMPLES]
+    sample = [round(x, 6) for x in chosen.float().tolist()]
+    return {"name": Path(parts.name).name, "layers": parts.layers, "embedding": sample}
+
+
+def _check_origin(config: dict[str, Any], parts: TargetParts, folder: str | Path) -> None:
+    """Refuse a head of another target; warn of one that names none, as published ones do."""
+    named = config.get("target")
+    if named is None:
+        warnings.warn(
+            f"Draft head {folder} does not tell which target it was trained for: if that is not {parts.name}, few of "
+            "its drafts will be accepted.",
+            UnknownTargetWarning,
+            stacklevel=3,
+        )
+        return
+    here = _origin(parts)
+    try:
+        values, own = np.array(named["embedding"], dtype=float), np.array(here["embedding"])
+        same = named["layers"] == here["layers"] and values.shape == own.shape
+        same = same and bool(np.abs(values - own).max() <= CLOSE * np.abs(values).max())
+        name = str(named["name"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ForetokenError(f"{folder}/config.json is damaged, its target cannot be: remove that entry.") from error
+    if not same:
+        raise ForetokenError(
+            f"Draft head {folder} was trained for another target ({name}) than {parts.name}: name that one, or train a "
+            "head for this one with foretoken train."
+        )

@@ -1,0 +1,171 @@
+"""EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float, Int
+from foretoken.heads.checkpoint import Checkpoint
+from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, layer_shape
+from foretoken.heads.rows import scattered
+from foretoken.heads.serial import Serial
+from foretoken.models.features import FINAL
+from foretoken.models.parts import TargetParts
+
+UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm")  # of the speculators format
+
+
+class Eagle3Layer(nn.Module):
+    """Attention reads (norm(embedding), norm(state)), 2d wide; the residual is the state itself, or normed."""
+
+    def __init__(self, shape: LayerShape, norm_before_residual: bool) -> None:
+        super().__init__()
+        inner = DecoderLayer(shape, input_norm=True)
+        self.self_attn, self.mlp = inner.self_attn, inner.mlp
+        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.norm_before_residual = norm_before_residual
+
+    def forward(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        normed = self.hidden_norm(states)
+        x = normed if self.norm_before_residual else states
+        x = x + self.self_attn(
+            torch.cat((self.input_layernorm(embedded.to(states.dtype)), normed), -1), cos, sin, attend
+        )
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle3(Serial):
+    """EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
+
+    layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2
+    and n - 3. `fc` reads them once per committed token, not per drafted one.
+    draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
+    """
+
+    kind = "eagle3"
+    marks = (r"fc\.weight$", r"midlayer\.|lm_head\.weight$")
+    d2t: Tensor | None
+    t2d: Tensor | None
+    feature_sizes: Tensor | None  # [f], see `normalise`
+
+    def __init__(
+        self, parts: TargetParts, shape: LayerShape, draft_vocab: int | None = None, layers: tuple[int, ...] = (),
+        norm_before_residual: bool = False, norm_output: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(parts, shape, 1)
+        self.feature_layers = layers or (2, parts.layers // 2, parts.layers - 3)
+        self.fc = nn.Linear(len(self.feature_layers) * parts.hidden, shape.hidden, bias=False)
+        self.midlayer = Eagle3Layer(shape, norm_before_residual)
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.lm_head = nn.Linear(shape.hidden, draft_vocab or parts.vocab_size, bias=False)
+        self.norm_output = norm_output
+        self.register_buffer("feature_sizes", None, persistent=False)
+        whole = draft_vocab is None
+        self.register_buffer("d2t", None if whole else torch.zeros(draft_vocab, dtype=torch.int64))
+        self.register_buffer("t2d", None if whole else torch.zeros(parts.vocab_size, dtype=torch.bool))
+
+    @classmethod
+    def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Eagle3":
+        if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
+            raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
+        read = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and the last, with which training begins
+        head = cls(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens), read)
+        if tokens is not None:
+            head.name_tokens(tokens)
+        return head
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> tuple["Eagle3", dict[str, Tensor]]:
+        path, config, parts = checkpoint.path, checkpoint.config, checkpoint.parts
+        for flag in UNKNOWN_FLAGS:
+            if config.get(flag):
+                raise ForetokenError(f"{path} was made with {flag}, a form of EAGLE-3 that is not read here.")
+        weights = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in checkpoint.weights.items()}
+        checkpoint = replace(checkpoint, weights=weights)
+        shape = checkpoint.layer_shape("midlayer.")
+        layers = tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
+        if not all(FINAL <= layer < parts.layers for layer in layers):
+            raise ForetokenError(f"{path} reads the target's layers {layers}, and {parts.name} has {parts.layers}.")
+        checkpoint.check("hidden size", checkpoint.size("fc.weight")[1] // (len(layers) or 3), parts.hidden)
+        vocab, offsets = checkpoint.size("lm_head.weight")[0], weights.get("d2t")
+        known = vocab if offsets is None else checkpoint.size("t2d")[0]
+        checkpoint.check("vocabulary", known, parts.vocab_size)
+        if offsets is not None:
+            ids = torch.arange(len(offsets)) + offsets
+            if int(ids.min()) < 0 or int(ids.max()) >= parts.vocab_size or len(ids.unique()) != len(ids):
+                raise ForetokenError(f"{path} maps draft tokens by d2t to ids that the target lacks, or two to one.")
+        flags = bool(config.get("norm_before_residual")), bool(config.get("norm_output"))
+        return cls(parts, shape, None if offsets is None else vocab, layers, *flags), weights
+
+    def published_weights(self) -> dict[str, Tensor]:
+        weights = super().published_weights()
+        if self.feature_sizes is not None:
+            weights["fc.weight"] = weights["fc.weight"] / self.feature_sizes
+        return weights
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
+            "draft_vocab_size": self.lm_head.out_features,
+            "norm_before_residual": self.midlayer.norm_before_residual,
+            "norm_output": self.norm_output,
+        }
+
+    def own_lm_heads(self) -> list[nn.Linear]:
+        return [self.lm_head]
+
+    def enter(self, features: Tensor) -> Tensor:
+        return self.fc(features if self.feature_sizes is None else features / self.feature_sizes)
+
+    def name_tokens(self, tokens: Tensor) -> None:
+        """Set which target tokens a trimmed LM head knows: tokens [draft_vocab], ids in ascending order."""
+        assert self.d2t is not None
+        assert self.t2d is not None
+        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
+        self.t2d.zero_()
+        self.t2d[tokens] = True
+
+    @torch.no_grad()
+    def normalise(self, sizes: Float[Tensor, " f"] | None) -> None:
+        """Let `fc` read each channel of the target's states divided by its size; the head's function stays the same.
+
+        For training: the channels of real models differ a hundredfold, which spoils every step of an optimiser.
+        sizes: root mean square of each channel; None folds those there are back into the weights.
+        """
+        if self.feature_sizes is not None:
+            self.fc.weight.div_(self.feature_sizes)
+        self.feature_sizes = None if sizes is None else sizes.to(self.fc.weight)
+        if self.feature_sizes is not None:
+            self.fc.weight.mul_(self.feature_sizes)
+
+    def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
+        x = self.midlayer(embedded, states, cos, sin, attends[0])
+        return self.norm(x) if self.norm_output else x
+
+    def draft_logits(self, states: Tensor) -> Tensor:
+        return self.lm_head(states if self.norm_output else self.norm(states))
+
+    @property
+    def columns(self) -> Int[Tensor, " c"] | None:
+        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    @torch.no_grad()
+    def order_vocabulary(self) -> None:
+        """Put its own vocabulary in the order of the target's ids, as published heads have it: one uniform then draws
+        the same token from its probabilities over either vocabulary."""
+        columns = self.columns
+        if columns is not None and bool((columns[1:] < columns[:-1]).any()):
+            assert self.d2t is not None
+            order = columns.argsort()
+            self.lm_head.weight.copy_(self.lm_head.weight[order])
+            self.d2t.copy_(columns[order] - torch.arange(len(order), device=order.device))
+
+    def logits(self, states: Tensor) -> Tensor:
+        own, columns = self.draft_logits(states), self.columns
+        return own if columns is None else scattered(own, columns, self.target.vocab_size, float("-inf"))
