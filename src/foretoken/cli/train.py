@@ -112,7 +112,7 @@ def train(
             options.progress(progress.text())
 
     asked = Plan(
-        head, tokens or 0, seed=seed, batch=batch, length=length, lr=lr or 0, layers=layers, levels=levels,
+        head, tokens or 0, seed=seed, batch=batch, length=length, lr=lr or 0.0, layers=layers, levels=levels,
         optimizer=optimizer, draft_vocab=draft_vocab, roots=roots,
     )  # fmt: skip
     try:
