@@ -10,7 +10,7 @@ from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Shape
 from foretoken.audit.table import TableLM, random_table
-from foretoken.audit.wrong import EachAlone
+from foretoken.audit.wrong import EachAlone, PeekingDrafter
 from foretoken.core.draws import inverse_cdf
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.random import Random
@@ -48,8 +48,9 @@ def test_whole_decodings_have_the_targets_law(rule: Verifier, family: LawFamily,
 
 
 @pytest.mark.parametrize("family", [IID, WithoutReplacement])
-def test_the_known_wrong_rule_fails_the_same_check(family: LawFamily) -> None:
+def test_the_known_wrong_rule_and_the_peeking_drafter_fail_the_same_check(family: LawFamily) -> None:
     assert decoding.measure(EachAlone(), family, decoding.SHAPES[1], seed=7).worst > 0.01
+    assert decoding.measure(VERIFIERS["rrsw"], family, decoding.SHAPES[0], seed=7, around=PeekingDrafter).worst > 0.01
 
 
 SAMPLINGS = {

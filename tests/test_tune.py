@@ -210,6 +210,16 @@ def test_forced_distributions_are_those_of_plain_forwards(models, temperature):
         assert torch.allclose(rows, want, atol=1e-5)
 
 
+PROMPTS = [[5, 6, 7]] * 4
+
+
+@pytest.fixture(scope="module")
+def target_texts(models) -> list[Forced]:
+    engine = foretoken.load(models[0], drafter=models[1], tokenizer=tiny.tokenizer())
+    texts = written_by(engine, PROMPTS, 200, 0.7, 0)
+    return [forced(engine, prompt, ids, 0.7) for prompt, ids in zip(PROMPTS, texts, strict=True)]
+
+
 @pytest.mark.parametrize(
     "configuration",
     [
@@ -219,17 +229,13 @@ def test_forced_distributions_are_those_of_plain_forwards(models, temperature):
     ],
     ids=lambda c: c.name,
 )
-def test_steps_of_the_engine_have_the_tokens_and_nodes_expected(models, configuration, unchecked):
+def test_steps_of_the_engine_have_the_tokens_and_nodes_expected(models, target_texts, configuration, unchecked):
     """Within a tenth: some 300 steps say the mean of either to about 4%, the texts forced being others."""
     engine = foretoken.load(models[0], drafter=models[1], tokenizer=tiny.tokenizer())
-    workload = Workload([[5, 6, 7]] * 4, 200, 0.7, float)
-    reached, nodes = [], []
-    for i, prompt in enumerate(workload.prompts):
-        text = forced(engine, prompt, written_by(engine, [prompt], 200, 0.7, i)[0], 0.7)
-        reached.append(reach(text, configuration, 0.7))
-        nodes.append(widths(text, configuration, 0.7))
+    reached = [reach(text, configuration, 0.7) for text in target_texts]
+    nodes = [widths(text, configuration, 0.7) for text in target_texts]
     endless = replace(with_recipe(engine, configuration), eos_ids=frozenset())
-    runs = endless.generate(workload.prompts, max_new_tokens=200, temperature=0.7, seed=9)
+    runs = endless.generate(PROMPTS, max_new_tokens=200, temperature=0.7, seed=9)
     steps = sum(r.stats.num_target_forwards for r in runs)
     assert tokens_per_step(reached) == pytest.approx(sum(r.stats.num_tokens for r in runs) / steps, rel=0.1)
     assert per_step(reached, nodes).sum() == pytest.approx(sum(r.stats.num_drafted for r in runs) / steps, rel=0.1)
@@ -417,16 +423,18 @@ def sources(models) -> dict[str, Source]:
 
 
 def test_a_profile_of_one_source_of_drafts_is_refused_by_every_other(models, tmp_path):
-    target, drafting = CausalLM(models[0]), sources(models)
-    for name, source in drafting.items():
-        path = written(models, tmp_path / "p.json", "chain:2", drafter=source.fingerprint(source.kind))
-        for other, given in drafting.items():
-            now = given.fingerprint(given.kind)
-            if other == name:
-                check_profile(read_profile(path), path, target, now)
+    target = CausalLM(models[0])
+    prints = [source.fingerprint(source.kind) for source in sources(models).values()]
+    for made_for in prints:
+        path = written(models, tmp_path / "p.json", "chain:2", drafter=made_for)
+        profile = read_profile(path)
+        for now in prints:
+            if now == made_for:
+                check_profile(profile, path, target, now)
             else:
                 with pytest.raises(ForetokenError, match=r"^Profile .* was made for another drafter: [^.]*\.$"):
-                    check_profile(read_profile(path), path, target, now)
+                    check_profile(profile, path, target, now)
+    assert len(set(prints)) == len(prints)
 
 
 def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from foretoken.audit import bits, decoding, models
 from foretoken.audit import enumerate as exact
 from foretoken.audit.report import APPROXIMATE, OK, AuditReport, Check, Section, verdict
-from foretoken.audit.wrong import EachAlone
+from foretoken.audit.wrong import EachAlone, PeekingDrafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.verifier import Approximate, Verifier
@@ -99,10 +99,14 @@ def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], 
                 {"worst": worst, "num_pairs": len(measured)},
             )
         )
-    wrong = decoding.measure(EachAlone(), IID, decoding.SHAPES[1], seed)
-    checks.append(
-        Check("known-wrong rule", verdict(not wrong.exact), f"caught, off by {wrong.worst:.2f}", {"worst": wrong.worst})
-    )
+    wrong = {
+        "known-wrong rule": decoding.measure(EachAlone(), IID, decoding.SHAPES[1], seed),
+        "peeking drafter": decoding.measure(VERIFIERS["rrs"], IID, decoding.SHAPES[0], seed, around=PeekingDrafter),
+    }
+    checks += [
+        Check(name, verdict(not found.exact), f"caught, off by {found.worst:.2g}", {"worst": found.worst})
+        for name, found in wrong.items()
+    ]
     method = (
         "Every outcome of every draw through the real drafter, trees, walk and decoder, on table models: the law\n"
         f"of the next 3 tokens against the target's own, at most {decoding.TOLERANCE:g} apart."

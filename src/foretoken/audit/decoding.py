@@ -10,7 +10,7 @@ A step at a time: after each, runs that reached the same state (the ids emitted 
 
 import warnings
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.wrapped import WrappedSession
 from foretoken.models.target import LMTarget, LMTargetSession
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
@@ -84,10 +85,17 @@ class WholeDeviation:
         return self.worst <= TOLERANCE
 
 
-def measure(verifier: Verifier, family: LawFamily, shape: Shape, seed: int, num_tokens: int = 3) -> WholeDeviation:
-    """Enumerate decoding with `shape` over random tables."""
+def measure(
+    verifier: Verifier,
+    family: LawFamily,
+    shape: Shape,
+    seed: int,
+    num_tokens: int = 3,
+    around: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+) -> WholeDeviation:
+    """Enumerate decoding with `shape` over random tables. around: makes the drafter another one."""
     target, drafter = table_pair(shape.policy, family, shape.v, seed)
-    decoding = Decoding(target, drafter, remembering(verifier), num_tokens=num_tokens)
+    decoding = Decoding(target, around(drafter), remembering(verifier), num_tokens=num_tokens)
     law, accepted = enumerate_law(decoding)
     worst = deviation(law, own_law(decoding))
     return WholeDeviation(verifier.name, family.name, shape.name, num_tokens, len(law), worst, accepted)
@@ -158,8 +166,9 @@ def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
     sequence = Sequence(list(decoding.prompt), decoding.sampling, rng, decoding.num_tokens, decoding.eos_ids)
     sequence.ids = list(state.ids)
     decoder.join(sequence)
-    target, drafter = _rows(decoder.target), _rows(decoder.drafter)
-    _pasts(decoder.drafter)[0] = state.past
+    drafting = decoder.drafter.inner if isinstance(decoder.drafter, WrappedSession) else decoder.drafter
+    target, drafter = _rows(decoder.target), _rows(drafting)
+    _pasts(drafting)[0] = state.past
     target.extend(0, state.in_target)
     drafter.extend(0, state.in_drafter)
     with warnings.catch_warnings():
@@ -167,7 +176,7 @@ def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
         ((_, step),) = decoder.step()
     if sequence.finished:
         return State(tuple(sequence.ids), (), (), finished=True), step.num_accepted
-    past = _pasts(decoder.drafter)[0]
+    past = _pasts(drafting)[0]
     return State(tuple(sequence.ids), tuple(target.ids[0]), tuple(drafter.ids[0]), past), step.num_accepted
 
 
