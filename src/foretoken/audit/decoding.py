@@ -8,6 +8,7 @@ compared with the target's own
 A step at a time: after each, runs that reached the same state (the ids emitted and the ids in both caches) are one.
 """
 
+import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -102,7 +103,9 @@ def measure(
 
 
 def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tuple[LMTarget, LMDrafter]:
-    target = TableLM("table target", random_table(v, seed))
+    """A target and a drafter of random tables; of two tokens the target may write either after the tokens 0, 1."""
+    tables = (random_table(v, number) for number in itertools.count(seed, 1000))
+    target = TableLM("table target", next(table for table in tables if table[0, 1].max() < 1))
     return LMTarget(target), LMDrafter(TableLM("table drafter", random_table(v, seed + 1)), policy, family, v)
 
 

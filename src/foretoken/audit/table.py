@@ -97,9 +97,9 @@ class TableRows(Rows):
 
 
 def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:
-    """Random distributions, one of which in four has a zero; none where v is 2, which could leave a single text."""
+    """Random distributions, one of which in four has a zero."""
     rng = torch.Generator().manual_seed(seed)
     logits = sharpness * torch.randn(v, v, v, generator=rng, dtype=torch.float64)
-    zero = (torch.rand(v, v, generator=rng) < 0.25) & (v > 2)
+    zero = torch.rand(v, v, generator=rng) < 0.25
     logits[..., 0] = logits[..., 0].masked_fill(zero, float("-inf"))
     return logits.softmax(-1)
