@@ -14,12 +14,11 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
-from foretoken.draft.controller import FORGET_COST, KNOWN_WEIGHT, MEMORY, Costs, Experience
+from foretoken.draft.controller import WEIGHT, Experience, expected_extra
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
-from foretoken.draft.running_fit import RunningFit
 from foretoken.draft.source import Source
 from foretoken.engine import Engine
 from foretoken.heads.checkpoint import head_kind, load_head
@@ -181,8 +180,8 @@ def load(
     engine = Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), recipe, source, max_batch)
     known = None
     if tuned is not None:
-        costs = Costs(tuned.plain_s, looks=MEMORY, fit=RunningFit(tuned.extra, FORGET_COST))
-        known = Experience(tuned.acceptance, KNOWN_WEIGHT, {1: costs})
+        extra = expected_extra(policy.sizes(), tuned.extra)
+        known = Experience(extra, tuned.acceptance * WEIGHT, WEIGHT)
         if method == FIXED and not named and tuned.tree == PLAIN:
             return plain(engine)
     if method == AUTO and not isinstance(proposing, NoDrafter):

@@ -1,290 +1,301 @@
 """How deep to draft at the next step, from what past steps brought and cost: the run-time controller.
 
     choose the depth d that maximises   E(d) / T(d),   E(d) = sum over sequences of 1 + a_1 + a_1 a_2 + .. + a_1..a_d
-    a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean of each sequence
-    T(d)   time of a step in plain steps, T(0) = 1; running least squares:   T ~ 1 + r . (1, d, drafted nodes),
-           and for each depth what its steps took beside that line, since forwards come in blocks of nodes. Every
-           step shows the pace of the machine, that all are measured by; plain ones among drafted ones, how they compare
-
-A depth is taken to be cheaper the fewer of its steps were measured: so it is tried, if drafting pays as it is known.
+    a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean per sequence
+    T(d)   time of a step in plain steps, T(0) = 1:   T(d) = 1 + x_d,   x_d a running mean of the steps of depth d,
+           which starts from what is expected of that depth, scaled as all drafted steps together turned out
 
 d = 0 is plain decoding. From there a new try is made on credit only: every step books what it won or lost against
 plain decoding, plain steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and
 the first tries, whatever the estimates say.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/losslessness.md.
+
+Each constant below was kept because a simulation of drafters and machines (tests/test_auto.py has its bars) became
+more than 1 to 2% slower in some case without it, or because of the measurement named beside it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foretoken.draft.running_fit import RunningFit
-
-ALLOWANCE = 0.02  # plain steps that a plain step earns, to find out whether drafting pays again
+ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
-AWAKE = 8  # plain steps before a new try that are measured again, to know the machine's pace
-READING = 64.0  # and losses where the drafter had a text to read first, which takes it as long as many short steps
-FORGET = 0.97  # a step, for acceptance: the last 30 steps count
-FORGET_LONG = FORGET_COST = 0.99  # for acceptance in the long run, and for costs: the last 100
-HOPE, HOPE_WEIGHT = 0.7, 2.0  # acceptance assumed of an unknown drafter, and its weight in trials
-KNOWN_WEIGHT, FADE = 16.0, 100.0  # the weight it grows to in earlier texts, and the trials half-way there
-TRY, TRY_WEIGHT = 0.6, 1.0  # acceptance assumed at a new try
+READING = 64.0  # the same for losses by reading a prompt, which takes a drafter as long as many short steps
+FORGET, FORGET_LONG = 0.97, 0.99  # per step: the last 30 count for a text's acceptance, the last 100 for all else
+HOPE, WEIGHT = 0.7, 8.0  # acceptance assumed of an unknown drafter and at a new try, and its weight in trials
+TRY_WEIGHT = 1.0  # the same weight at a new try, which must not go on for long
 ALIKE = 10.0  # trials by which depths share one acceptance
-ON_LINE = 2.0  # steps of a depth by which it lies on the line of all depths
-STAY = 0.05  # share by which plain decoding must seem the better before drafting ends: few steps tell, and then none
-DARING = 0.2  # share by which a depth never tried may be cheaper than the line says
-EXTRA = (0.1, 0.15, 0.03)  # r of an unknown pair, with the weight of one step
-LOOK = 8  # steps, times 2 for every look so far, after which the next is due: what plain steps cost now
-RUN = 8  # plain steps of a look, of which the last is measured: the first find the caches as drafting left them
-PACE = 0.2  # the share of what a step took beside what was expected that is the machine's pace now
-MEMORY = 5  # looks that count
-SHORTEST = 1e-9  # seconds: of a step that the clock did not see
-OUTLIER = 1.4  # times what was expected, or 1 / that; what is further off counts as so much: an accident
+EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
+EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
+DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
+LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps come LOOK plain ones; the last LOOKS looks count
+PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
+OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
+SHORTEST = 1e-9  # seconds of a step that the clock did not see
+
+
+def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXTRA) -> tuple[float, ...]:
+    """What a step of each depth is expected to take beyond a plain one, in plain steps [depth + 1].
+
+    sizes: nodes of the tree at most when it is cut at depth 0, 1, .., the root left out.
+    extra: plain steps per drafted step, per level and per node.
+    """
+    step, level, node = extra
+    return (0.0, *(step + level * depth + node * sizes[depth] for depth in range(1, len(sizes))))
 
 
 @dataclass
 class Costs:
     """What steps cost at one batch size, by the machine's pace: other programs slow down every step alike.
 
-    pace_s: seconds that 1 stands for now, None before the first step; plain: a plain step in those; fit: of r above.
-    since_plain: steps since the last look; run: plain steps of this one; looks: 1 and their number, MEMORY at most.
-    seen: by depth, the number of its steps and the sums of what they took beyond 1 and of their nodes, older ones less.
+    extra: as `expected_extra` gives it.
+    pace_s: seconds that 1 stands for now, None before the first step.
+    plain: a plain step in those.
+    since_look: drafted steps since plain ones were last measured.
+    run: plain steps since the last drafted one.
+    looks: times that plain steps were measured, plus 1, LOOKS at most.
+    seen: per depth the number of its steps and the sum of what they took beyond 1; older ones count less.
+    drafted: what all drafted steps took beyond 1, and what was expected of them.
     """
 
+    extra: Sequence[float]
     pace_s: float | None = None
     plain: float = 1.0
-    since_plain: int = 0
+    since_look: int = 0
     run: int = 0
     looks: int = 1
-    fit: RunningFit = field(default_factory=lambda: RunningFit(EXTRA, FORGET_COST))
-    seen: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    seen: dict[int, tuple[float, float]] = field(default_factory=dict)
+    drafted: tuple[float, float] = (0.0, 0.0)
 
-    def learn(self, depth: int, nodes: float, seconds: float) -> None:
-        """nodes: drafted, a sequence."""
+    def learn(self, depth: int, seconds: float) -> None:
+        """A step of this depth took so many seconds."""
         self.run = 0 if depth else self.run + 1
-        if self.since_plain and 0 < self.run < RUN:
-            return
-        seconds = max(seconds, SHORTEST)
-        known = self.paces(depth, nodes)
+        if self.since_look and 0 < self.run < LOOK:
+            return  # the first plain steps find the caches as drafting left them: docs/LOG.md
+        expected = self._paces(depth)
         if self.pace_s is None:
-            self.pace_s = seconds / known
-        off = min(OUTLIER, seconds / (self.pace_s * known))
+            self.pace_s = max(seconds, SHORTEST) / expected
+        off = max(seconds, SHORTEST) / (self.pace_s * expected)
+        known = min(max(off, 1 / OUTLIER), OUTLIER)
         if depth:
-            off = max(off, 1 / OUTLIER)
-            self._learn_drafted(depth, nodes, off * known - 1)
-        elif self.since_plain:
-            self.looks = min(self.looks + 1, MEMORY)
-            self.plain *= off ** (1 / self.looks)
-            self.since_plain = 0
-        self.pace_s *= off ** (PACE if off >= 1 / OUTLIER else 1.0)  # only what is slow can be an accident
-
-    def _learn_drafted(self, depth: int, nodes: float, extra: float) -> None:
-        self.since_plain += 1
-        self.fit.learn((1.0, float(depth), nodes), extra)
-        count, extras, num_nodes = self.seen.get(depth, (0.0, 0.0, 0.0))
-        self.seen[depth] = FORGET_COST * count + 1, FORGET_COST * extras + extra, FORGET_COST * num_nodes + nodes
+            self.since_look += 1
+            took = known * expected - 1
+            self.drafted = _faded(self.drafted, took, self.extra[depth])
+            self.seen[depth] = _faded(self.seen.get(depth, (0.0, 0.0)), 1.0, took)
+        elif self.since_look:
+            self.looks = min(self.looks + 1, LOOKS)
+            self.plain *= known ** (1 / self.looks)
+            self.since_look = 0
+        self.pace_s *= known**PACE if off > 1 / OUTLIER else off  # only what is slow can be another program's doing
 
     @property
     def due(self) -> bool:
         """Whether plain steps should be measured now."""
-        return self.pace_s is None or self.since_plain >= LOOK * 2**self.looks
+        return self.pace_s is None or self.since_look >= LOOK * 2**self.looks
 
-    def seconds(self, depth: int, nodes: float) -> float:
-        return (self.pace_s or 1.0) * self.paces(depth, nodes)
-
-    def steps(self, depth: int, nodes: float) -> float:
-        """T, in plain steps."""
-        return self.paces(depth, nodes) / self.plain
+    def steps(self, depth: int) -> float:
+        """T, the time of a step in plain steps."""
+        return self._paces(depth) / self.plain
 
     def hope(self, depth: int) -> float:
-        """What T of a depth may come down to, as a share."""
-        return 1 - DARING / (1 + self.seen.get(depth, (0.0,))[0]) ** 0.5
+        """What the time of a step of this depth may come down to, as a share: the less, the fewer were measured."""
+        return 1 - DARING / (1 + self.seen.get(depth, (0.0, 0.0))[0]) ** 0.5
 
-    def paces(self, depth: int, nodes: float) -> float:
+    def plain_steps(self, seconds: float) -> float:
+        """How many plain steps take so many seconds now; for costs that have a pace."""
+        assert self.pace_s is not None
+        return seconds / (self.pace_s * self.plain)
+
+    def _paces(self, depth: int) -> float:
         """T, where 1 takes pace_s."""
         if not depth:
             return self.plain
-        once, level, node = self.fit.coefficients
-        found = 1 + once + level * depth + node * nodes
-        if depth in self.seen:
-            count, extras, num_nodes = self.seen[depth]
-            found += (extras - count * (once + level * depth) - node * num_nodes) / (count + ON_LINE)
-        return found
+        count, took = self.seen.get(depth, (0.0, 0.0))
+        return 1 + (took + EXPECTED * self._scale * self.extra[depth]) / (count + EXPECTED)
+
+    @property
+    def _scale(self) -> float:
+        """What drafted steps take beyond 1, as a share of what was expected; the expectation weighs as one step."""
+        once = sum(self.extra) / max(len(self.extra) - 1, 1)
+        return max((self.drafted[0] + once) / (self.drafted[1] + once), 0.0)
 
     def forget(self) -> None:
-        """What drafted steps cost."""
-        self.fit, self.seen = RunningFit(EXTRA, FORGET_COST), {}
+        """Forget what drafted steps cost."""
+        self.seen, self.drafted = {}, (0.0, 0.0)
 
     def like(self) -> "Costs":
         """A start for another batch size."""
-        return Costs(plain=self.plain, looks=self.looks, fit=RunningFit(self.fit.coefficients, FORGET_COST))
+        return Costs([self._scale * extra for extra in self.extra], plain=self.plain, looks=self.looks)
+
+
+def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
+    """Two running sums after one more step."""
+    return FORGET_LONG * sums[0] + first, FORGET_LONG * sums[1] + second
 
 
 @dataclass
 class Acceptance:
-    """Of one sequence, by depth; what is older counts less. mean, weight: what is assumed before any trial.
+    """The acceptance of one sequence per depth; older steps count less.
 
-    long_hits, long_trials: of all depths, over a longer time.
+    mean, weight: what is assumed before any trial, and its weight in trials.
+    hits, trials: accepted draft tokens and paths that came so far, [depth].
     """
 
     mean: float
     weight: float
     hits: list[float]
     trials: list[float]
-    long_hits: float = 0.0
-    long_trials: float = 0.0
-
-    @property
-    def long_run(self) -> float:
-        return self.long_hits / self.long_trials if self.long_trials else self.mean
-
-    def try_again(self) -> None:
-        """Forget what was seen lately."""
-        self.mean, self.weight = max(TRY, self.long_run), TRY_WEIGHT
-        self.hits = [0.0] * len(self.hits)
-        self.trials = [0.0] * len(self.trials)
 
     def learn(self, limit: int, accepted: int) -> None:
         """A step that could accept `limit` tokens accepted so many."""
-        self.hits = [FORGET * x for x in self.hits]
-        self.trials = [FORGET * x for x in self.trials]
         self.weight *= FORGET
-        for i in range(min(accepted, limit)):
-            self.hits[i] += 1
-            self.trials[i] += 1
-        if accepted < limit:
-            self.trials[accepted] += 1
-        self.long_hits = FORGET_LONG * self.long_hits + min(accepted, limit)
-        self.long_trials = FORGET_LONG * self.long_trials + min(accepted + 1, limit)
+        tried = min(accepted + 1, limit)
+        self.hits = [FORGET * x + (i < accepted) for i, x in enumerate(self.hits)]
+        self.trials = [FORGET * x + (i < tried) for i, x in enumerate(self.trials)]
 
     def expected(self) -> list[float]:
         """E(d) for d = 0, 1, .."""
         assumed = ALIKE * (sum(self.hits) + self.mean * self.weight) / (sum(self.trials) + self.weight)
-        reach, total, found = 1.0, 1.0, [1.0]
+        reach, found = 1.0, [1.0]
         for hits, trials in zip(self.hits, self.trials, strict=True):
             reach *= (hits + assumed) / (trials + ALIKE)
-            total += reach
-            found.append(total)
+            found.append(found[-1] + reach)
         return found
 
 
 @dataclass
 class Experience:
-    """What earlier texts taught: where the next one starts. acceptance: their mean. costs: by batch size.
+    """What earlier texts taught: where the next one starts.
 
-    drafting: whether it paid lately. balance: plain steps won, or lost, since a text that pays nothing is no reason to
-    read the next one's prompt with the drafter too. rest: plain steps ahead of which nothing will be asked or learnt.
+    extra: as `expected_extra` gives it; a depth that it has no number for is never drafted.
+    accepted, tried: draft tokens of the last steps, of all depths; what is assumed of them before the first.
+    costs: by batch size.
+    drafting: whether it paid lately.
+    balance: plain steps won, or lost; kept between texts, since a text that pays nothing is no reason to read the next
+        one's prompt with the drafter too.
+    rest: plain steps ahead in which nothing is asked or learnt.
     """
 
-    acceptance: float = HOPE
-    weight: float = HOPE_WEIGHT
+    extra: tuple[float, ...]
+    accepted: float = HOPE * WEIGHT
+    tried: float = WEIGHT
     costs: dict[int, Costs] = field(default_factory=dict)
     drafting: bool = True
     balance: float = 0.0
     rest: int = 0
 
+    @property
+    def acceptance(self) -> float:
+        """Share of draft tokens that were accepted where the ones before were."""
+        return self.accepted / self.tried
+
     def costs_of(self, batch: int) -> Costs:
+        """The costs at a batch size, at first those of the nearest one."""
         if batch not in self.costs:
             nearest = min(self.costs, key=lambda known: abs(known - batch), default=None)
-            self.costs[batch] = Costs() if nearest is None else self.costs[nearest].like()
+            self.costs[batch] = Costs(self.extra) if nearest is None else self.costs[nearest].like()
         return self.costs[batch]
-
-    def learn(self, acceptance: float, trials: float) -> None:
-        share = trials / (trials + FADE)
-        self.acceptance += share * (acceptance - self.acceptance)
-        self.weight += share * (KNOWN_WEIGHT - self.weight)
 
 
 @dataclass
 class Controller:
-    """sizes[d]: drafted nodes of the tree cut at depth d, at most; sizes[0] = 0. rows: the sequences decoded."""
+    """Chooses the depth of each step of one batch.
 
-    sizes: Sequence[int]
-    experience: Experience = field(default_factory=Experience)
-    rows: list[Acceptance] = field(default_factory=list)
-    fill: float = 1.0  # nodes really drafted, as a share of `sizes`
-    resting: bool = False  # at this step, of which nothing is to be learnt
-    clocked: bool = True  # whether the seconds told are measured: if not, costs stay what they are
+    sequences: the acceptance of each sequence of the batch.
+    resting: whether of the present step nothing is to be learnt.
+    """
+
+    experience: Experience
+    sequences: list[Acceptance] = field(default_factory=list)
+    resting: bool = False
 
     def join(self) -> None:
-        self.rows.append(self._new(self.experience.acceptance, self.experience.weight))
+        """A sequence joins at the end."""
+        self.sequences.append(self._new(self.experience.acceptance, WEIGHT))
 
-    def leave(self, row: int) -> None:
-        self.experience.learn(self.rows[row].long_run, self.rows[row].long_trials)
-        self.rows[row] = self.rows[-1]
-        self.rows.pop()
+    def leave(self, index: int) -> None:
+        """A sequence leaves; the last one takes its place."""
+        self.sequences[index] = self.sequences[-1]
+        self.sequences.pop()
 
     def _new(self, mean: float, weight: float) -> Acceptance:
-        deepest = len(self.sizes) - 1
-        return Acceptance(mean, weight, [0.0] * deepest, [0.0] * deepest, mean * weight, weight)
+        none = [0.0] * (len(self.experience.extra) - 1)
+        return Acceptance(mean, weight, none, none)
 
     def choose(self, timed: bool = True) -> int:
-        """The depth of the next step, one for all rows: a forward is as long as its longest. timed: it may look."""
-        self.resting = self.experience.rest > 0
+        """The depth of the next step, one for all sequences: a forward is as long as its longest.
+
+        timed: whether this step's time can be measured.
+        """
+        known = self.experience
+        self.resting = known.rest > 0
         if self.resting:
-            self.experience.rest -= 1
+            known.rest -= 1
             return 0
-        costs = self.experience.costs_of(len(self.rows))
-        if not self.experience.drafting:
-            if self.experience.balance < 0:
-                return 0
-            if not self._could_pay(costs):
-                if self.clocked:
-                    self.experience.balance = -DEBT  # to be tried again as if it had lost so much, and were not known:
-                    costs.forget()  # only drafted steps could tell that it has become cheaper
-                return 0
-            self.experience.drafting = True
-            for row in self.rows:
-                row.try_again()
-            return 1
-        if timed and self.clocked and costs.due:
+        costs = known.costs_of(len(self.sequences))
+        if not known.drafting:
+            return self._try_again(costs)
+        if timed and costs.due:
             return 0
-        tokens = map(sum, zip(*(row.expected() for row in self.rows), strict=True))
-        rates = [n / costs.paces(d, self.fill * self.sizes[d]) for d, n in enumerate(tokens)]
-        if (1 + STAY) * max(rates[1:]) <= rates[0]:
-            # Not before a look at what a plain step takes now.
-            self.experience.drafting = self.clocked and costs.since_plain > 0
+        tokens = map(sum, zip(*(sequence.expected() for sequence in self.sequences), strict=True))
+        rates = [expected / costs.steps(depth) for depth, expected in enumerate(tokens)]
+        if max(rates[1:]) <= rates[0]:
+            known.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return 0
-        return max(range(1, len(rates)), key=lambda d: rates[d] / costs.hope(d))
+        return max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
+
+    def _try_again(self, costs: Costs) -> int:
+        """1 where a step may be drafted again after plain ones, else 0."""
+        known = self.experience
+        if known.balance < 0:
+            return 0
+        if not any(depth + 1 > costs.steps(depth) for depth in range(1, len(known.extra))):
+            # It would not win if everything were accepted. Only drafted steps could tell that it has become cheaper:
+            # so it will be tried as if it had lost so much and were not known.
+            known.balance = -DEBT
+            costs.forget()
+            return 0
+        known.drafting = True
+        self.sequences = [self._new(max(HOPE, known.acceptance), TRY_WEIGHT) for _ in self.sequences]
+        return 1
+
+    def learn_acceptance(self, limits: Sequence[int], accepted: Sequence[int]) -> None:
+        """What a drafted step brought, per sequence: the most tokens that it could accept, and those accepted."""
+        known = self.experience
+        for sequence, limit, n in zip(self.sequences, limits, accepted, strict=True):
+            sequence.learn(limit, n)
+            known.accepted = FORGET_LONG * known.accepted + n
+            known.tried = FORGET_LONG * known.tried + min(n + 1, limit)
+
+    def learn_cost(self, depth: int, tokens: float, seconds: float | None, usual: bool = True) -> None:
+        """What a step took.
+
+        tokens: emitted, per sequence.
+        seconds: None where nobody measures: it took what was expected.
+        usual: False where the drafter caught up after plain steps, which is paid for, but no measure of the next step.
+        """
+        if self.resting:
+            return
+        known, costs = self.experience, self.experience.costs_of(len(self.sequences))
+        if usual and seconds is not None:
+            costs.learn(depth, seconds)
+        if depth == 0:
+            if not known.drafting:
+                self._earn()
+        elif costs.pace_s is not None or seconds is None:
+            # By what such steps are known to take: a machine that became slower is no loss of drafting.
+            one_off = None if usual or seconds is None else min(costs.plain_steps(seconds), READING + tokens)
+            spent = costs.steps(depth) if one_off is None else one_off
+            least = min(known.balance, -DEBT if one_off is None else -READING)
+            known.balance = max(least, min(CREDIT, known.balance + tokens - spent))
 
     def _earn(self) -> None:
-        """The allowance of a plain step; and of those ahead, if there are many until the next try, which may rest then:
-        to ask and to learn takes a twentieth of a small model's step."""
-        experience = self.experience
-        if experience.rest:  # paid ahead already
+        """Book the allowance of a plain step, and of those until the next try at once if they are many.
+
+        These rest then, since to ask and to learn takes a twentieth of a small model's step.
+        """
+        known = self.experience
+        if known.rest:  # booked already
             return
-        experience.rest = max(int(-experience.balance / ALLOWANCE) - AWAKE, 0)
-        experience.balance += ALLOWANCE * (1 + experience.rest)
-
-    def _could_pay(self, costs: Costs) -> bool:
-        """Whether drafting would win if everything were accepted."""
-        return any(d + 1 > costs.steps(d, float(n)) for d, n in enumerate(self.sizes) if d)
-
-    def predicted(self, depth: int, nodes: float) -> float:
-        """Seconds of a step, where they are not measured."""
-        return self.experience.costs_of(len(self.rows)).seconds(depth, nodes)
-
-    def learn_acceptance(self, limits: Sequence[int], nodes: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of a drafted step, by sequence: the most that it could accept, nodes drafted, tokens accepted."""
-        for row, limit, n in zip(self.rows, limits, accepted, strict=True):
-            row.learn(limit, n)
-        most = self.sizes[max(limits)]
-        if most:
-            self.fill += 0.1 * (max(nodes) / most - self.fill)
-
-    def learn_cost(self, depth: int, nodes: float, tokens: float, seconds: float, usual: bool) -> None:
-        """nodes, tokens: drafted and emitted, a sequence. usual: False where the drafter caught up after plain steps,
-        which is paid for, but is no measure of the next step."""
-        if self.resting:
-            return
-        costs = self.experience.costs_of(len(self.rows))
-        if usual:
-            costs.learn(depth, nodes, seconds)
-        if depth == 0:
-            if not self.experience.drafting:
-                self._earn()
-        elif costs.pace_s is not None:
-            # By what such steps are known to take: a machine that became slower is no loss of drafting.
-            spent = costs.steps(depth, nodes) if usual else min(seconds / costs.seconds(0, 0.0), READING + tokens)
-            least = min(self.experience.balance, -DEBT if usual else -READING)
-            self.experience.balance = max(least, min(CREDIT, self.experience.balance + tokens - spent))
+        known.rest = max(int(-known.balance / ALLOWANCE) - LOOK, 0)
+        known.balance += ALLOWANCE * (1 + known.rest)

@@ -1,7 +1,7 @@
-"""Drafting for one sequence in compiled calls that do what the level-by-level way does, bit for bit, in less time."""
+"""Drafting for one sequence in compiled calls that do what growing level by level does, bit for bit, in less time."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,72 +11,69 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.softmax import TINY
 from foretoken.core.tree import Siblings, TokenTree, chain
+from foretoken.core.truncated import Truncation
 from foretoken.draft.growth import Growth
-from foretoken.draft.rows import ChainRows, DraftRows, TreeRows
-
-Pending = Callable[[], list[int]]  # the committed ids that the drafter has not read, the root last
+from foretoken.kernel.sizes import ALL
 
 
-class Fused:
-    """Both calls return None where there is no compiled call for what is asked; nothing was drawn or scored then."""
+@runtime_checkable
+class ScoringRows(Protocol):
+    """Rows that may score nodes and make probabilities of the scores in one call: models.rows.Rows."""
 
-    def grow(self, seq: Sequence, g: Growth, pending: Pending) -> TokenTree | None:
-        """The whole tree of a sequence, whose growth `g` has just begun."""
-        return None
+    @property
+    def scores_trees(self) -> bool: ...
 
-    def weights(self, seq: Sequence, g: Growth, tokens: Seq[int], parents: Seq[int]) -> Float[Tensor, "n v"] | None:
-        """q after new nodes, as `LMDraftSession._weights` has it."""
-        return None
-
-
-class FusedScores(Fused):
-    """Scores the nodes of a level and makes their probabilities in one call."""
-
-    def __init__(self, rows: TreeRows) -> None:
-        self._trees = rows
-
-    def weights(self, seq: Sequence, g: Growth, tokens: Seq[int], parents: Seq[int]) -> Float[Tensor, "n v"] | None:
-        sampling, weighs = seq.sampling, g.policy.weighs
-        if sampling.moves_scores or seq.shapes_logits:
-            return None
-        if g.law is Opaque and not (weighs and sampling.temperature > 0):
-            scores = self._trees.score_tree(0, tokens, parents, 0.0)
-            return scores.softmax(-1) if weighs and scores is not None else scores
-        return self._trees.score_tree(0, tokens, parents, sampling.temperature) if sampling.tempers_only else None
+    def score_tree(
+        self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
+    ) -> Float[Tensor, "_ v"] | None: ...
 
 
-class FusedChain(Fused):
-    """Drafts a chain in one call. scores: how nodes are scored where that cannot be."""
+@runtime_checkable
+class ChainRows(Protocol):
+    """Rows that may draft a chain in one call: models.rows.Rows, heads.serial_rows.SerialRows."""
 
-    def __init__(self, rows: ChainRows, floor: float, scores: Fused) -> None:
+    def drafts_chains(self, row: int, nodes: int) -> bool: ...
+
+    def draft_chain(
+        self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
+        truncation: Truncation = ALL,
+    ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...  # fmt: skip
+
+
+class FusedChain:
+    """The call that drafts a whole chain."""
+
+    def __init__(self, rows: ChainRows, floor: float) -> None:
         """floor: a chain ends where the drafter is less sure of it than this."""
-        self._chains, self._floor, self._scores = rows, floor, scores
+        self._rows, self._floor = rows, floor
 
-    def weights(self, seq: Sequence, g: Growth, tokens: Seq[int], parents: Seq[int]) -> Float[Tensor, "n v"] | None:
-        return self._scores.weights(seq, g, tokens, parents)
+    def suits(self, seq: Sequence, g: Growth) -> bool:
+        """Whether the call draws as the sequence's sampling and law ask."""
+        if not isinstance(g.uniforms, Tensor) or seq.sampling.moves_scores or seq.shapes_logits:
+            return False
+        if g.law is Opaque:  # with a floor it takes the likeliest tokens and their probabilities at one temperature
+            return self._floor == 0 or seq.sampling.temperature == 0
+        return g.law in (IID, WithoutReplacement) and seq.sampling.temperature >= TINY
 
-    def grow(self, seq: Sequence, g: Growth, pending: Pending) -> TokenTree | None:
-        u, sampling, opaque = g.uniforms, seq.sampling, g.law is Opaque
-        if not isinstance(u, Tensor) or sampling.moves_scores or seq.shapes_logits:
+    def draft(self, seq: Sequence, g: Growth, pending: Seq[int]) -> TokenTree | None:
+        """The chain of a sequence that it suits; None where its nodes do not fit the rows, and nothing was done.
+
+        pending: the committed ids that the drafter has not read, the root last.
+        """
+        u, opaque = g.uniforms, g.law is Opaque
+        assert isinstance(u, Tensor)
+        if not self._rows.drafts_chains(0, len(pending) + len(u) - 1):
             return None
-        if not opaque and not (g.law in (IID, WithoutReplacement) and sampling.temperature >= TINY):
-            return None
-        if opaque and self._floor > 0 and sampling.temperature > 0:
-            return None  # the likeliest tokens, and their probabilities at the temperature too
-        ids = pending()
-        if not self._chains.drafts_chains(0, len(ids) + len(u) - 1):
-            return None
-        temperature, one = 0.0 if opaque else sampling.temperature, g.law(1)
-        tokens, q = self._chains.draft_chain(0, ids, u, temperature, self._floor, sampling.truncation)
-        rows = [None] * len(tokens) if opaque else q.unbind()
-        records = [Siblings((token,), row, one) for token, row in zip(tokens, rows, strict=True)]
-        g.num_pending, g.scored = len(ids), {node: len(ids) - 1 + node for node in range(len(tokens))}
+        temperature, one = 0.0 if opaque else seq.sampling.temperature, g.law(1)
+        tokens, q = self._rows.draft_chain(0, pending, u, temperature, self._floor, seq.sampling.truncation)
+        of_nodes = [None] * len(tokens) if opaque else q.unbind()
+        records = [Siblings((token,), of_node, one) for token, of_node in zip(tokens, of_nodes, strict=True)]
+        g.num_pending, g.scored = len(pending), {node: len(pending) - 1 + node for node in range(len(tokens))}
         return chain([seq.ids[-1], *tokens], [*records, None])
 
 
-def fused(rows: DraftRows, policy: TreePolicy) -> Fused:
-    """What compiled calls these rows have for the trees of a policy, asked once per session."""
-    scores = FusedScores(rows) if isinstance(rows, TreeRows) and rows.scores_trees else Fused()
+def fused_chain(rows: object, policy: TreePolicy) -> FusedChain | None:
+    """The call for the chains of a policy; None where these rows have none, or its trees are no chains."""
     if isinstance(policy, ShapePolicy) and policy.chain_depth > 0 and isinstance(rows, ChainRows):
-        return FusedChain(rows, policy.floor, scores)
-    return scores
+        return FusedChain(rows, policy.floor)
+    return None

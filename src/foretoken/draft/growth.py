@@ -9,6 +9,7 @@ from torch import Tensor
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Uniforms
+from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, opaque_tree
 from foretoken.core.verifier import LawFamily
@@ -18,11 +19,16 @@ from foretoken.core.verifier import LawFamily
 class Growth:
     """One sequence's tree while it grows.
 
-    policy: decides which children a node gets. law: how they are drawn. builder: the nodes so far. states: the policy's
-    memory of each node. scored[node]: the node's index among the row's scored nodes in the cache. num_pending: scored
-    nodes up to the root, that is the committed ids which the cache had not seen. frontier: nodes that will have
-    children. depth: levels drawn so far. uniforms: of a chain, one per level. decided[node]: the law with the number of
-    draws that a coin decided before q was known.
+    policy: decides which children a node gets.
+    law: how they are drawn.
+    builder: the nodes so far.
+    states: the policy's memory of each node.
+    scored: per node its index among the sequence's scored nodes in the cache.
+    num_pending: scored nodes up to the root, that is the committed ids that the cache had not seen.
+    frontier: nodes that will have children.
+    depth: levels drawn so far.
+    uniforms: of a chain, one per level.
+    decided: per node the law with the number of draws that a coin decided before q was known.
     """
 
     policy: TreePolicy
@@ -35,6 +41,10 @@ class Growth:
     depth: int = 0
     uniforms: Uniforms | None = None
     decided: dict[int, Law] = field(default_factory=dict)
+
+    def needs_probabilities(self, sampling: Sampling) -> bool:
+        """Whether q must be made as `sampling` says. Else the likeliest tokens are taken, for which scores will do."""
+        return self.law is not Opaque or (self.policy.weighs and sampling.temperature > 0)
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""
@@ -58,8 +68,8 @@ class Growth:
                 self.builder.append(node, drawn)
                 self.states += of_drawn[: len(drawn)]  # there may be fewer tokens than were asked for
             return
-        for node, law, row, drawn, of_drawn in zip(nodes, laws, q.unbind(), draws, states, strict=True):
-            added = self.builder.add(node, Siblings(drawn, row, law))
+        for node, law, of_node, drawn, of_drawn in zip(nodes, laws, q.unbind(), draws, states, strict=True):
+            added = self.builder.add(node, Siblings(drawn, of_node, law))
             self.states += [of_drawn[j] for j in added]
 
     def finish(self) -> TokenTree:

@@ -10,8 +10,7 @@ from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float, Int
 from foretoken.draft.growth import Growth
-from foretoken.draft.lm import LMDrafter, LMDraftSession
-from foretoken.draft.rows import DraftRows
+from foretoken.draft.lm import DraftRows, LMDrafter, LMDraftSession
 from foretoken.heads.lm import HeadLM
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
-from foretoken.draft.fused import Fused, fused
+from foretoken.draft.fused import ScoringRows, fused_chain
 from foretoken.draft.growth import Growth
-from foretoken.draft.rows import DraftRows
 from foretoken.draft.source import Source
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
@@ -60,18 +59,40 @@ def same(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
     return LMDrafter(source.model, policy, law, source.vocab_size)
 
 
+@runtime_checkable
+class DraftRows(Protocol):
+    """What a session asks of the rows that score its trees: models.rows.Rows or heads.rows.HeadRows."""
+
+    @property
+    def lengths(self) -> list[int]: ...
+
+    def join(self) -> int: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def extend(self, row: int, tokens: Seq[int]) -> None: ...
+
+    def score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ v"]]: ...
+
+    def keep(self, paths: Seq[Seq[int]]) -> None: ...
+
+
 class LMDraftSession:
-    """The cache of one batch, and the trees of the step under way."""
+    """The cache of one batch, and the trees of the step under way.
+
+    Trees grow level by level, all sequences of the batch together. Where it is one sequence, compiled calls of the rows
+    may do the same in less time: whether there are any is asked here, once.
+    """
 
     def __init__(self, drafter: LMDrafter, rows: DraftRows) -> None:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
-        self.pasts: list[Any] = []  # per row, what its policy remembers of earlier trees
-        shape = drafter.policy if isinstance(drafter.policy, ShapePolicy) else None
-        self._chain_depth = shape.chain_depth if shape is not None else 0
+        self.pasts: list[Any] = []  # per sequence, what its policy remembers of earlier trees
+        self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ShapePolicy) else 0
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
-        self._fused = fused(rows, drafter.policy) if same_vocabulary else Fused()
+        self._chains = fused_chain(rows, drafter.policy) if same_vocabulary else None
+        self._scoring = rows if same_vocabulary and isinstance(rows, ScoringRows) and rows.scores_trees else None
 
     def join(self) -> None:
         self.rows.join()
@@ -84,8 +105,8 @@ class LMDraftSession:
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self.growths = [self._begin(row, seq) for row, seq in enumerate(sequences)]
-        if len(sequences) == 1:
-            tree = self._fused.grow(sequences[0], self.growths[0], lambda: self._pending(0, sequences[0]))
+        if len(sequences) == 1 and self._chains is not None and self._chains.suits(sequences[0], self.growths[0]):
+            tree = self._chains.draft(sequences[0], self.growths[0], self._pending(0, sequences[0]))
             if tree is not None:
                 return [tree]
         while any(chosen := [self._choose(seq, g) for seq, g in zip(sequences, self.growths, strict=True)]):
@@ -117,7 +138,7 @@ class LMDraftSession:
         return nodes
 
     def _weights_after(self, sequences: Seq[Sequence], nodes: Seq[list[int]]) -> list[Float[Tensor, "_ _"]]:
-        """q after nodes of every row, by one forward; the ids that a row's cache has not seen go before its root."""
+        """q after nodes of every sequence, by one forward; the ids that its cache has not seen go before its root."""
         tokens: list[Seq[int]] = []
         parents: list[Seq[int]] = []
         for row, (seq, g, wanted) in enumerate(zip(sequences, self.growths, nodes, strict=True)):
@@ -132,18 +153,29 @@ class LMDraftSession:
             parents.append([g.scored[g.builder.parents[node]] for node in wanted])
             g.scored.update((node, first + i) for i, node in enumerate(wanted))
         if len(sequences) == 1:
-            q = self._fused.weights(sequences[0], self.growths[0], tokens[0], parents[0])
+            q = self._weights_at_once(sequences[0], self.growths[0], tokens[0], parents[0])
             if q is not None:
                 return [q[-len(nodes[0]) :]]
         weights = []
         scores = self._score(tokens, parents)
-        for seq, g, rows, wanted in zip(sequences, self.growths, scores, nodes, strict=True):
-            rows = rows[-1:] if wanted == [0] else rows
-            weights.append(self._weights(seq, g, rows, [g.suffix(node) for node in wanted]) if wanted else rows)
+        for seq, g, logits, wanted in zip(sequences, self.growths, scores, nodes, strict=True):
+            logits = logits[-1:] if wanted == [0] else logits
+            weights.append(self._weights(seq, g, logits, [g.suffix(node) for node in wanted]) if wanted else logits)
         return weights
 
+    def _weights_at_once(
+        self, seq: Sequence, g: Growth, tokens: Seq[int], parents: Seq[int]
+    ) -> Float[Tensor, "n v"] | None:
+        """`_weights` after new nodes, by one compiled call; None where there is none, or some q is not finite."""
+        if self._scoring is None or not seq.softmax_only:
+            return None
+        if g.needs_probabilities(seq.sampling):
+            return self._scoring.score_tree(0, tokens, parents, seq.sampling.temperature)
+        scores = self._scoring.score_tree(0, tokens, parents, 0.0)
+        return scores.softmax(-1) if g.policy.weighs and scores is not None else scores
+
     def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ _"]]:
-        """The model's logits after nodes of every row."""
+        """The model's logits after nodes of every sequence."""
         return self.rows.score(tokens, parents)
 
     def _pending(self, row: int, seq: Sequence) -> list[int]:
@@ -172,7 +204,7 @@ class LMDraftSession:
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m _"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m _"]:
         """`_weights` from logits of the same columns."""
-        if g.law is not Opaque or (g.policy.weighs and seq.sampling.temperature > 0):
+        if g.needs_probabilities(seq.sampling):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)
         return scores.softmax(-1) if g.policy.weighs else scores
