@@ -37,7 +37,7 @@ def score(
 ) -> ScoredText:
     """Both models over the texts."""
 
-    engine = options.load_engine(target, drafter, "chain:1", None, None, device, dtype)
+    engine = options.load_engine(target, drafter, tree="chain:1", device=device, dtype=dtype)
     options.progress(f"scoring {positions} positions")
     return score_text(engine, texts, positions)
 

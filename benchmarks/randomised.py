@@ -20,8 +20,8 @@ from benchmarks.expand import Expand, check_expansion, load_expanded
 from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
-from foretoken.cli.tune import Rounds, digest, open_journal
+from foretoken.cli.measuring import NewTokens, Prompts, Rounds, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.tune import digest, open_journal
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_seed
 from foretoken.core.shapes import Float

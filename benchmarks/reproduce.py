@@ -98,7 +98,7 @@ def command(
 
     @cache
     def pair() -> "tuple[Engine, list[list[int]]]":
-        engine = options.load_engine(target, drafter, "chain:1", None, None, device, dtype)
+        engine = options.load_engine(target, drafter, tree="chain:1", device=device, dtype=dtype)
         assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
         ids = [encode(engine.tokenizer, p["prompt"]) for p in options.heldout_prompts()]
         return replace(engine, tokenizer=None, eos_ids=frozenset()), ids

@@ -11,8 +11,9 @@ from benchmarks.tree_methods import DEFAULT, at_zero
 from benchmarks.tree_methods import method as named
 from benchmarks.tree_report import panels, samples, tables
 from benchmarks.tree_runs import Cell, Course, TreeRun, measure
-from foretoken.cli import acceptance as vectors_of
 from foretoken.cli import options
+from foretoken.cli.acceptance import FOLDER, POSITIONS, VectorOptions
+from foretoken.cli.command import command as from_function
 from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
@@ -28,9 +29,10 @@ NODES = "4,8,16,32,64"
 BASE = "sequoia+rrsw"
 
 
+@from_function
 def command(
-    target: options.Target = None,
-    drafter: options.SameVocabulary = None,
+    *,
+    pair: VectorOptions,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,14 +42,12 @@ def command(
         ),
     ] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of drafted nodes, with commas.")] = NODES,
-    temperature: vectors_of.Temperatures = None,
-    children: vectors_of.Children = 4,
-    prompts: vectors_of.HeldOut = 31,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run, at least.")] = 64,
     rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 1,
     batch: Annotated[int, typer.Option(help="Prompts decoded side by side; 1 for times that mean something.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of the first prompt in the first round.")] = 0,
-    acceptance: vectors_of.Folder = vectors_of.FOLDER,
+    acceptance: Annotated[
+        str, typer.Option(help="Folder of the acceptance vectors; those it lacks are measured into it.")
+    ] = FOLDER,
     out: Annotated[
         str, typer.Option(help="File for the single runs, JSONL. It grows: the same command goes on where it stopped.")
     ] = OUT,
@@ -56,8 +56,6 @@ def command(
     plot: Annotated[str | None, typer.Option(help="Draw the table to this file (needs matplotlib).")] = None,
     markdown: Markdown = False,
     json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
 ) -> None:
     """Tokens a target forward by shape of the tree, verification rule, number of nodes and temperature.
 
@@ -68,18 +66,16 @@ def command(
     sizes = numbers(nodes, "nodes")
     check_counts(rounds=rounds, batch=batch, nodes=min(sizes))
     check_size(max(sizes))
-    vectors_of.check(target, drafter, prompts, max_new_tokens, children, seed, dtype, temperature)
+    pair.check(max_new_tokens)
     check_expansion(expand)
     options.check_outputs(out, plot)
     check_folder(Path(acceptance))
     methods = [named(name) for name in dict.fromkeys(method or DEFAULT)]
-    loaded = vectors_of.load(
-        target, drafter, prompts, max_new_tokens, children, seed, device, dtype, small=expand is None
-    )
+    loaded = pair.load(max_new_tokens, small=expand is None)
     inner = loaded.engine.drafter
     if not isinstance(inner, LMDrafter):
         raise ForetokenError(f"Drafter {inner.name} is no language model: name a model folder, --drafter.")
-    vectors = loaded.vectors(vectors_of.POSITIONS, acceptance, "--acceptance")
+    vectors = loaded.vectors(POSITIONS, acceptance, "--acceptance")
     engine = loaded.engine if expand is None else expanded(loaded.engine, loaded.source, expand)
     settings = {**loaded.settings, "batch": batch, "expand": expand}
     header = loaded.header(settings)
@@ -87,14 +83,14 @@ def command(
     cells = []
     report = Report("Token trees compared", header)
     try:
-        for t in vectors_of.temperatures_or_default(temperature):
+        for t in pair.temperatures:
             for n in sizes:
                 for found in at_zero(methods) if t == 0 else methods:
                     rule = found.verifier
                     tree = found.at(n, inner, lambda rule=rule, t=t: vectors.of(rule, t).acceptance)
                     if tree is not None:
                         cells.append(Cell(t, n, found.name, tree, rule))
-        course = Course(engine.target, loaded.texts, max_new_tokens, batch, rounds, seed)
+        course = Course(engine.target, loaded.texts, max_new_tokens, batch, rounds, pair.seed)
         measure(course, cells, book, options.progress, speed)
     except KeyboardInterrupt:
         report.interrupted = True

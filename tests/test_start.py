@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +32,30 @@ for line in json.loads(open(sys.argv[1]).read()):
         except SystemExit as leaving:
             code = leaving.code
     slow = [name for name in SLOW if name in sys.modules]
-    print(json.dumps([code or 0, err.getvalue(), slow]))
+    print(json.dumps([code or 0, out.getvalue(), err.getvalue(), slow]))
 """
-HELP = [[], ["generate"], ["audit"], ["bench"], ["bench", "acceptance"], ["tune"], ["vocab"], ["train"]]
+HELP = [
+    [],
+    ["generate"],
+    ["chat"],
+    ["fetch"],
+    ["demo"],
+    ["audit"],
+    ["bench"],
+    ["bench", "acceptance"],
+    ["tune"],
+    ["vocab"],
+    ["train"],
+]
 NONE = "/nonexistent"
+LINES = [  # of a batch file
+    ('{"messages": []}', "The conversation of line 1 of"),
+    ('{"messages": [{"role": "user"}]}', "has no content"),
+    ('{"prompt": "a\\ud800b"}', "U+D800"),
+    ('{"prompt": 5}', "Line 1 of"),
+    ('{"prompt": "x", "messages": []}', "Line 1 of"),
+    ("{", "Line 1 of"),
+]
 BAD = [
     (["generate", "x", "--target", NONE], NONE),
     (["generate", "x", "--drafter", NONE], NONE),
@@ -63,6 +84,23 @@ BAD = [
     (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),
     (["generate", "x", "--seed", "-1"], "seed is -1"),
     (["generate", "--batch-file", NONE], NONE),
+    (["generate", "x", "--batch-file", "f"], "Both a prompt and --batch-file"),
+    (["generate", "--batch-file", "f", "--compare"], "--compare measures one prompt"),
+    (["generate", "x", "--show-drafts", "--json"], "--show-drafts tints"),
+    (["generate", "--target", NONE], "No prompt was given"),
+    (["generate", "--chat"], "No prompt was given"),
+    (["generate", "a\udcffb"], "U+DCFF"),
+    (["generate", "x", "--system", "a\udcffb"], "The system message is not valid Unicode"),
+    (["generate", "x", "--trace", NONE + "/t.html"], NONE),
+    (["generate", "x", "--device", "abacus"], "Unknown device abacus"),
+    (["audit", "--temperature", "0"], "temperature is 0.0: the audit samples"),
+    (["audit", "--compile", "never"], "never"),
+    *((["generate", "--batch-file", f"LINE{i}"], words) for i, (_, words) in enumerate(LINES)),
+    (["bench", "--out", "TARGET/config.json"], "is not a file of foretoken bench, and would be replaced"),
+    (["tune", "--out", "TARGET/config.json"], "is not a profile, and would be replaced"),
+    (["train", "eagle", "--data", "EMPTY", "--out", "new", "--roots", "0"], "--roots is 0"),
+    (["train", "eagle", "--data", "EMPTY", "--out", "new", "--lr", "1"], "--lr is 1"),
+    (["train", "eagle", "--data", "EMPTY", "--out", "new", "--batch", "0"], "batch is 0"),
     (["bench", "--target", NONE], NONE),
     (["bench", "--out", NONE + "/b.jsonl"], NONE),
     (["bench", "--prompts", "1000"], "Cannot take 1000 held-out prompts"),
@@ -78,28 +116,32 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, list[str]]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str, list[str]]]:
     """What each of HELP and BAD told, in order."""
     folder = tmp_path_factory.mktemp("start")
     names = {"BRACKETS": "[" * 100_000, "LONG": json.dumps([-1, *range(5000)]), "EMPTY": '{"prompt": "a"}\n""\n'}
+    names |= {f"LINE{i}": text for i, (text, _) in enumerate(LINES)}
     for name, text in names.items():
         (folder / name).write_text(text)
     (folder / "TARGET").mkdir()
-    (folder / "TARGET" / "config.json").touch()
+    (folder / "TARGET" / "config.json").write_text("{}")
     lines = [[*line, "--help"] for line in HELP] + [line for line, _ in BAD]
     (folder / "lines.json").write_text(json.dumps(lines))
     program = PROGRAM.replace("SLOW", repr(SLOW))
+    package = str(Path(foretoken.__file__).parents[1])  # a relative PYTHONPATH means another package in that folder
     done = subprocess.run(
-        [sys.executable, "-c", program, "lines.json"], cwd=folder, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", program, "lines.json"], cwd=folder, env={**os.environ, "PYTHONPATH": package},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_help_and_bad_input_do_not_wait_for_torch(told: list[tuple[int, str, list[str]]]) -> None:
+def test_help_and_bad_input_do_not_wait_for_torch(told: list[tuple[int, str, str, list[str]]]) -> None:
     assert len(told) == len(HELP) + len(BAD)
-    for line, (code, err, slow) in zip(HELP, told, strict=False):
+    for line, (code, out, err, slow) in zip(HELP, told, strict=False):
         assert (code, err, slow) == (0, "", []), line
-    for (line, words), (code, err, slow) in zip(BAD, told[len(HELP) :], strict=True):
+        assert "Usage" in out
+    for (line, words), (code, _, err, slow) in zip(BAD, told[len(HELP) :], strict=True):
         assert (code, slow) == (2, []), (line, err)
         assert words in err, line
         assert err.startswith("foretoken: "), line

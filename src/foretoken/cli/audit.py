@@ -2,50 +2,50 @@
 
 import json
 import sys
-from typing import Annotated
+from dataclasses import dataclass
 
 import typer
 
-from foretoken.cli import options
+from foretoken.cli.command import command
+from foretoken.cli.options import RecipeOptions, load_engine
+from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling
 
 
+@dataclass(frozen=True)
+class AuditedRecipe(RecipeOptions):
+    """The engine that is audited."""
+
+    tree: str = "kary:2x3"
+
+
+@command
 def audit(
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    tree: options.Tree = "kary:2x3",
-    verifier: options.Verifier = None,
-    law: options.Law = None,
-    vocab: options.Vocab = None,
-    draft_probability: options.DraftProbability = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of the goodness-of-fit test; above 0.")] = 1.0,
-    samples: Annotated[int, typer.Option(help="Generations for the goodness-of-fit test.")] = 4000,
-    seed: Annotated[int, typer.Option(help="Seed of the whole audit.")] = 0,
-    exact_only: Annotated[
-        bool, typer.Option("--exact-only", help="Only the exact enumerations; loads no model.")
-    ] = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    compile: options.Compile = "auto",
+    *,
+    engine: AuditedRecipe,
+    temperature: float = 1.0,
+    samples: int = 4000,
+    seed: int = 0,
+    exact_only: bool = False,
+    json_: bool = False,
 ) -> None:
-    """Prove losslessness: exact enumeration of every rule, then tests on the given models. Exit code 1 on failure."""
+    """Prove losslessness: exact enumeration of every rule, then tests on the given models. Exit code 1 on failure.
+
+    temperature: Temperature of the goodness-of-fit test; above 0.
+    samples: Generations for the goodness-of-fit test.
+    seed: Seed of the whole audit.
+    exact_only: Only the exact enumerations; loads no model.
+    json_: Print JSON instead of text.
+    """
     check_sampling(temperature=temperature)
     check_counts(samples=samples)
-    engine = None
-    if not exact_only:
-        engine = options.load_engine(
-            *(target, drafter, tree, verifier, law, device, dtype),
-            vocab=vocab,
-            draft_probability=draft_probability,
-            compile=compile,
-        )
+    if temperature == 0 and not exact_only:
+        raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
+    loaded = None if exact_only else load_engine(**vars(engine))
     from foretoken.audit import run
 
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    report = run(engine, temperature=temperature, samples=samples, seed=seed, progress=progress)
+    report = run(loaded, temperature=temperature, samples=samples, seed=seed,
+                 progress=lambda line: print(line, file=sys.stderr))  # fmt: skip
     print(json.dumps(report.json()) if json_ else report.text())
     if not report.passed:
         raise typer.Exit(1)

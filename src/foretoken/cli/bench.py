@@ -1,122 +1,138 @@
 """`foretoken bench`: how fast, against plain decoding and against transformers' own generate."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foretoken.cli import acceptance, options
-from foretoken.cli.measuring import WorkloadFile, chosen_prompts, encoded, show
-from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.cli import options
+from foretoken.cli.acceptance import acceptance
+from foretoken.cli.command import command
+from foretoken.cli.measuring import WorkOptions, encoded, show
+from foretoken.core.limits import check_counts, check_temperatures
 from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
     from foretoken.measure.comparison import Measurement
-
+    from foretoken.measure.methods import Method
+    from foretoken.measure.pair import Pair
 
 app = typer.Typer(cls=options.DefaultCommand, help="Measure speed.")
 DEFAULT_TREES = ["chain:5", "kary:2x2"]
 DEFAULT_OUT = "foretoken-bench.jsonl"
 
 
-@app.command("decoding")
+@dataclass(frozen=True)
+class Compared(options.Models):
+    """What is compared.
+
+    drafter: Model folder or hub id with the same vocabulary, "ngram" (prompt lookup), or "none". Default: the demo
+    drafter for the demo target, else ngram.
+    tree: Token tree; may be repeated. Default: chain:5 and kary:2x2.
+    temperature: Temperature; may be repeated. Default: 0 and 1.
+    batch: Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1.
+    """
+
+    compile: options.Compile = "auto"
+    tree: list[str] | None = None
+    verifier: options.Verifier = None
+    profile: options.Profile = None
+    temperature: list[float] | None = None
+    batch: list[int] | None = None
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        return tuple(dict.fromkeys(self.temperature or (0.0, 1.0)))
+
+    def check(self) -> None:
+        """Refuse, before torch is imported, what cannot be."""
+        check_temperatures(self.temperatures)
+        for size in self.batch or ():
+            check_counts(batch=size)
+        named = {"verifier": self.verifier, "dtype": self.dtype, "compile": self.compile}
+        options.check_models(self.target, self.drafter, self.profile, self.device, **named)
+        for name in self.tree or ():
+            read_tree(name)
+
+    def load(self) -> "tuple[Pair, list[Method]]":
+        """The models, and the methods that run on them: the trees named, else the profile's, else the usual ones."""
+        from foretoken.build import check_profile
+        from foretoken.measure.pair import load_pair, methods
+        from foretoken.profile import read_profile
+        from foretoken.recipe import KINDS, PLAIN
+
+        options.quiet()
+        tuned = None if self.profile is None else read_profile(self.profile)
+        if tuned is not None:
+            options.spare_threads_as(tuned)
+        target, drafter = options.resolve_models(self.target, self.drafter)
+        pair = load_pair(
+            target, drafter, verifier=self.verifier, vocab=None if tuned is None else tuned.vocab, device=self.device,
+            dtype=self.dtype, compile=self.compile,
+        )  # fmt: skip
+        usual = DEFAULT_TREES[:1] if KINDS[pair.engine.kind].own_draws else DEFAULT_TREES
+        trees, verifier, coins = self.tree or usual, self.verifier, None
+        if tuned is None or self.profile is None:
+            options.spare_threads(pair.num_params)
+        else:
+            check_profile(tuned, self.profile, pair.engine.target.lm, pair.engine.fingerprint)
+            if self.tree is None and verifier is None and tuned.tree != PLAIN:
+                trees, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
+        batches = list(dict.fromkeys(self.batch or [1]))
+        return pair, methods(pair, list(dict.fromkeys(trees)), verifier, batches, coins)
+
+
+@command
 def bench(
-    target: options.Target = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help='Model folder or hub id with the same vocabulary, "ngram" (prompt lookup), or "none". '
-            "Default: the demo drafter for the demo target, else ngram."
-        ),
-    ] = None,
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Token tree; may be repeated. Default: {' and '.join(DEFAULT_TREES)}."),
-    ] = None,
-    verifier: options.Verifier = None,
-    profile: options.Profile = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
-    ] = None,
-    workload: WorkloadFile = None,
-    prompts: Annotated[int, typer.Option(help="Prompts of the workload that are continued.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 96,
-    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 3,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(help="Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first round; round i uses seed + i.")] = 0,
-    out: Annotated[str, typer.Option(help="File for the single runs, JSONL; replaced if it exists.")] = DEFAULT_OUT,
-    plot: Annotated[str | None, typer.Option(help="Draw the table to this file (needs matplotlib).")] = None,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    compile: options.Compile = "auto",
+    *,
+    compared: Compared,
+    work: WorkOptions,
+    out: str = DEFAULT_OUT,
+    plot: str | None = None,
+    json_: bool = False,
 ) -> None:
     """Compare our decoding with transformers' generate, interleaved in one process.
 
     Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
+
+    out: File for the single runs, JSONL; replaced if it exists.
+    plot: Draw the table to this file (needs matplotlib).
+    json_: Print JSON instead of text.
     """
-    temperatures = tuple(dict.fromkeys(temperature or (0.0, 1.0)))
-    check_temperatures(temperatures)
-    check_counts(max_new_tokens=max_new_tokens, rounds=rounds)
-    for size in batch or ():
-        check_counts(batch=size)
-    check_seed(seed, rounds)
-    texts = chosen_prompts(workload, prompts)
+    texts = work.texts()
     options.check_outputs(out, plot)
-    options.check_models(target, drafter, profile, verifier=verifier, dtype=dtype, compile=compile)
-    for name in tree or ():
-        read_tree(name)
-    from foretoken.build import check_profile
+    options.check_own(out, ("system", "method", "tokens_per_s"), "file of foretoken bench")
+    compared.check()
     from foretoken.measure.comparison import bars, compare, report, summarise
     from foretoken.measure.harness import until_interrupted
     from foretoken.measure.machine import machine
-    from foretoken.measure.pair import load_pair, methods
     from foretoken.measure.plot import plot as draw
     from foretoken.measure.results import write_lines
-    from foretoken.profile import read_profile
-    from foretoken.recipe import KINDS, PLAIN
 
-    options.quiet()
-    tuned = None if profile is None else read_profile(profile)
-    if tuned is not None:
-        options.spare_threads_as(tuned)
-    target, drafter = options.resolve_models(target, drafter)
-    vocab, coins = None if tuned is None else tuned.vocab, None
-    pair = load_pair(target, drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
-    if tuned is not None and profile is not None:
-        check_profile(tuned, profile, pair.engine.target.lm, pair.engine.fingerprint)
-        if tree is None and verifier is None and tuned.tree != PLAIN:
-            tree, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
-    if profile is None:
-        options.spare_threads(pair.num_params)
-    usual = DEFAULT_TREES[:1] if KINDS[pair.engine.kind].own_draws else DEFAULT_TREES
-    trees, batches = list(dict.fromkeys(tree or usual)), list(dict.fromkeys(batch or [1]))
-    compared = methods(pair, trees, verifier, batches, coins)
-    ids = encoded(pair.engine, texts, max_new_tokens)
+    pair, methods = compared.load()
     lm = pair.engine.target.lm
-    header = {
+    header: dict[str, Any] = {
         **machine(lm.device),
         "dtype": str(lm.dtype).removeprefix("torch."),
         "label": pair.label,
         "num_params": pair.num_params,
-        "target": target,
-        "drafter": drafter,
+        **dict(zip(("target", "drafter"), options.resolve_models(compared.target, compared.drafter), strict=True)),
         "execution": lm.execution,
     }
+    ids = encoded(pair.engine, texts, work.max_new_tokens)
     done: list[Measurement] = []
-    runs = compare(compared, ids, temperatures, max_new_tokens, rounds, seed, options.progress)
+    runs = compare(methods, ids, compared.temperatures, work.max_new_tokens, work.rounds, work.seed, options.progress)
     interrupted = until_interrupted(runs, done)
     write_lines(out, (each.record() for each in done), header)
     options.progress("")
     print(f"{len(done)} runs written to {out}", file=sys.stderr)
     rows = summarise(done)
     if plot is not None:
-        draw(bars(rows), f"{target}, {pair.label}", plot)
-    counts = {"max_new_tokens": max_new_tokens, "num_prompts": len(ids), "rounds": rounds, "seed": seed}
+        draw(bars(rows), f"{header['target']}, {pair.label}", plot)
+    counts = {"max_new_tokens": work.max_new_tokens, "num_prompts": len(ids), "rounds": work.rounds, "seed": work.seed}
     show(report(header | counts, rows, interrupted), json_, False)
 
 
-app.command("acceptance")(acceptance.acceptance)
+app.command("decoding")(bench)
+app.command()(acceptance)

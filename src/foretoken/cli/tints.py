@@ -1,6 +1,7 @@
 """`--show-drafts`: the text in colours that tell where each token comes from."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
@@ -36,12 +37,12 @@ def legend() -> str:
 class Tints:
     """The chunks of one text as tinted text. A character that takes several tokens has the tint of the last of them."""
 
-    def __init__(self, engine: "Engine", prompt: "Prompt", stops: tuple[str, ...]) -> None:
+    def __init__(self, engine: "Engine", prompt: "Prompt", stops: Sequence[str] | None) -> None:
         from foretoken.models.text import TextStream
 
         assert engine.tokenizer is not None
         self.colours = _colours(sys.stdout)
-        self.stream = TextStream(engine.tokenizer, stops, engine.encode(prompt))
+        self.stream = TextStream(engine.tokenizer, tuple(stops or ()), engine.encode(prompt))
         self.origin = "plain"
 
     def push(self, chunk: "Chunk") -> str:

@@ -3,76 +3,75 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from foretoken.cli import options
+from foretoken.cli.command import command
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder, check_readable
-from foretoken.core.limits import check_seed
-from foretoken.heads import HEADS, check_head
+from foretoken.core.limits import check_counts, check_seed
+from foretoken.heads import check_head
 from foretoken.train.folder import CHECKPOINT, check_out
 
 MOST_LEVELS, MOST_LAYERS = 64, 64
 
 
+@command
 def train(
-    head: Annotated[str, typer.Argument(help=f"{', '.join(list(HEADS)[:-1])} or {list(HEADS)[-1]}.")],
-    data: Annotated[
-        list[str], typer.Option(help="Text file, or .jsonl of texts or conversations; may be given several times.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of the head; a run stopped there goes on.")],
-    target: options.Target = None,
-    held_out: Annotated[
-        list[str] | None, typer.Option(help="Texts to measure on, in the same forms. Default: every 50th text.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens to train on. Default: --epochs times the data.")] = None,
-    epochs: Annotated[int, typer.Option(help="Passes through the data.")] = 10,
-    batch: Annotated[int, typer.Option(help="Texts a step.")] = 4,
-    length: Annotated[int, typer.Option(help="Tokens of a text at most; longer ones are cut into pieces.")] = 2048,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the published one of the head.")] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="Transformer layers (gumiho, eagle) or MLP blocks (medusa, hydra).")
-    ] = None,
-    levels: Annotated[int | None, typer.Option(help="Levels drafted: gumiho's 2 serial ones included.")] = None,
-    optimizer: Annotated[
-        Literal["adamw", "muon"], typer.Option(help="adamw as published; muon learns small heads in far fewer tokens.")
-    ] = "adamw",
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(help="Tokens that an eagle3 head can draft: the most frequent of the data. Default: all."),
-    ] = None,
-    roots: Annotated[
-        float,
-        typer.Option(help="Share of the positions from which eagle3's later steps learn; 0.3 halves the time."),
-    ] = 1.0,
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder of a trained head of this kind to go on from, for a target that has changed since, say; or of "
-            "a small Llama of the target's sizes, whose last layers an eagle or gumiho head begins with."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, order and noise.")] = 0,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between measurements on held-out text.")] = 100,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps the target's states, for other heads and runs on these texts."),
-    ] = None,
+    head: str,
+    /,
+    *,
+    data: list[str],
+    out: Path,
+    target: str | None = None,
+    held_out: list[str] | None = None,
+    tokens: int | None = None,
+    epochs: int = 10,
+    batch: int = 4,
+    length: int = 2048,
+    lr: float | None = None,
+    layers: int | None = None,
+    levels: int | None = None,
+    optimizer: Literal["adamw", "muon"] = "adamw",
+    draft_vocab: int | None = None,
+    roots: float = 1.0,
+    begin: str | None = None,
+    seed: int = 0,
+    evaluate_every: int = 100,
+    cache: Path | None = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
-    json_: options.Json = False,
+    json_: bool = False,
 ) -> None:
-    """Train a draft head on the target's hidden states; the target stays as it is. See docs/heads.md."""
-    for name, value in (("tokens", tokens), ("epochs", epochs), ("batch", batch), ("length", length),
-                        ("evaluate-every", evaluate_every)):  # fmt: skip
-        if value is not None and value < 1:
-            raise typer.BadParameter(f"--{name} must be at least 1.")
+    """Train a draft head on the target's hidden states; the target stays as it is. See docs/heads.md.
+
+    head: $heads.
+    data: Text file, or .jsonl of texts or conversations; may be given several times.
+    out: Folder of the head; a run stopped there goes on.
+    target: Model folder (Hugging Face) or hub id. Default: the demo target.
+    held_out: Texts to measure on, in the same forms. Default: every 50th text.
+    tokens: Tokens to train on. Default: --epochs times the data.
+    epochs: Passes through the data.
+    batch: Texts per step.
+    length: Tokens of a text at most; longer ones are cut into pieces.
+    lr: Learning rate. Default: the published one of the head.
+    layers: Transformer layers (gumiho, eagle) or MLP blocks (medusa, hydra).
+    levels: Levels drafted: gumiho's 2 serial ones included.
+    optimizer: adamw as published; muon learns small heads in far fewer tokens.
+    draft_vocab: Tokens that an eagle3 head can draft: the most frequent of the data. Default: all.
+    roots: Share of the positions from which eagle3's later steps learn; 0.3 halves the time.
+    begin: Folder of a trained head of this kind to go on from, for a target that has changed since, say; or of a small
+    Llama of the target's sizes, whose last layers an eagle or gumiho head begins with.
+    seed: Of weights, order and noise.
+    evaluate_every: Steps between measurements on held-out text.
+    cache: Folder that keeps the target's states, for other heads and runs on these texts.
+    json_: Print JSON instead of text.
+    """
+    check_counts(tokens=tokens, epochs=epochs, batch=batch, length=length, evaluate_every=evaluate_every)
     if not 0 < roots <= 1:
-        raise typer.BadParameter("--roots must be above 0 and at most 1.")
+        raise ForetokenError(f"--roots is {roots}: it must be above 0 and at most 1.")
     if lr is not None and not 0 < lr < 1:
-        raise typer.BadParameter("--lr must lie between 0 and 1.")
+        raise ForetokenError(f"--lr is {lr}: it must lie between 0 and 1.")
     for name, value, most in (("levels", levels, MOST_LEVELS), ("layers", layers, MOST_LAYERS)):
         if value is not None and not 1 <= value <= most:
             raise ForetokenError(f"--{name} is {value}: it must be from 1 to {most}.")
@@ -85,7 +84,7 @@ def train(
         check_folder(cache)
     if begin is not None and Path(begin).resolve() == out.resolve():
         raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
-    options.check_models(target, begin, dtype=dtype)
+    options.check_models(target, begin, device=device, dtype=dtype)
     from foretoken.heads.checkpoint import head_kind, load_to_train
     from foretoken.measure.machine import machine
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer

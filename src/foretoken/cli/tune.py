@@ -5,43 +5,39 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import options
-from foretoken.cli.generate import Prompt
-from foretoken.cli.measuring import NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
-from foretoken.core.limits import check_counts, check_sampling, check_seed
+from foretoken.cli.command import command
+from foretoken.cli.measuring import WorkOptions, encoded, names, show
+from foretoken.cli.prompts import Prompt
+from foretoken.core.limits import check_counts, check_sampling
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.measure.results import Journal
 
-
 DEFAULT_OUT = "foretoken-profile.json"
 
-Rounds = Annotated[int, typer.Option(help="Times that every configuration continues every prompt.")]
+
+@dataclass(frozen=True)
+class TunedWork(WorkOptions):
+    """What a profile is measured on."""
+
+    prompts: int = 6
+    rounds: int = 1
 
 
+@command
 def tune(
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    vocab: options.Vocab = None,
-    workload: WorkloadFile = None,
-    temperature: Annotated[float, typer.Option(help="Temperature to tune for.")] = 0.8,
-    prompts: Prompts = 6,
-    max_new_tokens: NewTokens = 96,
-    rounds: Rounds = 1,
-    best: Annotated[int, typer.Option(help="Predicted best configurations that are run.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
-    out: Annotated[
-        str, typer.Option(help="Profile file, replaced if it exists; OUT.part holds what is measured so far.")
-    ] = DEFAULT_OUT,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    compile: options.Compile = "auto",
+    *,
+    models: options.EngineModels,
+    work: TunedWork,
+    temperature: float = 0.8,
+    best: int = 3,
+    out: str = DEFAULT_OUT,
+    json_: bool = False,
 ) -> None:
     """Predict tokens/s of many configurations, plain decoding included, run the best, and write a profile.
 
@@ -50,13 +46,17 @@ def tune(
 
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
     the same command goes on where it stopped. docs/will-it-be-faster.md has the cost model and how to read the tables.
+
+    temperature: Temperature to tune for.
+    best: Predicted best configurations that are run.
+    out: Profile file, replaced if it exists; OUT.part holds what is measured so far.
+    json_: Print JSON instead of text.
     """
-    options.check_outputs(out)
-    check_counts(rounds=rounds, best=best, max_new_tokens=max_new_tokens)
+    options.check_own(out, ("format", "configurations"), "profile")
+    check_counts(best=best)
     check_sampling(temperature=temperature)
-    check_seed(seed)
-    texts = chosen_prompts(workload, prompts)
-    options.check_models(target, drafter, vocab=vocab, dtype=dtype, compile=compile)
+    texts = work.texts()
+    options.check_models(**vars(models))
     from foretoken.measure.clocks import clock_named, seconds
     from foretoken.measure.continuations import Workload
     from foretoken.measure.machine import machine
@@ -64,30 +64,23 @@ def tune(
     from foretoken.recipe import AUTO, VOCABS
     from foretoken.tune.run import tune as measure
 
-    engine = options.load_engine(target, drafter, None, None, None, device, dtype, vocab=vocab, compile=compile)
-    of_device = engine.target.lm.device
-    clock = clock_named(of_device)
-    chosen = Workload(
-        encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, seconds(clock, of_device), seed
-    )
+    engine = options.load_engine(**vars(models))
+    device = engine.target.lm.device
+    clock, ids = clock_named(device), encoded(engine, texts, work.max_new_tokens)
+    chosen = Workload(ids, work.max_new_tokens, temperature, seconds(clock, device), work.seed)
     settings = {
-        "target": target or "demo",
-        "drafter": drafter or ("ngram" if target else "demo"),
-        "vocab": vocab,
+        **names(models.target, models.drafter),
+        "vocab": models.vocab,
+        **vars(work),
         "workload": digest(texts),
         "temperature": temperature,
-        "prompts": prompts,
-        "max_new_tokens": max_new_tokens,
-        "rounds": rounds,
-        "seed": seed,
         "clock": clock,
-        "compile": compile,
+        "compile": models.compile,
     }
-    header = {**machine(of_device), **settings}
-    report = Report("foretoken tune", header)
-    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if vocab == AUTO else [str(vocab)]
+    report = Report("foretoken tune", {**machine(device), **settings})
+    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if models.vocab == AUTO else [str(models.vocab)]
     with open_journal(f"{out}.part", engine, settings) as journal:
-        profile = measure(engine, chosen, best, rounds, vocabs, journal, report, options.progress)
+        profile = measure(engine, chosen, best, work.rounds, vocabs, journal, report, options.progress)
     profile.write(out)
     journal.close()
     show(report, json_, False)

@@ -1,6 +1,7 @@
 """What models are named by, read without torch, so that the command line tells of a bad name at once."""
 
 import os
+import re
 from pathlib import Path
 
 from foretoken.catalogue.known import known_model
@@ -23,6 +24,12 @@ def check_dtype(dtype: str) -> None:
 def check_compile(compile: str) -> None:
     if compile not in COMPILE:
         raise ForetokenError(f"Unknown compile {compile}: choose one of {', '.join(COMPILE)}.")
+
+
+def check_device(device: str | None) -> None:
+    """Refuse what names no kind of device; whether this machine has it is for torch to say."""
+    if device is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?", device):
+        raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
 
 
 def is_folder(source: str) -> bool:

@@ -1,0 +1,94 @@
+"""A command from a function: its parameters are the options, and the lines of its docstring are their help.
+
+    @command
+    def vocab(target: str, drafter: str, /, *, text: str | None = None) -> None:
+        '''Compare two vocabularies.
+
+        target: Folder of the target.
+        drafter: Folder of the drafter.
+        text: Text file like what will be generated.
+        '''
+
+A parameter before `/` is an argument of the command line. Any other is an option, and a flag if it is a bool. A
+parameter of a dataclass type stands for one option per field, with the help that its docstring, or that of the class
+it inherits from, has for the field. `$trees` and the like in a help text stand for the names in a registry.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter, Signature, cleandoc, signature
+from string import Template
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import typer
+
+from foretoken.heads import HEADS
+from foretoken.recipe import AUTO, SCHEMES, VOCABS
+from foretoken.trees.grammar import forms
+from foretoken.verify import RULES
+
+NAMES = {
+    "trees": ", ".join(forms()),
+    "rules": ", ".join(RULES),
+    "laws": ", ".join(SCHEMES),
+    "heads": ", ".join(HEADS),
+    "vocabs": ", ".join([*VOCABS, AUTO]),
+}
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer takes it, with an option per parameter and per field of its dataclasses."""
+    hints = get_type_hints(function, include_extras=True)
+    about, helps = _documented(function.__doc__)
+    groups: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    for given in signature(function).parameters.values():
+        kind: Any = hints[given.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            groups[given.name] = kind
+            of_fields, field_helps = get_type_hints(kind, include_extras=True), field_help(kind)
+            for each in fields(kind):
+                default = Parameter.empty if each.default is MISSING else each.default
+                parameters.append(_parameter(each.name, of_fields[each.name], default, field_helps.get(each.name)))
+        else:
+            is_argument = given.kind is Parameter.POSITIONAL_ONLY
+            parameters.append(_parameter(given.name, kind, given.default, helps.get(given.name), is_argument))
+    words = [p.name for p in signature(function).parameters.values() if p.kind is Parameter.POSITIONAL_ONLY]
+
+    def call(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind) if each.name in values})
+        function(*[values.pop(name) for name in words if name in values], **values)
+
+    call.__name__, call.__doc__ = function.__name__, about
+    setattr(call, "__signature__", Signature(parameters))  # noqa: B010 (a type checker knows no such attribute)
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """The help of each field of a dataclass: what its own docstring says, else what its bases' docstrings say."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        found |= _documented(each.__doc__)[1]
+    return found
+
+
+def option(kind: type, name: str) -> Any:
+    """One field of a group of options as a typer option, for the annotation of a command of another form."""
+    return typer.Option(help=field_help(kind)[name])
+
+
+def _parameter(name: str, kind: Any, default: Any, text: str | None, is_argument: bool = False) -> Parameter:
+    if get_origin(kind) is not Annotated:
+        written = f"--{name.rstrip('_').replace('_', '-')}"
+        kind = Annotated[kind, typer.Argument(help=text) if is_argument else typer.Option(written, help=text)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _documented(text: str | None) -> tuple[str, dict[str, str]]:
+    """What a docstring says before its first line `name: meaning`, and the meanings by name."""
+    about, *rest = re.split(r"^(\w+): ", cleandoc(text or ""), flags=re.MULTILINE)
+    meanings = (Template(" ".join(meaning.split())).safe_substitute(NAMES) for meaning in rest[1::2])
+    return about.strip(), dict(zip(rest[::2], meanings, strict=True))

@@ -1,0 +1,99 @@
+"""The prompts that a command is given: on the command line, on stdin, or in a file of many."""
+
+import json
+import sys
+from pathlib import Path
+
+from foretoken.cli import options
+from foretoken.core.errors import ForetokenError
+from foretoken.core.messages import Message, check_messages, check_text
+
+Prompt = str | list[Message]  # a text to continue, or a conversation to answer
+
+
+def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool, system: str | None) -> list[Prompt]:
+    """The prompts of `foretoken generate`, checked without torch.
+
+    prompt: a text; "-" reads it from stdin; None takes the demo prompt if `is_demo`.
+    batch_file: a file of many prompts, in place of `prompt`.
+    chat: whether texts are messages of a user, after the system's message if there is one.
+    """
+    if batch_file is not None:
+        if prompt is not None:
+            raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
+        prompts = read_batch(batch_file)
+    elif prompt is not None:
+        prompts: list[Prompt] = [_stdin() if prompt == "-" else prompt]
+    elif not is_demo or chat:
+        raise ForetokenError("No prompt was given: write one, or - to read it from stdin.")
+    else:
+        text = options.heldout_prompts()[0]["prompt"]
+        last = text.rstrip("\n").rsplit("\n", 1)[-1].strip()
+        print(f"foretoken: no prompt named; the text begins with a demo prompt, up to {last!r}.\n", file=sys.stderr)
+        prompts = [text]
+    check_prompts([] if chat else prompts)
+    return [_asked(each, system) if chat else each for each in prompts]
+
+
+def check_prompts(prompts: list[Prompt]) -> None:
+    """Refuse empty texts and what is no text, before models are loaded."""
+    for number, prompt in enumerate(prompts, start=1):
+        which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
+        if not prompt:
+            raise ForetokenError(f"{which} is empty: give at least one token.")
+        if isinstance(prompt, str):
+            check_text(prompt, which)
+
+
+def system_message(text: str | None) -> list[Message]:
+    """The conversation that begins with this message of the system; an empty one without a text."""
+    if text is not None:
+        check_text(text, "The system message")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _asked(prompt: Prompt, system: str | None) -> list[Message]:
+    """The prompt as a conversation, with the system's message unless it has one."""
+    if isinstance(prompt, str):
+        check_text(prompt, "The prompt")
+        prompt = [{"role": "user", "content": prompt}]
+    return prompt if prompt[0]["role"] == "system" else [*system_message(system), *prompt]
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise ForetokenError("The prompt is - and stdin is closed: write the prompt itself, or open stdin.")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ForetokenError(f"The prompt on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
+
+
+def read_batch(path: str) -> list[Prompt]:
+    """The prompts of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # with the mark that some editors put first
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ForetokenError(f"Cannot read batch file {path}: {why}.") from error
+    prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise ForetokenError(f"Batch file {path} has no prompts.")
+    return prompts
+
+
+def _prompt_of(line: str, number: int, path: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict) and "messages" in record and "prompt" not in record:
+        check_messages(record["messages"], f"The conversation of line {number} of {path}")
+        return record["messages"]
+    prompt = record.get("prompt") if isinstance(record, dict) and "messages" not in record else record
+    if not isinstance(prompt, str):
+        raise ForetokenError(
+            f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} or {{"messages": [...]}} on each line.'
+        )
+    check_text(prompt, f"The prompt of line {number} of {path}")
+    return prompt
