@@ -160,7 +160,7 @@ class Conversation:
 def _stats_line(name: str, answers: "list[Stats]") -> str:
     """Sums over answers, so that a long one counts for more; the time to the first token is a mean."""
 
-    def total(figure: str) -> float:
+    def total(figure: str) -> int | float:
         return sum(getattr(stats, figure) for stats in answers)
 
     tokens, steps, accepted = total("num_tokens"), total("num_target_forwards"), total("num_accepted")
