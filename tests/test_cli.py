@@ -218,7 +218,7 @@ def test_only_own_files_are_replaced(run, tmp_path, monkeypatch):
         for name, content in (("own", text), ("empty", ""), ("config.json", '{"model_type": "llama"}'), ("bad", "x")):
             file = tmp_path / name
             file.write_text(content)
-            code, out, err = run(command, "--out", file)
+            code, out, err = run(command, "--out", file, "--prompts", 1)
             assert (code, out) == (0 if name in ("own", "empty") else 2, ""), (command, name, err)
             assert code == 0 or "would be replaced: name another --out" in err
             assert file.read_text() == content
