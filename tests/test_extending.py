@@ -1,0 +1,146 @@
+"""What docs/extending.md shows: a rule, a tree, a drafter and a benchmark are added here, and decode losslessly."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import pytest
+import torch
+
+import foretoken
+from benchmarks import __main__ as benchmarks
+from foretoken.build import plain, with_recipe
+from foretoken.core.laws import IID, Opaque
+from foretoken.core.tree import Siblings, TreeBuilder
+from foretoken.names import MADE_BY
+from foretoken.recipe import KINDS, Kind, Recipe
+from foretoken.trees import grammar
+from foretoken.trees.static import StaticTree
+from foretoken.verify import VERIFIERS
+from foretoken.verify.rejection import Standard
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The mean of two lossless rows, the standard rule's and p itself, is lossless."""
+
+    name: str = "mixed"
+    laws: tuple = (IID,)
+
+    def accepts(self, law):
+        return isinstance(law, IID) and law.k <= 1
+
+    def __call__(self, p, siblings):
+        return (Standard()(p, siblings) + p) / 2
+
+
+def comb(depth: int) -> StaticTree:
+    """A chain each of whose nodes has one more child, which is a leaf."""
+    parents = [-1]
+    for level in range(depth):
+        parents += [max(0, 2 * level - 1)] * 2
+    return StaticTree(tuple(parents))
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Drafts the last token again and again."""
+
+    policy: StaticTree
+    name: str = "echo"
+
+    @property
+    def laws(self):
+        return (Opaque(1),)
+
+    @property
+    def max_nodes(self):
+        return self.policy.max_nodes
+
+    def open(self, batch, slots):
+        return self
+
+    def join(self):
+        pass
+
+    def leave(self, row):
+        pass
+
+    def propose(self, sequences):
+        return [self._tree(seq) for seq in sequences]
+
+    def _tree(self, seq):
+        builder, node, last = TreeBuilder(seq.ids[-1]), 0, seq.ids[-1]
+        for _ in range(min(seq.depth_left, self.max_nodes - 1)):
+            node = builder.add(node, Siblings((last,), None, Opaque(1)))[0]
+        return builder.build()
+
+    def observe(self, sequences, trees, paths):
+        pass
+
+
+def echo(source, policy, law):
+    return Echo(policy)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """place("foretoken.verify.mixed", Mixed): the file that a new thing would stand in."""
+
+    def put(name: str, thing: Callable) -> None:
+        module = ModuleType(name)
+        setattr(module, thing.__name__, thing)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return put
+
+
+def assert_lossless(demo, **options) -> foretoken.Engine:
+    """Greedy texts are plain decoding's; sampled ones come."""
+    options.setdefault("drafter", demo / "drafter")
+    engine = foretoken.load(demo / "target", **options)
+    assert_greedy(engine)
+    assert engine.generate("x", max_new_tokens=8, temperature=1.0, seed=1).stats.num_drafted > 0
+    return engine
+
+
+def assert_greedy(engine: foretoken.Engine) -> None:
+    settings = {"max_new_tokens": 12, "temperature": 0.0}
+    assert engine.generate("def f(", **settings).token_ids == plain(engine).generate("def f(", **settings).token_ids
+
+
+def test_a_verifier(demo, place, monkeypatch):
+    place("foretoken.verify.mixed", Mixed)
+    monkeypatch.setitem(VERIFIERS._homes, "mixed", "verify.mixed:Mixed")  # the line in RULES
+    q, p = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.5, 0.3])
+    rule = foretoken.verifier("mixed")
+    emitted = sum(float(q[x]) * rule(p, Siblings((x,), q, IID(1))) for x in range(3))
+    assert torch.allclose(emitted, p, atol=1e-6)
+    assert_lossless(demo, verifier="mixed", tree="chain:3")
+
+
+def test_a_tree(demo, monkeypatch):
+    monkeypatch.setitem(grammar.TREES, "comb", ("comb:D, a chain with a leaf per node", grammar._sized("comb:D")))
+    monkeypatch.setitem(MADE_BY, "comb", comb)
+    assert foretoken.tree("comb:3").max_nodes == 7
+    assert assert_lossless(demo, tree="comb:3").tree == "comb:3"
+
+
+def test_a_drafter(demo, place, monkeypatch):
+    place("foretoken.draft.echo", echo)
+    monkeypatch.setitem(KINDS, "echo", Kind("draft.echo:echo", "the last token again", "exact-match"))
+    engine = foretoken.load(demo / "target", drafter="ngram")
+    engine = with_recipe(replace(engine, source=replace(engine.source, kind="echo")), Recipe("chain:3"))
+    assert (engine.drafter.name, engine.verifier.name) == ("echo", "exact-match")
+    assert_greedy(engine)
+    assert engine.generate("x", max_new_tokens=8, temperature=1.0, seed=1).stats.num_drafted > 0
+
+
+def test_a_benchmark(run, place, monkeypatch):
+    def command(times: int = 3) -> None:
+        print("measured " * times)
+
+    place("benchmarks.mine", command)
+    monkeypatch.setitem(benchmarks.SCRIPTS, "mine", "prints")
+    assert run("benchmarks", "mine", "--times", 2)[:2] == (0, "measured measured \n")
