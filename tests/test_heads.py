@@ -41,6 +41,12 @@ def target(lm: CausalLM) -> TargetParts:
     return parts(lm)
 
 
+@pytest.fixture(scope="module")
+def wide() -> CausalLM:
+    """A target with attention heads of 16, which the kernel takes."""
+    return CausalLM(tiny.llama(0, hidden=64, layers=6))
+
+
 def made(kind: str, target: TargetParts, seed: int = 1) -> Head:
     torch.manual_seed(seed)
     head = new_head(kind, target)
@@ -111,17 +117,22 @@ def check_tree(head: Head, rows: HeadRows, texts: list[list[int]], states: list[
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", HEADS)
-def test_drafting_equals_plain_forwards(kind: str, packed: bool) -> None:
-    lm = CausalLM(tiny.llama(0, hidden=64, layers=6))  # heads of 16, which the kernel takes
-    rng, head = random.Random(0), made(kind, parts(lm))
-    texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
-    drafting = ready(copy.deepcopy(head), kind) if packed else HeadLM(head, kind)
+def test_drafting_equals_plain_forwards(kind: str, packed: bool, wide: CausalLM) -> None:
+    head = made(kind, parts(wide))
+    drafting = ready(alone(head), kind) if packed else HeadLM(head, kind)
     assert (drafting.kernel is not None) == (packed and kind in ("eagle", "gumiho", "eagle3"))
-    check_steps(lm, head, drafting.open(3, 60), texts, rng)
+    check_steps(wide, head, drafting.open(3, 60))
 
 
-def check_steps(lm: CausalLM, head: Head, rows: HeadRows, texts: list[list[int]], rng: random.Random) -> None:
+def alone(head: Head) -> Head:
+    """A copy that can be packed; its target stays as it is."""
+    return copy.deepcopy(head, {id(head.target): head.target})
+
+
+def check_steps(lm: CausalLM, head: Head, rows: HeadRows) -> None:
     """Three steps of a batch of three, of which one leaves."""
+    rng = random.Random(0)
+    texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
     for _ in texts:
         rows.join()
     for step in range(3):
@@ -134,14 +145,14 @@ def check_steps(lm: CausalLM, head: Head, rows: HeadRows, texts: list[list[int]]
             texts[0] = texts.pop()
 
 
-@pytest.mark.parametrize("vocabulary", ["whole", "trimmed", "shuffled"])
-@pytest.mark.parametrize("norm_output", [False, True])
-@pytest.mark.parametrize("norm_before_residual", [False, True])
-def test_eagle3_in_the_kernel(norm_before_residual: bool, norm_output: bool, vocabulary: str) -> None:
+@pytest.mark.parametrize(
+    ("norm_before_residual", "norm_output", "vocabulary"),
+    [(False, False, "shuffled"), (False, True, "trimmed"), (True, False, "shuffled"), (True, True, "whole")],
+)
+def test_eagle3_in_the_kernel(norm_before_residual: bool, norm_output: bool, vocabulary: str, wide: CausalLM) -> None:
     """Every form of the head drafts as its torch module computes; what is not in its vocabulary scores -inf."""
-    lm = CausalLM(tiny.llama(0, hidden=64, layers=6))
     torch.manual_seed(4)
-    target, size = parts(lm), None if vocabulary == "whole" else 100
+    target, size = parts(wide), None if vocabulary == "whole" else 100
     flags = {"norm_before_residual": norm_before_residual, "norm_output": norm_output}
     head = Eagle3(target, layer_shape(target, 2 * target.hidden), size, **flags).eval()
     for parameter in head.parameters():
@@ -152,11 +163,9 @@ def test_eagle3_in_the_kernel(norm_before_residual: bool, norm_output: bool, voc
         if vocabulary == "trimmed":
             columns = columns.sort().values
         head.d2t.copy_(columns - torch.arange(size))
-    rng = random.Random(0)
-    texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]
-    drafting = ready(copy.deepcopy(head), "eagle3")
+    drafting = ready(alone(head), "eagle3")
     assert drafting.kernel is not None
-    check_steps(lm, head, drafting.open(3, 60), texts, rng)
+    check_steps(wide, head, drafting.open(3, 60))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "gumiho"])
@@ -371,9 +380,9 @@ def test_eagle3_needs_layers_to_read() -> None:
         new_head("eagle3", parts(CausalLM(tiny.llama(0, layers=3))))
 
 
-def test_the_kernel_keeps_what_it_points_into() -> None:
+def test_the_kernel_keeps_what_it_points_into(wide: CausalLM) -> None:
     """A head that is cut after it was made ready still drafts with the MLPs of before."""
-    head = made("gumiho", parts(CausalLM(tiny.llama(0, hidden=64, layers=6))))
+    head = made("gumiho", parts(wide))
     assert isinstance(head, Gumiho)
     first, second = torch.randn(2, 3, 64).unbind(0)
     with torch.no_grad():
@@ -385,7 +394,7 @@ def test_the_kernel_keeps_what_it_points_into() -> None:
 
 def test_a_table_shorter_than_the_lm_head_drafts_no_chains_in_one_call() -> None:
     """The compiled loop reads embeddings without looking."""
-    model = tiny.llama(0, hidden=64, layers=6)
+    model = tiny.llama(0, hidden=64)
     model.lm_head = torch.nn.Linear(64, 300, bias=False)
     pack(model)
     lm = CausalLM(model)
@@ -414,34 +423,38 @@ def test_a_table_shorter_than_the_lm_head_drafts_no_chains_in_one_call() -> None
 def test_damaged_configurations_are_refused(
     key: str, value: object, wanted: str, inner: bool, target: TargetParts, tmp_path: Path
 ) -> None:
-    save_file(checkpoint("eagle3", target), tmp_path / "model.safetensors")
     config = {key: value}
     if inner and key != "transformer_layer_config":
         config = {"transformer_layer_config": config}
-    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ForetokenError, match=rf"config.json, {key} must be {wanted}.*, not .*: mend it"):
-        load_head(tmp_path, target)
+        configured(config, "eagle3", target, tmp_path)
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "7", '"x"'])
-def test_a_configuration_that_is_no_object_is_refused(content: str, target: TargetParts, tmp_path: Path) -> None:
-    save_file(checkpoint("eagle", target), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ForetokenError, match=r"config.json is no JSON object: remove it"):
-        load_head(tmp_path, target)
+def configured(config: object, kind: str, target: TargetParts, folder: Path) -> Head:
+    """The head of a published checkpoint with this config.json."""
+    save_file(checkpoint(kind, target), folder / "model.safetensors")
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return load_head(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        *((content, r"config.json is no JSON object: remove it") for content in ("[]", "null", "7", '"x"')),
+        *(
+            ({"eagle_aux_hidden_state_layer_ids": layers}, r"reads the target's layers \(.*\), and .* has 6")
+            for layers in ([1, 2, 6], [-2, 2, 3])
+        ),
+    ],
+)
+def test_configurations_that_do_not_fit_are_refused(
+    config: object, message: str, target: TargetParts, tmp_path: Path
+) -> None:
+    with pytest.raises(ForetokenError, match=message):
+        configured(config, "eagle3", target, tmp_path)
 
 
 def test_null_stands_for_the_default(target: TargetParts, tmp_path: Path) -> None:
-    save_file(checkpoint("eagle3", target), tmp_path / "model.safetensors")
     keys = ("head_dim", "num_attention_heads", "rms_norm_eps", "eagle_aux_hidden_state_layer_ids", "norm_output")
-    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys)))
     with pytest.warns(UnknownTargetWarning):
-        assert load_head(tmp_path, target).kind == "eagle3"
-
-
-@pytest.mark.parametrize("layers", [[1, 2, 6], [-2, 2, 3]])
-def test_layers_that_the_target_lacks_are_refused(layers: list[int], target: TargetParts, tmp_path: Path) -> None:
-    save_file(checkpoint("eagle3", target), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"eagle_aux_hidden_state_layer_ids": layers}))
-    with pytest.raises(ForetokenError, match=r"reads the target's layers \(.*\), and .* has 6"):
-        load_head(tmp_path, target)
+        assert configured(dict.fromkeys(keys), "eagle3", target, tmp_path).kind == "eagle3"

@@ -40,6 +40,13 @@ def load(folders, kind, **options):
     return foretoken.load(folders["target"], drafter=folders[kind], device="cpu", **options)
 
 
+@pytest.fixture(scope="module")
+def plain(folders):
+    """What the target writes by itself at temperature 0."""
+    engine = replace(load(folders, "medusa", max_batch=3), drafter=NoDrafter())
+    return [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=12, temperature=0.0, seed=0)]
+
+
 CASES = [
     *((kind, "kary:2x3", "transport") for kind in HEADS),
     *((kind, "chain:9", "rrsw") for kind in ("eagle", "gumiho", "medusa")),  # deeper than these heads go
@@ -49,48 +56,52 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "tree", "verifier"), CASES)
-def test_greedy_text_is_the_plain_text(folders, kind, tree, verifier):
+def test_greedy_text_is_the_plain_text(folders, plain, kind, tree, verifier):
     engine = load(folders, kind, tree=tree, verifier=verifier, max_batch=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DraftFailedWarning)
-        fast = engine.generate(PROMPTS, max_new_tokens=16, temperature=0.0, seed=0)
-        plain = replace(engine, drafter=NoDrafter()).generate(PROMPTS, max_new_tokens=16, temperature=0.0, seed=0)
-    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+        fast = engine.generate(PROMPTS, max_new_tokens=12, temperature=0.0, seed=0)
+    assert [r.token_ids for r in fast] == plain
     assert all(r.stats.num_drafted > 0 for r in fast)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tree"),
-    [
-        ("gumiho", "kary:2x3"),
-        ("hydra", "kary:2x3"),
-        ("gumiho", "product:14"),
-        ("eagle", "chain:4"),
-        ("gumiho", "chain:9"),
-    ],
-)
+SEEDED = [
+    ("gumiho", "kary:2x3"),
+    ("hydra", "kary:2x3"),
+    ("gumiho", "product:14"),
+    ("eagle", "chain:4"),
+    ("gumiho", "chain:9"),
+]
+
+
+@pytest.mark.parametrize(("kind", "tree"), SEEDED)
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree):
-    engine = load(folders, kind, tree=tree, max_batch=3)
+    engine, prompts = load(folders, kind, tree=tree, max_batch=2), PROMPTS[1:]
     with warnings.catch_warnings():
         warnings.simplefilter("error", DraftFailedWarning)
-        together = engine.generate(PROMPTS, max_new_tokens=16, temperature=0.7, seed=5)
-        alone = [engine.generate(p, max_new_tokens=16, temperature=0.7, seed=5 + i) for i, p in enumerate(PROMPTS)]
+        together = engine.generate(prompts, max_new_tokens=12, temperature=0.7, seed=5)
+        alone = [engine.generate(p, max_new_tokens=12, temperature=0.7, seed=5 + i) for i, p in enumerate(prompts)]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
 
 
-def test_refused(folders, tmp_path):
-    with pytest.raises(ForetokenError, match="leave vocab"):
-        load(folders, "eagle", vocab="tli")
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("eagle", {"vocab": "tli"}, "leave vocab"),
+        ("eagle", {"tree": "product:20"}, "needs parallel ones"),
+        ("medusa", {"tree": "product:20", "verifier": "rrsw"}, "only verifier exact-match takes"),
+        ("eagle", {"tree": "ranked:20"}, "Unknown tree ranked:20"),
+        ("medusa", {"tree": "kary:2x2", "verifier": "standard"}, "not lossless for law"),
+    ],
+)
+def test_refused(folders, kind, options, message):
+    with pytest.raises(ForetokenError, match=message):
+        load(folders, kind, **options)
+
+
+def test_another_target_or_drafter_is_refused(folders, tmp_path):
     other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
     with pytest.raises(ForetokenError, match=r"hidden size 64, and .* has 48"):
         foretoken.load(other, drafter=folders["eagle"], device="cpu")
-    with pytest.raises(ForetokenError, match="needs parallel ones"):
-        load(folders, "eagle", tree="product:20")
     with pytest.raises(ForetokenError, match="is for draft heads"):
         foretoken.load(folders["target"], drafter="ngram", tree="product:20", device="cpu")
-    with pytest.raises(ForetokenError, match="only verifier exact-match takes"):
-        load(folders, "medusa", tree="product:20", verifier="rrsw")
-    with pytest.raises(ForetokenError, match="Unknown tree ranked:20"):
-        load(folders, "eagle", tree="ranked:20")
-    with pytest.raises(ForetokenError, match="not lossless for law"):
-        load(folders, "medusa", tree="kary:2x2", verifier="standard")

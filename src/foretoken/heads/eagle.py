@@ -69,6 +69,8 @@ class Gumiho(Eagle):
 
     With o_i for h_{i+1} and o_{i+1} for h_{i+2}, MLP j gives the state of position i + 3 + j: the token at depth 3 + j
     below root x_{i+1}, whatever stands at the depths between. Li et al. 2025, Gumiho, s. 3.3; blocks as in its Table 5.
+
+    Not yet the paper's equations 8 to 10, whose MLPs read FC(cat(e(y), o)) of both drafted tokens y in place of o.
     """
 
     kind = "gumiho"

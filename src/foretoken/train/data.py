@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer, encode
@@ -176,14 +177,7 @@ class Batches:
         """ids and mask [b, t], padded on the right."""
         epoch, place = divmod(step, self.per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
-        return padded([self.data[i] for i in order[place * self.batch : (place + 1) * self.batch]])
-
-
-def padded(chosen: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(len(row.ids) for row in chosen)
-    ids = np.zeros((len(chosen), longest), np.int64)
-    mask = np.zeros((len(chosen), longest), bool)
-    for i, row in enumerate(chosen):
-        ids[i, : len(row.ids)] = row.ids
-        mask[i, row.skipped : len(row.ids)] = True
-    return torch.from_numpy(ids), torch.from_numpy(mask)
+        chosen = [self.data[i] for i in order[place * self.batch : (place + 1) * self.batch]]
+        ids = [torch.from_numpy(row.ids) for row in chosen]
+        learnt = [torch.arange(len(row.ids)) >= row.skipped for row in chosen]
+        return pad_sequence(ids, batch_first=True), pad_sequence(learnt, batch_first=True)
