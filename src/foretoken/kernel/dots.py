@@ -1,10 +1,334 @@
-"""Quantised weights in compiled calls: embeddings as they are looked up."""
+"""Few rows times quantised weights, in whole numbers: what a CPU does before memory brings the next weights.
 
-# pyright: reportCallIssue=false
+A weight of 4 bits comes from memory eight times as fast as a float32 one, and float arithmetic cannot keep up. So rows
+are quantised too, each block of 32 numbers of a row by itself, to whole numbers in -127 .. 127 times a float32 scale.
+With the codes of a column's block of weights (quantised.py) they make one exact sum of 32 products, which is scaled and
+added in float32:
 
-from foretoken.kernel.addresses import floats, octets
+    y[row, column] = sum over blocks, in order:  sum(x codes * w codes) * x scale * w scale  (+ minimum * x sum)
+
+So a row's result does not depend on the rows beside it, nor on which instructions compute the exact sums.
+
+**A line** is a block of a row in 64 bytes: 32 codes; the scale; scale * sum of codes; and whole multiples of sums of
+codes that stand for the offsets of weights' codes. The lines of all rows for one block stand side by side, as they are
+used: the bits of 4 k of 64 / n columns fill a vector register, are unpacked once, and meet all rows.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from foretoken.kernel.addresses import alive, floats, octets
 from foretoken.kernel.compile import linked
-from foretoken.kernel.quantised import BLOCK_BYTES, QUANTISED, WEIGHTS, unpack_rows
+from foretoken.kernel.quantised import (
+    BLOCK_BYTES,
+    KINDS,
+    WEIGHTS,
+    Kind,
+    panel_bytes,
+    unpack_rows,
+)
+from foretoken.kernel.rounding import FEATURES
+from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
+
+LINE = 64  # bytes of a line
+SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)  # places in a line, of 4 bytes each, behind the codes
+AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the first cache
+AHEAD = 2048  # bytes by which memory is fetched ahead
+
+VNNI, VNNI_256, PAIRS, NEON, PLAIN = "vnni", "vnni256", "pairs", "neon", "plain"
+INSTRUCTIONS = {  # what makes exact sums: what a processor must have for it, and the columns of a register
+    VNNI: ("+avx512vnni", 16),
+    VNNI_256: ("+avxvnni", 8),
+    PAIRS: ("+avx2", 8),
+    NEON: ("+dotprod", 4),
+    PLAIN: ("", 4),
+}
+BEST = next(name for name, (feature, _) in INSTRUCTIONS.items() if not feature or feature in FEATURES)
+HALF = "+f16c" in FEATURES or "+dotprod" in FEATURES  # an instruction that widens float16
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+
+class Dots:
+    """The instructions of one way to make exact sums, for n columns at a time.
+
+    b: the builder of the code. name: of INSTRUCTIONS.
+    """
+
+    def __init__(self, b: Any, name: str, half: bool) -> None:
+        self.b, self.name, self.n, self.half = b, name, INSTRUCTIONS[name][1], half
+        self.words, self.floats = ir.VectorType(I32, self.n), ir.VectorType(F32, self.n)
+        self.octets, self.pairs = ir.VectorType(I8, 4 * self.n), ir.VectorType(I16, 2 * self.n)
+
+    def call(self, name: str, out: Any, *arguments: Any) -> Any:
+        kind = ir.FunctionType(out, [argument.type for argument in arguments])
+        return self.b.call(self.b.module.declare_intrinsic(name, (), kind), arguments)
+
+    def all(self, value: int) -> Any:
+        """A number in every column."""
+        return ir.Constant(self.words, [value] * self.n)
+
+    def load(self, at: Any, kind: Any, bytes: int) -> Any:
+        value = self.b.load(self.b.inttoptr(at, kind.as_pointer()))
+        value.align = bytes
+        return value
+
+    def spread(self, at: Any, kind: Any) -> Any:
+        """The word at an address, in every column."""
+        vector = ir.VectorType(kind, self.n)
+        undefined = ir.Constant(vector, ir.Undefined)
+        one = self.b.insert_element(undefined, self.load(at, kind, 4), I32(0))
+        return self.b.shuffle_vector(one, undefined, self.all(0))
+
+    def plus(self, at: Any, bytes: int) -> Any:
+        return self.b.add(at, I64(bytes)) if bytes else at
+
+    def widened(self, at: Any) -> Any:
+        """The float16 numbers at an address as float32."""
+        if self.half:
+            return self.b.fpext(self.load(at, ir.VectorType(F16, self.n), 2), self.floats)
+        b, word = self.b, self.b.zext(self.load(at, ir.VectorType(I16, self.n), 2), self.words)
+        size = b.bitcast(b.shl(b.and_(word, self.all(0x7FFF)), self.all(13)), self.floats)
+        size = b.fmul(size, ir.Constant(self.floats, [2.0**112] * self.n))  # the exponents' offsets differ by 112
+        sign = b.shl(b.and_(word, self.all(0x8000)), self.all(16))
+        return b.bitcast(b.or_(b.bitcast(size, self.words), sign), self.floats)
+
+    def small(self, at: Any, signed: bool) -> Any:
+        """The whole numbers of one byte at an address as float32."""
+        value = self.load(at, ir.VectorType(I8, self.n), 1)
+        return self.b.sitofp((self.b.sext if signed else self.b.zext)(value, self.words), self.floats)
+
+    def codes(self, at: Any, bits: int) -> list[Any]:
+        """Of 32 k of n columns, 8 words of each, from the vectors of 16 words whose first of these columns is at an
+        address."""
+        b, vectors = self.b, [self.load(self.plus(at, 4 * LANES * i), self.words, 4) for i in range(bits)]
+        if bits == 8:
+            offset = self.all(-0x7F7F7F80)  # 0x80 in every byte: adds 128 to a signed one
+            return [b.xor(v, offset) for v in vectors] if self.name in (VNNI, VNNI_256) else vectors
+        low = self.all(0x0F0F0F0F)
+        codes = [b.and_(v, low) for v in vectors[:4]]
+        codes += [b.and_(b.lshr(v, self.all(4)), low) for v in vectors[:4]]
+        if bits > 4:
+            per, mask = (8, 0x10101010) if bits == 5 else (4, 0x30303030)
+            for g in range(8):
+                from_bit = g % per * (bits - 4)
+                high, shift = vectors[4 + g // per], 4 - from_bit
+                high = b.shl(high, self.all(shift)) if shift > 0 else b.lshr(high, self.all(-shift)) if shift else high
+                codes[g] = b.or_(codes[g], b.and_(high, self.all(mask)))
+        return codes
+
+    def prepared(self, codes: Sequence[Any], bits: int) -> list[Any]:
+        """What is made of codes once for all rows."""
+        if bits < 8 or self.name != PAIRS:
+            return [(code, code) for code in codes]
+        no = ir.Constant(ir.IntType(1), 0)
+        return [(code, self.call(f"llvm.abs.v{4 * self.n}i8", self.octets, self.b.bitcast(code, self.octets), no))
+                for code in codes]  # fmt: skip
+
+    def sum(self, codes: Sequence[Any], line: Any, bits: int) -> Any:
+        """The exact sums of 4 len(codes) products of each column, with those of a row whose codes begin at `line`."""
+        b, total, ones = self.b, None, ir.Constant(self.pairs, [1] * (2 * self.n))
+        xs = [self.spread(self.plus(line, 4 * i), I32) for i in range(len(codes))]
+        if self.name == PAIRS:
+            # Sums of pairs have 16 bits, which hold so many of them: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ... < 2 ** 15.
+            held, most = {4: 8, 5: 4, 6: 2, 8: 1}[bits], None
+            for i, (x, (code, absolute)) in enumerate(zip(xs, codes, strict=True)):
+                x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
+                if bits == 8:
+                    x, code = self.call("llvm.x86.avx2.psign.b", self.octets, x, code), absolute
+                pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
+                most = pairs if most is None else b.add(most, pairs)
+                if i % held == held - 1 or i == len(codes) - 1:
+                    part = self.call("llvm.x86.avx2.pmadd.wd", self.words, most, ones)
+                    total, most = part if total is None else b.add(total, part), None
+            return total
+        if self.name in (VNNI, VNNI_256):
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}"
+            total = [self.all(0), self.all(0)]
+            for i, (x, (code, _)) in enumerate(zip(xs, codes, strict=True)):
+                total[i % 2] = self.call(name, self.words, total[i % 2], code, x)
+            return b.add(*total)
+        if self.name == NEON:
+            total = [self.all(0), self.all(0)]
+            for i, (x, (code, _)) in enumerate(zip(xs, codes, strict=True)):
+                code, x = b.bitcast(code, self.octets), b.bitcast(x, self.octets)
+                total[i % 2] = self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", self.words, total[i % 2], code, x)
+            return b.add(*total)
+        total = self.all(0)
+        for x, (code, _) in zip(xs, codes, strict=True):
+            for byte in range(4):
+                up, down = self.all(24 - 8 * byte), self.all(24)
+                total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
+        return total
+
+
+def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any) -> None:  # fmt: skip  # noqa: E501
+    """The instructions of rows times one panel; all arguments but the first three are whole numbers in the code.
+
+    panel: address of the panel, of so many groups.
+    lines: address of the first row's first line. rows: their number, of all_rows whose lines stand side by side.
+    sums: address of what is added to, float32 [rows, 64].
+    """
+    blocks, n = kind.weights // 32, dots.n
+    scales, strip_bytes = 2 * COLUMNS * (1 + kind.least), 4 * LANES * kind.bits
+    subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
+    block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
+    fused = ("contract",)
+    byte = I8.as_pointer()
+    fetch = b.module.declare_intrinsic("llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, *[I32] * 3]))
+    with cgutils.for_range(b, b.mul(groups, I64(blocks * COLUMNS // LANES)), intp=I64) as loop:
+        strip = b.and_(loop.index, I64(COLUMNS // LANES - 1))
+        number = b.lshr(loop.index, I64(2))  # of the block, in the panel
+        group, block = (b.lshr(number, I64(3)), b.and_(number, I64(7))) if blocks == 8 else (number, I64(0))
+        base = b.add(panel, b.mul(group, I64(kind.group_bytes)))
+        here = b.add(b.add(base, I64(scales)), b.mul(block, I64(block_bytes)))
+        at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
+        for i in range(kind.bits):
+            b.call(fetch, [b.inttoptr(dots.plus(at, AHEAD + 64 * i), byte), *map(I32, (0, 3, 1))])
+        for first in range(0, LANES, n):
+            column = b.add(b.mul(strip, I64(LANES)), I64(first))
+            d = dots.widened(b.add(base, b.mul(column, I64(2))))
+            least = dots.widened(b.add(base, b.add(b.mul(column, I64(2)), I64(2 * COLUMNS)))) if kind.least else None
+            factors = [d]
+            if kind.subs:
+                places = [b.add(here, b.add(column, I64(COLUMNS * i))) for i in range(kind.subs + kind.least)]
+                factors = [b.fmul(d, dots.small(place, kind.bits == 6)) for place in places[: kind.subs]]
+                if kind.least:
+                    least = b.fneg(b.fmul(least, dots.small(places[-1], False)))
+            codes = dots.prepared(dots.codes(dots.plus(at, 4 * first), kind.bits), kind.bits)
+            line0 = b.add(lines, b.mul(b.mul(number, all_rows), I64(LINE)))
+            sums0 = b.add(sums, b.mul(column, I64(4)))
+            with cgutils.for_range(b, rows, intp=I64) as row:
+                line = b.add(line0, b.mul(row.index, I64(LINE)))
+                place = b.inttoptr(b.add(sums0, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer())
+                total = b.load(place)
+                total.align = 4
+                scale, share = dots.spread(dots.plus(line, 4 * SCALE), F32), 8 // len(factors)
+                for part, factor in enumerate(factors):
+                    of_part = codes[part * share : (part + 1) * share]
+                    exact = dots.sum(of_part, dots.plus(line, 4 * share * part), kind.bits)
+                    offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
+                    if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
+                        offset = BY_128
+                    if offset is not None:
+                        exact = b.sub(exact, dots.spread(dots.plus(line, 4 * offset), I32))
+                    scaled = b.fmul(b.sitofp(exact, dots.floats), scale)
+                    total = b.fadd(total, b.fmul(scaled, factor, flags=fused), flags=fused)
+                if least is not None:
+                    both = dots.spread(dots.plus(line, 4 * SUM), F32)
+                    total = b.fadd(total, b.fmul(both, least, flags=fused), flags=fused)
+                b.store(total, place).align = 4
+
+
+@intrinsic
+def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any) -> Any:  # fmt: skip  # noqa: E501
+    """sums [rows, 64] += rows times a panel of this form, as `emit` says."""
+    signature = types.void(*[types.intp] * 7)
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        form, *others = args
+        done, none = b.append_basic_block("done"), b.append_basic_block("none")
+        chosen = b.switch(form, none)
+        for kind in KINDS.values():
+            block = b.append_basic_block(f"form_{kind.form}")
+            chosen.add_case(I64(kind.form), block)
+            b.position_at_end(block)
+            emit(b, Dots(b, BEST, HALF), kind, *others)
+            b.branch(done)
+        b.position_at_end(none)
+        b.unreachable()
+        b.position_at_end(done)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def write_line(typing: Any, x: Any, line: Any) -> Any:
+    """Quantise the 32 float32 numbers at the address x: the line at the address `line`."""
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        x, line = args
+        many, whole = ir.VectorType(F32, 32), ir.VectorType(I32, 32)
+
+        def call(name: str, out: Any, *arguments: Any) -> Any:
+            kind = ir.FunctionType(out, [argument.type for argument in arguments])
+            return b.call(b.module.declare_intrinsic(name, (), kind), arguments)
+
+        def spread(value: Any) -> Any:
+            undefined = ir.Constant(many, ir.Undefined)
+            return b.shuffle_vector(b.insert_element(undefined, value, I32(0)), undefined, ir.Constant(whole, [0] * 32))
+
+        def put(value: Any, place: int) -> None:
+            b.store(value, b.inttoptr(b.add(line, I64(4 * place)), value.type.as_pointer())).align = 4
+
+        numbers = b.load(b.inttoptr(x, many.as_pointer()))
+        numbers.align = 4
+        # As whole numbers their bits stand in the order of what they mean, and those of a NaN above all others.
+        sizes = b.and_(b.bitcast(numbers, whole), ir.Constant(whole, [0x7FFFFFFF] * 32))
+        largest = b.bitcast(call("llvm.vector.reduce.umax.v32i32", I32, sizes), F32)
+        scale = b.fdiv(largest, ir.Constant(F32, 127.0))
+        steps = b.fmul(numbers, spread(b.fdiv(ir.Constant(F32, 127.0), largest)))
+        magic = ir.Constant(many, [12582912.0] * 32)  # adding 1.5 * 2 ** 23 rounds, and leaves the number in low bits
+        codes = b.trunc(b.bitcast(b.fadd(steps, magic), whole), ir.VectorType(I8, 32))
+        b.store(codes, b.inttoptr(line, codes.type.as_pointer())).align = 4
+        wide = b.sext(codes, whole)
+        halves = [
+            b.shuffle_vector(wide, wide, ir.Constant(ir.VectorType(I32, 16), list(range(at, at + 16))))
+            for at in (0, 16)
+        ]
+        first, second = (call("llvm.vector.reduce.add.v16i32", I32, half) for half in halves)
+        total = b.add(first, second)
+        put(scale, SCALE)
+        put(b.fmul(scale, b.sitofp(total, F32)), SUM)
+        for place, value in ((FIRST, b.mul(first, I32(32))), (SECOND, b.mul(second, I32(32)))):
+            put(value, place)
+        for place, factor in ((BY_8, 8), (BY_16, 16), (BY_128, 128)):
+            put(b.mul(total, I32(factor)), place)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@linked("foretoken_lines", 5)
+def quantise_rows(x, x_row, m, k, lines):
+    """Write the lines [k / 32, m] of m rows of k numbers, of which the first is at the address x; x_row numbers lie
+    from one to the next. k: a multiple of 32."""
+    for i in range(m):
+        for block in range(k // 32):
+            write_line(x + 4 * (i * x_row + 32 * block), lines + LINE * (block * m + i))
+
+
+@linked("foretoken_dots", 10)
+def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
+    """Compute panels first .. last - 1 of the product of m rows with the quantised matrix at the address w.
+
+    lines: address of what `quantise_rows` made of the rows.
+    y: address of the first row of the product; rows are y_row numbers apart. width: columns of the product.
+    """
+    groups = k // WEIGHTS[form - QUANTISED]
+    sums = np.empty((min(m, AT_ONCE), COLUMNS), np.float32)
+    for panel in range(first, last):
+        columns = min(COLUMNS, width - panel * COLUMNS)
+        for start in range(0, m, AT_ONCE):
+            rows = min(AT_ONCE, m - start)
+            sums[:rows] = 0
+            at = w + panel * panel_bytes(k, form)
+            times_panel(form, at, groups, lines + start * LINE, rows, m, sums.ctypes.data)
+            for i in range(rows):
+                row = floats(y + 4 * ((start + i) * y_row + panel * COLUMNS), (columns,))
+                for j in range(columns):
+                    row[j] = sums[i, j]
+    alive(sums)
 
 
 @linked("foretoken_unpack", 4)

@@ -21,11 +21,12 @@ from numba import carray, prange
 from foretoken.kernel.addresses import floats, pointer, whole
 from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, fused, linked
+from foretoken.kernel.dots import quantise_rows
 from foretoken.kernel.pointwise import add, norm, norm_row, shift, turn
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
 from foretoken.kernel.rounding import round_rows
 from foretoken.kernel.simd import gate_row
-from foretoken.kernel.sizes import COLUMNS, DOTTED
+from foretoken.kernel.sizes import COLUMNS, DOTTED, QUANTISED
 
 PROJECT, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)
 Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
@@ -42,7 +43,7 @@ ADDRESSES = (
     "x",  # the residual stream [m, d]
     "fed",  # what attention reads if the layer is bare [m, fed_width]
     "own",  # of every thread, the normed stream [m, d]
-    "bits",  # of every thread, `room` numbers: rows as `round_rows` makes them
+    "bits",  # of every thread, `room` numbers: rows as `round_rows` or `quantise_rows` makes them
     "qkv",  # [m, (query_heads + 2 key_heads) dim]
     "mixed",  # what attention gives [m, query_heads dim]
     "back",  # what is added to the stream [m, d]
@@ -71,9 +72,12 @@ def own_of(t, part):
 @fused
 def round_for(t, part, x, k, form):
     """Put the first k numbers of the rows x [m, k or more] into the thread's `bits`, if a matrix of this form wants
-    them rounded."""
+    them rounded or quantised."""
+    bits = t.bits + 4 * part * t.room
     if form == DOTTED:
-        round_rows(x, k, floats(t.bits + 4 * part * t.room, (t.room,)))
+        round_rows(x, k, floats(bits, (t.room,)))
+    elif form >= QUANTISED:
+        quantise_rows(x.ctypes.data, x.shape[1], t.m, k, bits)
 
 
 @fused

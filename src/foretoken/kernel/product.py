@@ -15,8 +15,10 @@ from numba import prange
 
 from foretoken.kernel.addresses import alive, floats
 from foretoken.kernel.compile import compiled, fused
+from foretoken.kernel.dots import quantise_rows, quantised_panels
+from foretoken.kernel.quantised import panel_bytes
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
-from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
+from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, QUANTISED, WHOLE
 from foretoken.kernel.tile import CHUNK, ROWS, WIDE, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
@@ -29,8 +31,9 @@ class Product(NamedTuple):
     """The product of m rows of k numbers with a matrix; the arrays at these addresses must be kept alive.
 
     x: address of the first row; rows are x_row numbers apart.
-    bits: address of the same rows as `round_rows` makes them; read if the form is DOTTED.
-    w: address of the panels, in the form `form`: see PanelLinear.
+    bits: address of the same rows as `round_rows` makes them, read if the form is DOTTED; or as `quantise_rows` does,
+        read if it is one of quantised weights.
+    w: address of the panels, in the form `form`: see PanelLinear and PackedLinear.
     y: address of the first row of the product; rows are y_row numbers apart.
     width: columns of the product.
     """
@@ -68,6 +71,8 @@ def words_of(k, form):
 @fused
 def panel_at(w, panel, k, form):
     """The address of a panel of the matrix at address w, whose columns have k weights."""
+    if form >= QUANTISED:
+        return w + panel * panel_bytes(k, form)
     return w + panel * words_of(k, form) * COLUMNS * 4
 
 
@@ -102,6 +107,10 @@ def columns_of(product, panel, y, y_row, after):
 def panels_of(product, first, last, after):
     """Compute panels first .. last - 1. after: the address of the panel that this thread uses next."""
     m, y_row = product.m, product.y_row
+    if product.form >= QUANTISED:
+        w, form, k, y, width = product.w, product.form, product.k, product.y, product.width
+        quantised_panels(w, form, first, last, k, product.bits, m, y, y_row, width)
+        return
     for panel in range(first, last):
         following = panel_at(product.w, panel + 1, product.k, product.form) if panel + 1 < last else after
         y, left = product.y + 4 * panel * COLUMNS, product.width - panel * COLUMNS
@@ -129,12 +138,17 @@ def panels_threads(product, parts):
 def times(x, w, form, width, y, threads):
     """The first `width` columns of y [m, n] become x [m, k] times the panels at address w.
 
-    form: of the panels, see PanelLinear.
+    form: of the panels, see PanelLinear and PackedLinear.
     threads: by so many, where that saves more than it costs to start them; None for one, which is a type of its own,
         so that nothing is compiled for more.
     """
     (m, k), count = x.shape, panels_in(width)
-    bits = rounded(x, k) if form == DOTTED else x
+    bits = x
+    if form == DOTTED:
+        bits = rounded(x, k)
+    elif form >= QUANTISED:
+        bits = np.empty((m, k // 2), np.float32)  # a line of 64 bytes for each 32 numbers
+        quantise_rows(x.ctypes.data, k, m, k, bits.ctypes.data)
     product = Product(x.ctypes.data, k, bits.ctypes.data, m, k, w, form, y.ctypes.data, y.shape[1], width)
     after = panel_at(w, count, k, form)  # weights that are used in turn stand one behind the other
     if threads is None:

@@ -84,6 +84,12 @@ def packed_bytes(kind: str, out: int, k: int) -> int:
     return -(-out // COLUMNS) * (k // KINDS[kind].weights) * KINDS[kind].group_bytes
 
 
+@compiled
+def panel_bytes(k, form):
+    """Bytes of one panel of a matrix with k inputs."""
+    return k // WEIGHTS[form - QUANTISED] * GROUP_BYTES[form - QUANTISED]
+
+
 def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The panels of a matrix.
 

@@ -16,7 +16,7 @@ from transformers import (
 
 from foretoken.core.shapes import Float
 from foretoken.core.truncated import Truncation
-from foretoken.kernel.sizes import ALL, LANES
+from foretoken.kernel.sizes import ALL, DOTTED, LANES, QUANTISED
 from foretoken.models.features import FeatureStore
 from foretoken.models.kernel_layers import (
     NEVER,
@@ -151,6 +151,9 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     if not is_plain_llama(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
     if inner.layers[0].self_attn.head_dim % LANES:
+        return None
+    forms = {module.form for module in model.modules() if isinstance(module, PanelLinear)}
+    if DOTTED in forms and max(forms) >= QUANTISED:  # rows are rounded or quantised, not both
         return None
     return LlamaKernel(model)
 
