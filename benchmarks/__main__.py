@@ -10,6 +10,7 @@ from foretoken.core.errors import ForetokenError
 
 SCRIPTS = {
     "execution": "milliseconds of one forward, over nodes, context and batch",
+    "quantised": "a GGUF file in our kernel beside llama.cpp, and what rounding rows to 8 bits costs",
     "trees": "tokens per target forward by shape of the tree, verification rule and number of nodes",
     "chains": "tokens per step of chains, by probability on texts of the target's own",
     "heads": "tokens per step, speed and time by component of draft heads",

@@ -1,0 +1,216 @@
+"""`python -m benchmarks quantised`: a GGUF file in our kernel beside llama.cpp, and what rounding rows to 8 bits costs.
+
+llama.cpp is used through llama-cpp-python where that can be imported: it is no dependency of ours. Build it for the
+machine at hand (`pip install --no-binary :all: llama-cpp-python`), else it lacks the processor's instructions.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path as File
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from benchmarks.execution import memory_bandwidth, numbers
+from foretoken.cli import options
+from foretoken.cli.measuring import show
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts
+from foretoken.core.shapes import Float
+from foretoken.measure.clocks import WALL, seconds
+from foretoken.measure.forwards import OurPath, Path, Place, Round, measure
+from foretoken.measure.harness import Turn, until_interrupted
+from foretoken.measure.machine import machine
+from foretoken.measure.report import Report, Spread
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.load import load_model, load_tokenizer
+from foretoken.models.panels import PackedEmbedding, PackedLinear
+
+OURS, THEIRS = "ours", "llama.cpp"
+WINDOW = 512  # tokens of a text that are read at once for its probabilities
+CONTEXT = 64  # committed tokens before the nodes
+NOTES = [
+    "ms: of one forward, median (lowest to highest) of the rounds. x: times as fast as llama.cpp, median of ratios "
+    "taken inside a round.",
+    "A prompt is one forward of so many nodes after one token; plain decoding is one node, a batch one node of each.",
+]
+
+
+@dataclass
+class LlamaCpp:
+    """A forward of llama.cpp. It is given no trees: the nodes are a chain, which costs the same.
+
+    api: the module llama_cpp. model: the address of the loaded model.
+    """
+
+    api: Any
+    model: Any
+    threads: int
+    vocab_size: int
+    context: Any = field(init=False, default=None)
+    start: int = field(init=False, default=0)
+    batch: int = field(init=False, default=1)
+
+    def open(self, context: int, batch: int, nodes: int) -> None:
+        api = self.api
+        if self.context is not None:
+            api.llama_free(self.context)
+        settings = api.llama_context_default_params()
+        settings.n_ctx, settings.n_seq_max = (context + nodes) * batch + 64, batch
+        settings.n_batch = settings.n_ubatch = max(512, nodes * batch)
+        settings.n_threads = settings.n_threads_batch = self.threads
+        self.context, self.start, self.batch = api.llama_init_from_model(self.model, settings), 0, batch
+        if context:
+            self.forward(context)
+        self.start = context
+
+    def forward(self, nodes: int) -> None:
+        api, count = self.api, nodes * self.batch
+        batch = api.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        for i in range(count):
+            batch.token[i] = 1 + i % nodes * 37 % (self.vocab_size - 1)
+            batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = self.start + i % nodes, 1, i // nodes
+            batch.logits[i] = True  # those of every node, as ours are
+        if api.llama_decode(self.context, batch):
+            raise ForetokenError("llama.cpp could not run a forward.")
+        api.llama_synchronize(self.context)
+        api.llama_batch_free(batch)
+
+    def forget(self) -> None:
+        memory = self.api.llama_get_memory(self.context)
+        for row in range(self.batch):
+            self.api.llama_memory_seq_rm(memory, row, self.start, -1)
+
+
+def llama_cpp(file: str, threads: int, vocab_size: int) -> LlamaCpp | None:
+    """llama.cpp with a file, None where it is not installed."""
+    if find_spec("llama_cpp") is None:
+        return None
+    import llama_cpp as api  # pyright: ignore[reportMissingImports]
+
+    api.llama_backend_init()
+    model = api.llama_model_load_from_file(file.encode(), api.llama_model_default_params())
+    if not model:
+        raise ForetokenError(f"llama.cpp cannot load {file}.")
+    return LlamaCpp(api, model, threads, vocab_size)
+
+
+def dequantised(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model with its weights in float32, in transformers' own modules."""
+    plain = copy.deepcopy(model)
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, PackedLinear):
+            linear: Any = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+            bias, module.bias = module.bias, None
+            # Rows of the identity are not changed by rounding to 8 bits.
+            linear.weight = nn.Parameter(module(torch.eye(module.in_features)).T.contiguous(), requires_grad=False)
+            linear.bias = bias
+            plain.set_submodule(name, linear)
+        elif isinstance(module, PackedEmbedding):
+            rows = module(torch.arange(module.num_embeddings))
+            plain.set_submodule(name, nn.Embedding.from_pretrained(rows))
+    return plain
+
+
+@dataclass(frozen=True)
+class Distance:
+    """What rounding rows to 8 bits changes: total variation from the float32 model's laws over the tokens of a text
+    (mean, and the value that 1% exceed), and the perplexities of both."""
+
+    num_tokens: int
+    mean_tv: float
+    high_tv: float
+    perplexity: float
+    float32_perplexity: float
+
+
+@torch.inference_mode()
+def distance(lm: CausalLM, ids: Sequence[int]) -> Distance:
+    plain: Any = dequantised(lm.model)
+    apart: list[Tensor] = []
+    losses: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(ids) - 1, WINDOW):
+        part = list(ids[start : start + WINDOW])
+        ours, theirs = _all_scores(lm, part).log_softmax(-1), plain(torch.tensor([part])).logits[0].log_softmax(-1)
+        apart.append((ours.exp() - theirs.exp()).abs().sum(-1) / 2)
+        target = torch.tensor(part[1:])[:, None]
+        losses.append((-ours[:-1].gather(1, target), -theirs[:-1].gather(1, target)))
+    tv = torch.cat(apart)
+    ppl = [float(torch.cat([pair[i] for pair in losses]).mean().exp()) for i in range(2)]
+    return Distance(len(tv), float(tv.mean()), float(tv.quantile(0.99)), *ppl)
+
+
+def _all_scores(lm: CausalLM, ids: list[int]) -> Float[Tensor, "n v"]:
+    rows = lm.open(1, len(ids))
+    rows.extend(rows.join(), ids[:1])
+    # The first token is text; the others are a chain of nodes behind it, after each of which there are scores.
+    first = rows.score([[ids[0]]], [[-1]])[0].clone()
+    rows.keep([[]])
+    (rest,) = rows.score([ids[1:]], [list(range(-1, len(ids) - 2))])
+    return torch.cat([first, rest])
+
+
+def report(header: dict[str, Any], turns: Sequence[Turn[Round, float]], apart: Distance | None) -> Report:
+    """A table of forwards, and one of the distance from the float32 model."""
+    found = Report("benchmarks quantised", header, [], False, {})
+    table = found.table("forwards", ["nodes", "context", "batch", "ours ms", "ours tokens/s", "llama.cpp ms", "x"])
+    for place in dict.fromkeys(turn.block.place for turn in turns):
+        here = [turn for turn in turns if turn.block.place == place]
+        ms = {name: {t.block.number: 1e3 * t.result for t in here if t.name == name} for name in (OURS, THEIRS)}
+        ours = Spread.of(list(ms[OURS].values()))
+        speed, theirs, ratio = 1e3 * place.nodes * place.batch / ours.median, "", ""
+        if ms[THEIRS]:
+            theirs = Spread.of(list(ms[THEIRS].values())).show(2)
+            ratio = f"{median(other / ms[OURS][number] for number, other in ms[THEIRS].items()):.2f}"
+        table.add(place.nodes, place.context, place.batch, ours.show(2), f"{speed:.1f}", theirs, ratio)
+    table.notes = NOTES
+    if apart is not None:
+        columns = ["tokens", "mean TV", "TV exceeded by 1%", "perplexity", "perplexity in float32"]
+        found.table("rows in 8 bits beside float32, weights the same", columns).add(
+            apart.num_tokens, f"{apart.mean_tv:.5f}", f"{apart.high_tv:.5f}", f"{apart.perplexity:.4f}",
+            f"{apart.float32_perplexity:.4f}",
+        )  # fmt: skip
+    return found
+
+
+def command(
+    target: Annotated[str, typer.Argument(help="A GGUF file.")],
+    nodes: Annotated[str, typer.Option(help="Tree nodes of a forward of one sequence, with commas.")] = "1,5,9",
+    batch: Annotated[str, typer.Option(help="Sequences with one node each, with commas.")] = "8,16",
+    prompt: Annotated[str, typer.Option(help="Tokens of prompts, with commas.")] = "64,512",
+    rounds: Annotated[int, typer.Option(help="Turns of each at every place, three forwards each.")] = 9,
+    threads: Annotated[int, typer.Option(help="Of both.")] = 2,
+    text: Annotated[str | None, typer.Option(help="File of real text on which the laws are compared.")] = None,
+    num_tokens: Annotated[int, typer.Option(help="Tokens of it.")] = 2048,
+    json_: options.Json = False,
+) -> None:
+    """Milliseconds of forwards beside llama.cpp's, in turns, and total variation and perplexity beside float32."""
+    places = [Place(n, CONTEXT, 1) for n in numbers(nodes, "nodes")]
+    places += [Place(1, CONTEXT, n) for n in numbers(batch, "batch")]
+    places += [Place(n, 1, 1) for n in numbers(prompt, "prompt")]
+    check_counts(rounds=rounds, threads=threads, num_tokens=num_tokens)
+    options.quiet()
+    torch.set_num_threads(threads)
+    device = torch.device("cpu")
+    lm = load_model(target, device)
+    now = seconds(WALL, device)
+    header = {**machine(device), "target": target, "threads": threads, "memory_gb_s": memory_bandwidth(device, now)}
+    paths: dict[str, Path] = {OURS: OurPath(lm)}
+    theirs = llama_cpp(target, threads, lm.vocab_size)
+    if theirs is not None:
+        paths[THEIRS] = theirs
+    done: list[Turn[Round, float]] = []
+    until_interrupted(measure(paths, places, rounds, now, options.progress), done)
+    apart = None
+    if text is not None:
+        encode: Callable[[str], list[int]] = load_tokenizer(target).encode
+        apart = distance(lm, encode(File(text).read_text(encoding="utf-8"))[:num_tokens])
+    options.progress("")
+    show(report(header, done, apart), json_, False)
