@@ -37,7 +37,7 @@ def random_rows(kind: str, out: int, k: int, seed: int = 0) -> NDArray[np.uint8]
     rng, known = np.random.default_rng(seed), KINDS[kind]
     raw = rng.integers(0, 256, (out, k // known.weights, known.block_bytes), np.uint8)
 
-    size = 0.3 / 2**known.bits / (1 if known.weights == 32 else 32)  # so that weights are of the same size in all kinds
+    size = 0.3 / 2**known.bits / (1 if known.weights == 32 else 128)  # a sub-scale goes up to 127
 
     def scales() -> NDArray[np.uint8]:
         return rng.uniform(-size, size, raw.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
