@@ -61,7 +61,7 @@ def call(rule: Verifier, p: Tensor, record: Siblings) -> bool:
 
 def resolve(rule: GlobalResolution, p: Tensor, record: Siblings) -> bool:
     assert record.q is not None
-    found = rule.attempt(p.double().numpy(), record.q.double().numpy(), record.law.k)
+    found = rule.solve(p.double().numpy(), record.q.double().numpy(), record.law)
     if isinstance(found, Failure):
         return False
     found.row(record.draws)

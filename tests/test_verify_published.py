@@ -86,7 +86,7 @@ def test_global_resolution_is_as_near_as_it_says(tolerance: float, residuals) ->
     rule, solved = GlobalResolution(tolerance, residuals), 0
     for n in (1, 2, 3):
         for p, q in PAIRS[::2]:
-            attempt = rule.attempt(*arrays(p, q), n)
+            attempt = rule.solve(*arrays(p, q), IID(n))
             if isinstance(attempt, Failure):
                 continue
             solved += 1
@@ -126,7 +126,7 @@ def test_outer_residuals_are_feasible() -> None:
 def test_failures_say_why_and_fall_back_on_p() -> None:
     p = torch.softmax(torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 0)
     q = torch.full_like(p, 1 / 400)
-    attempt = GlobalResolution().attempt(p.numpy(), q.numpy(), 2)
+    attempt = GlobalResolution().solve(p.numpy(), q.numpy(), IID(2))
     assert isinstance(attempt, Failure)
     assert f"{MOST_TOKENS[2]} tokens" in attempt.reason
     assert torch.equal(VERIFIERS["global-resolution"](p, Siblings((0, 1), q, IID(2))), p)

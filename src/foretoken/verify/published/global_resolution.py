@@ -31,7 +31,7 @@ from torch import Tensor
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-from foretoken.verify.published.plan import Solution, Solver, over_sets, residual_of
+from foretoken.verify.published.plan import Solver, over_sets, residual_of
 from foretoken.verify.published.sets import draw_sets, iid_probability
 from foretoken.verify.rejection import TINY
 
@@ -118,11 +118,15 @@ class Resolution:
         return float(((self.outer.given + self.inner.given) * self.accept).sum())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Failure:
-    """The solver gave up; rows come from the fallback."""
+    """The solver gave up: the token comes from p, whatever was drawn."""
 
+    p: np.ndarray  # [v]
     reason: str
+
+    def row(self, draws: tuple[int, ...]) -> np.ndarray:
+        return self.p
 
 
 class Resolving(Solver):
@@ -144,7 +148,7 @@ class GlobalResolution(Resolving):
     """Nearly optimal transport of n i.i.d. draws as published: APPROXIMATE, its law is off by up to `tolerance`.
 
     Law: a fixed number n of i.i.d. draws. Fails, as published, where T has more tokens than MOST_TOKENS for n, or the
-    gradient is not small after MOST_STEPS; then the row is p itself, which is exact and accepts little; `attempt`
+    gradient is not small after MOST_STEPS; then the row is p itself, which is exact and accepts little; `solve`
     returns the reason. Cost: milliseconds, where it succeeds. The engine refuses this rule: take
     global-resolution-thinned, which is exactly lossless.
 
@@ -158,23 +162,20 @@ class GlobalResolution(Resolving):
     residuals: Residuals = greedy_residuals
     name: str = "global-resolution"
 
-    def attempt(self, p: np.ndarray, q: np.ndarray, n: int) -> Resolution | Failure:
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Resolution | Failure:
         """Return the solution, or why there is none. p, q: [v], float64, normalised."""
         tolerance = self.tolerance / 8
-        inside, r, *both = problems(p, q, n, tolerance, self.residuals)
+        inside, r, *both = problems(p, q, law.k, tolerance, self.residuals)
         left_out = max(problem.left_out for problem in both)
         if left_out > tolerance:
-            return Failure(f"{most_tokens(n)} tokens, the most for {n} draws, leave out {left_out:.1e} of their mass")
+            most = f"{most_tokens(law.k)} tokens, the most for {law.k} draws"
+            return Failure(p, f"{most}, leave out {left_out:.1e} of their mass")
         outer, inner = (minimise(problem, tolerance) for problem in both)
         error = max(outer.error, inner.error)
         if error > tolerance:
-            return Failure(f"the gradient's norm is {error:.1e} after {MOST_STEPS} steps")
+            return Failure(p, f"the gradient's norm is {error:.1e} after {MOST_STEPS} steps")
         residual = residual_of(p, np.where(inside, p, r))  # equation 18
         return Resolution(p, inside, outer, inner, residual, np.ones_like(p))
-
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Solution:
-        attempt = self.attempt(p, q, law.k)
-        return Fallback(p) if isinstance(attempt, Failure) else attempt
 
 
 @dataclass(frozen=True)
@@ -191,26 +192,15 @@ class ThinnedGlobalResolution(Resolving):
     """
 
     solver_tolerance: float = 1e-3
-    residuals: Residuals = capped_residuals
     name: str = "global-resolution-thinned"
 
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Resolution:
         tolerance = self.solver_tolerance / 8
-        inside, _, *both = problems(p, q, law.k, tolerance, self.residuals)
+        inside, _, *both = problems(p, q, law.k, tolerance, capped_residuals)
         outer, inner = (minimise(problem, tolerance) for problem in both)
         s = outer.given + inner.given
         accept = np.where(s > p, p / np.maximum(s, TINY), 1.0)
         return Resolution(p, inside, outer, inner, residual_of(p, s), accept)
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """The token comes from p, whatever was drawn."""
-
-    p: np.ndarray
-
-    def row(self, draws: tuple[int, ...]) -> np.ndarray:
-        return self.p
 
 
 def most_tokens(n: int) -> int:
