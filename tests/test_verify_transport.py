@@ -13,10 +13,9 @@ import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.tree import Siblings
-from foretoken.kernel.compile import compiled
 from foretoken.verify import VERIFIERS, ratio_groups
 from foretoken.verify.exact_transport import Transport, compiled_row, draw_counts, selection
-from foretoken.verify.ratio_groups import by_near_ratio, by_ratio, order_loop
+from foretoken.verify.ratio_groups import by_near_ratio, by_ratio, put_in_order
 from transport_oracle import plain_row
 
 RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
@@ -164,5 +163,5 @@ def test_ratios_are_ordered_as_by_a_stable_sort(numbers: str) -> None:
         "few": -np.array([0.0, np.inf, 3.0, 1e-310, 3.0, 0.0]),
     }[numbers]
     order = np.empty(len(ratio), np.int64)
-    compiled(order_loop)(ratio, order)
+    put_in_order(ratio, order)
     assert np.array_equal(order, np.argsort(ratio, kind="stable"))

@@ -52,6 +52,7 @@ Algorithm 2.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -113,7 +114,7 @@ def decide(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int,
     if not (isinstance(u, Tensor) and on_cpu(p) and on_cpu(q) and p.dtype == q.dtype):
         return plain_decision(p, q, drafts, u)
     arrays = p.detach().numpy(), q.detach().numpy(), np.array(drafts), u[0].numpy()
-    return compiled(block_loop, reorder_sums=True)(*arrays)
+    return decide_compiled(*arrays)
 
 
 def plain_decision(
@@ -149,7 +150,8 @@ def _keep(w: float, excess: float) -> float:
     return excess / (excess + 1 - w) if excess + 1 - w > TINY else 1.0
 
 
-def block_loop(p: np.ndarray, q: np.ndarray, drafts: np.ndarray, u: np.ndarray) -> tuple[int, int]:
+@partial(compiled, reorder_sums=True)
+def decide_compiled(p: np.ndarray, q: np.ndarray, drafts: np.ndarray, u: np.ndarray) -> tuple[int, int]:
     """Return `decide`'s (tau, token).
 
     p: target probabilities [l + 1, v], float32 or float64, of any sum
@@ -243,7 +245,7 @@ class TreeBlock:
         left = 1.0
         for token in dict.fromkeys(draws):
             assert q is not None
-            share = _share(p, q, token, weight) if row is None else float(row[token])
+            share = share_of(p.numpy(), q.numpy(), token, weight) if row is None else float(row[token])
             if share > 0:
                 child = tree.child(node, token)
                 assert child is not None
@@ -298,18 +300,15 @@ def is_chain(tree: TokenTree) -> bool:
     return last is None and all(siblings is not None and is_one_draw(siblings) for siblings in inner)
 
 
-def _share(p: Float[Tensor, " v"], q: Float[Tensor, " v"], token: int, weight: float) -> float:
-    return compiled(share_loop, reorder_sums=True)(p.numpy(), q.numpy(), token, weight)
-
-
 def _end(p: Float[Tensor, " v"], q: Float[Tensor, " v"] | None, weight: float, rng: Random) -> int:
     u = rng.uniforms(1, 1)
     assert isinstance(u, Tensor)  # since `rng` gives numbers
     drafted = np.empty(0, p.numpy().dtype) if q is None else q.numpy()
-    return compiled(end_loop, reorder_sums=True)(p.numpy(), drafted, weight, float(u))
+    return end(p.numpy(), drafted, weight, float(u))
 
 
-def share_loop(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float:
+@partial(compiled, reorder_sums=True)
+def share_of(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float:
     """Return the weight of the one child of a node, min(1, weight p(token) / q(token)).
 
     p: target probabilities after the node [v], float32 or float64, of any sum
@@ -324,7 +323,8 @@ def share_loop(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float
     return min(1.0, weight * (np.float64(p[token]) / sum_p) / (np.float64(q[token]) / sum_q))
 
 
-def end_loop(p: np.ndarray, q: np.ndarray, weight: float, u: float) -> int:
+@partial(compiled, reorder_sums=True)
+def end(p: np.ndarray, q: np.ndarray, weight: float, u: float) -> int:
     """Draw from ((weight p - q)+, 1 - weight), or from (weight p, 1 - weight) without a q; v means rejected.
 
     p: target probabilities after the node [v], float32 or float64, of any sum

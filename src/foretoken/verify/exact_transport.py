@@ -122,16 +122,16 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
 def compiled_row(
     p: np.ndarray, q: np.ndarray, draws: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray
 ) -> np.ndarray:
-    """Return the row [v], of p's dtype, by the compiled loops below; their arguments are explained there."""
+    """Return the row [v], of p's dtype, by the loops below, which explain their arguments."""
     rho, row = selection(groups, ns, cs), np.empty_like(p)
-    compiled(row_loop)(p, q, groups.group, rho, thresholds(rho, groups, ns, cs), draws, row)
+    fill_row(p, q, groups.group, rho, thresholds(rho, groups, ns, cs), draws, row)
     return row
 
 
 def selection(groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
     """Return rho, one number per group."""
     rho = np.empty_like(groups.p)
-    compiled(selected_loop)(groups.p, groups.q, ns, cs, rho)
+    select(groups.p, groups.q, ns, cs, rho)
     return rho
 
 
@@ -160,7 +160,8 @@ def draw_counts(law: IID) -> tuple[np.ndarray, np.ndarray, float]:
     return ns, cs, float(ns @ cs)
 
 
-def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:
+@compiled
+def select(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:
     """Fill rho by the steps, the cap and the floor; see docs/transport.md, section 2.
 
     p, q: masses of the groups in the order of falling p/q [groups], float64; every q > 0
@@ -207,8 +208,9 @@ def selected_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, 
         rho[j] = max(rho[j], sigma)
 
 
-def steps_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mean: float, rho: np.ndarray) -> int:
-    """Fill rho by the steps and return the split h; mean: E[N]; the others as in `selected_loop`."""
+@compiled
+def take_steps(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mean: float, rho: np.ndarray) -> int:
+    """Fill rho by the steps and return the split h; mean: E[N]; the others as in `select`."""
     k = p.shape[0]
     spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and the q-mass after group j, R_j: G_j = 1 - E[R_j^N]
     rest[k] = 0.0
@@ -256,10 +258,8 @@ def steps_loop(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mea
     return h
 
 
-take_steps = compiled(steps_loop)
-
-
-def row_loop(
+@compiled
+def fill_row(
     p: np.ndarray,
     q: np.ndarray,
     group: np.ndarray,

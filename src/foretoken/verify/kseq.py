@@ -15,6 +15,7 @@ Source: Sun et al. 2023, SpecTr, arXiv:2310.15141, Algorithm 2 and Theorem 2.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def kseq_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, .
     row = p.detach().numpy().copy()
     if draws:
         weights = np.ascontiguousarray(q.detach().numpy())
-        compiled(kseq_loop, reorder_sums=True)(row, weights, np.array(draws, dtype=np.int64))
+        fill_row(row, weights, np.array(draws, dtype=np.int64))
     return torch.from_numpy(row)
 
 
@@ -113,7 +114,8 @@ def _beta(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:
     return torch.minimum(q, p / rho[..., None]).sum(-1).clamp(max=1)
 
 
-def kseq_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> None:
+@partial(compiled, reorder_sums=True)
+def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> None:
     """Turn p into the row, in place, with Newton steps in place of `solve_rho`'s bisection.
 
     The root of f(rho) = rho - c(beta(rho)) is kept between `low` and `high`. With n(rho) = sum of p where p < rho q,

@@ -12,6 +12,7 @@ it grows by 1 in each octave, straight: phi(r) = e + r / 2^e where 2^e <= r < 2^
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v
 def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
     """Make every token with q > 0 a group of its own."""
     group, p_mass, q_mass = np.empty(len(p), np.int32), np.empty(len(p)), np.empty(len(p))
-    size = compiled(ratio_loop)(p, q, group, p_mass, q_mass)
+    size = fill_by_ratio(p, q, group, p_mass, q_mass)
     return Groups(group, p_mass[:size], q_mass[:size])
 
 
@@ -46,7 +47,7 @@ def by_near_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
     group, masses, size = np.empty(len(p), np.int32), np.zeros((GROUPS, 2)), np.empty(1, np.int64)
     ratio = np.empty(len(p))
     arguments = (p, q, mean, _per_unit(mean), ratio, ratio.view(np.int64), group, masses, size)
-    compiled(group_loop, reorder_sums=True)(*arguments)
+    fill_by_near_ratio(*arguments)
     return Groups(group, masses[: size[0], 0].copy(), masses[: size[0], 1].copy())
 
 
@@ -64,7 +65,8 @@ def _per_unit(mean: float) -> int:
     return max(1, int((GROUPS - 1) / (octave - 1 + 2 * half)))
 
 
-def ratio_loop(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray) -> int:
+@compiled
+def fill_by_ratio(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray) -> int:
     """Fill the fields of `Groups` where every token is a group of its own; return the number of groups.
 
     p, q: probabilities [v], float32 or float64, of any sum
@@ -95,7 +97,8 @@ def ratio_loop(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.ndarr
     return k
 
 
-def order_loop(ratio: np.ndarray, order: np.ndarray) -> None:
+@compiled
+def put_in_order(ratio: np.ndarray, order: np.ndarray) -> None:
     """Fill `order` with the places of the ratios, from the least on; of equal ones the first place first.
 
     The upper half of a number's bits is sorted digit by digit, at a fifth of the time of comparing all numbers. Only
@@ -136,10 +139,8 @@ def order_loop(ratio: np.ndarray, order: np.ndarray) -> None:
         first = i
 
 
-put_in_order = compiled(order_loop)
-
-
-def group_loop(
+@partial(compiled, reorder_sums=True)
+def fill_by_near_ratio(
     p: np.ndarray,
     q: np.ndarray,
     mean: float,

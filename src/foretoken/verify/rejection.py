@@ -26,6 +26,7 @@ Source: Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithm 1 (black lines: RR
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ def recursive_row(
         return plain_row(p, q, draws, without_replacement)
     row = p.detach().numpy().copy()  # numpy copies on this thread; torch would wake its pool for it
     rest = q.detach().numpy().copy() if without_replacement else np.ascontiguousarray(q.detach().numpy())
-    compiled(rejection_loop, reorder_sums=True)(row, rest, np.array(draws, dtype=np.int64), without_replacement)
+    fill_row(row, rest, np.array(draws, dtype=np.int64), without_replacement)
     return torch.from_numpy(row)
 
 
@@ -150,7 +151,8 @@ def plain_row(
     return (row + reach * left).to(p.dtype)
 
 
-def rejection_loop(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacement: bool) -> None:
+@partial(compiled, reorder_sums=True)
+def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacement: bool) -> None:
     """Turn p into the row, in place.
 
     p: target probabilities [v], float32 or float64, of any sum

@@ -25,7 +25,7 @@ def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:
     rows = q.cpu().numpy()
     inside = np.empty_like(rows)
     for row, found in zip(rows, inside, strict=True):
-        compiled(inside_loop)(row, k, _nodes(row[row > 0][0]), found)  # the smallest mass outside of a suffix
+        fill_inside(row, k, _nodes(row[row > 0][0]), found)  # the smallest mass outside of a suffix
     return torch.from_numpy(inside).to(q.device)
 
 
@@ -34,7 +34,7 @@ def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -
     chances = np.zeros(len(p))
     if k > 0:
         for i, (p_row, q_row) in enumerate(zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)):
-            compiled(chance_loop)(p_row, q_row, k, _nodes(q_row[q_row > 0].min()), chances[i : i + 1])
+            add_chance(p_row, q_row, k, _nodes(q_row[q_row > 0].min()), chances[i : i + 1])
     return torch.from_numpy(chances).to(p.device)
 
 
@@ -43,7 +43,8 @@ def _nodes(smallest: float) -> np.ndarray:
     return np.exp(np.arange(FIRST, math.log(40 / smallest), STEP))
 
 
-def inside_loop(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) -> None:
+@compiled
+def fill_inside(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) -> None:
     """Fill inside[j] = P(all draws are in H), H the tokens j, j + 1, ...
 
     They are iff k clocks of H ring before any other does, at a time t of density b e^(-b t), b = 1 - q(H): the integral
@@ -76,7 +77,8 @@ def inside_loop(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) ->
                 inside[j] += STEP * t * before[j] * np.exp(-before[j] * t) * enough
 
 
-def chance_loop(p: np.ndarray, q: np.ndarray, k: int, times: np.ndarray, chance: np.ndarray) -> None:
+@compiled
+def add_chance(p: np.ndarray, q: np.ndarray, k: int, times: np.ndarray, chance: np.ndarray) -> None:
     """Add sum over x of p(x) P(x is drawn) to `chance`: x is iff it rings when fewer than k others have.
 
     It rings at a time t of density q e^(-q t).

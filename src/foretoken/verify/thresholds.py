@@ -17,14 +17,15 @@ from foretoken.verify.ratio_groups import Groups
 def thresholds(rho: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
     """Return beta, one number per group."""
     beta = np.zeros_like(rho)
-    compiled(threshold_loop)(rho, groups.q, ns, cs, beta)
+    fill_thresholds(rho, groups.q, ns, cs, beta)
     return beta
 
 
-def blocks_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tuple[np.ndarray, ...]:
+@compiled
+def blocks(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the blocks of groups of equal rho, each by its last group, its q-mass, and its slopes of S and of G.
 
-    rho, q, ns, cs: as in `threshold_loop`
+    rho, q, ns, cs: as in `fill_thresholds`
     """
     k = rho.shape[0]
     ends = np.empty(k, np.int64)
@@ -59,7 +60,8 @@ def blocks_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) 
     return ends[:n], mass, of_s, of_g
 
 
-def push_loop(when: np.ndarray, whose: np.ndarray, size: int, t: float, b: int) -> None:
+@compiled
+def push(when: np.ndarray, whose: np.ndarray, size: int, t: float, b: int) -> None:
     """Put (t, b) into the heap of `size` entries at the front of when, float64, and whose, int64."""
     at = size
     while at > 0 and when[(at - 1) // 2] > t:
@@ -68,7 +70,8 @@ def push_loop(when: np.ndarray, whose: np.ndarray, size: int, t: float, b: int) 
     when[at], whose[at] = t, b
 
 
-def pop_loop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int]:
+@compiled
+def pop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int]:
     """Take the entry of least time out of the heap, which has `size` entries then."""
     t, b = when[0], whose[0]
     at = 0
@@ -84,10 +87,8 @@ def pop_loop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int
     return t, b
 
 
-blocks, push, pop = compiled(blocks_loop), compiled(push_loop), compiled(pop_loop)
-
-
-def threshold_loop(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
+@compiled
+def fill_thresholds(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
     """Fill beta: as u grows from 0, the boundary after group j dies at the time beta[j]; never, where that is 1.
 
     rho: one number per group, falling [groups], float64
