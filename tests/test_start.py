@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import foretoken
-from foretoken.cli.main import main
+from foretoken.cli.main import app, main
 from foretoken.heads import HEADS
 from foretoken.names import MADE_BY, law_family
 from foretoken.recipe import KINDS, LAWS, METHODS
@@ -146,6 +147,15 @@ def test_help_and_bad_input_do_not_wait_for_torch(told: list[tuple[int, str, str
         assert words in err, line
         assert err.startswith("foretoken: "), line
         assert len(err.splitlines()) == 1, err
+
+
+def test_every_option_has_its_help() -> None:
+    groups = [get_command(app)]
+    for group in groups:
+        for command in group.commands.values():  # pyright: ignore[reportAttributeAccessIssue]
+            if hasattr(command, "commands"):
+                groups.append(command)
+            assert all(param.help for param in command.params), command.name
 
 
 def test_the_package_itself_is_light() -> None:
