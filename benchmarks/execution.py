@@ -113,7 +113,7 @@ def weight_bytes(model: nn.Module) -> int:
     """Bytes of weights that a forward reads: all but an embedding table, of which it reads a few rows."""
     total = sum(p.nbytes for p in model.parameters())
     total += sum(m.panels.nbytes for m in model.modules() if isinstance(m, PanelLinear))
-    embedding: Any = model.get_input_embeddings().weight  # pyright: ignore[reportCallIssue]
+    embedding: Any = getattr(model.get_input_embeddings(), "weight", None)  # pyright: ignore[reportCallIssue]
     head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     return total if getattr(head, "weight", None) is embedding else total - embedding.nbytes
 

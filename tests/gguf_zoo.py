@@ -1,8 +1,9 @@
 """Tiny models and vocabularies, written as GGUF files the way llama.cpp's converter does."""
 
+import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,14 @@ def save(
     made: PreTrainedModel,
     architecture: str,
     path: Path,
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kind: gguf.GGMLQuantizationType | Sequence[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     leave_out: str = "",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
     **more: str,
 ) -> None:
-    """One GGUF file: matrices in `kind`, vectors in float32; `more` are string values of the metadata.
+    """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are string values of the
+    metadata.
 
     embedding: the kind of the embedding, by default as all matrices.
     """
@@ -104,6 +106,7 @@ def save(
         writer.add_string(key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])
     for name, tensor in made.state_dict().items():
         if name == leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
@@ -120,7 +123,7 @@ def save(
         if values.ndim == 1:
             writer.add_tensor(stored, values)
         else:
-            own = embedding if embedding is not None and name.endswith("embed_tokens.weight") else kind
+            own = embedding if embedding is not None and name.endswith("embed_tokens.weight") else next(kinds)
             writer.add_tensor(stored, blocks(values, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

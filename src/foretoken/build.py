@@ -34,7 +34,7 @@ from foretoken.models.load import (
     load_tokenizer,
     wrap_model,
 )
-from foretoken.models.named import check_compile
+from foretoken.models.named import check_compile, check_quantise
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
@@ -86,8 +86,10 @@ def load(
     compile: str = "auto",
     draft_probability: float | None = None,
     profile: str | os.PathLike[str] | None = None,
+    quantise: str | None = None,
 ) -> Engine:
-    """An engine from a target and a drafter, each a Hugging Face folder (its path), a hub id, or a transformers model.
+    """An engine from a target and a drafter, each the path of a Hugging Face folder or GGUF file, a hub id, or a
+    transformers model.
 
     drafter: a model with the target's vocabulary; the folder of a draft head (docs/heads.md); "ngram" (prompt lookup,
     needs no model); None or "none" for plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
@@ -99,7 +101,8 @@ def load(
     is made for.
     device: for models named by folder; by default the first accelerator, else the CPU.
     dtype: what models named by folder compute in; by default the dtype of the checkpoint, as in transformers. One in
-    float16 runs in float32 on a CPU, which holds all of its values and for which there is a kernel.
+    float16 runs in float32 on a CPU, which holds all of its values and for which there is a kernel. Weights of a GGUF
+    file stay packed on a CPU by default; in a dtype that is named they are dequantised, elsewhere in bfloat16.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
     vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
     both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
@@ -113,6 +116,8 @@ def load(
     profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that was
     best, unless one of them or a law is given; and its vocab, unless one is named. Method auto takes its costs instead
     of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain was best.
+    quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0, q5_1,
+    q5_0, q4_1 or q4_0 (docs/quantised.md). Models in GGUF files are packed as they are.
     Raises ForetokenError, one sentence, for anything that does not fit together.
     """
     target, drafter, profile = _path(target), _path(drafter), _path(profile)
@@ -120,6 +125,7 @@ def load(
     check_counts(max_batch=max_batch)
     check_known(method=method)
     check_compile(compile)
+    check_quantise(quantise)
     tuned = None if profile is None else read_profile(profile)
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if tuned is not None and not named and tuned.tree != PLAIN:
@@ -152,7 +158,7 @@ def load(
 
     def causal_lm(source: str | HFModel) -> CausalLM:
         if isinstance(source, str):
-            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile)
+            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, quantise)
         return wrap_model(source, compile)
 
     model = causal_lm(target)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 from foretoken.core.limits import check_probability
-from foretoken.models.named import check_compile, check_dtype, head_file, located
+from foretoken.models.named import check_compile, check_dtype, check_quantise, head_file, located
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -147,7 +147,12 @@ def check_verifier(name: str) -> None:
 
 
 def check_engine(
-    target: str, drafter: str | None = None, dtype: str | None = None, compile: str = AUTO, **named: Any
+    target: str,
+    drafter: str | None = None,
+    dtype: str | None = None,
+    compile: str = AUTO,
+    quantise: str | None = None,
+    **named: Any,
 ) -> None:
     """Refuse what `foretoken.load` would refuse anyway, where that can be known before torch is imported.
 
@@ -157,6 +162,7 @@ def check_engine(
     if dtype is not None:
         check_dtype(dtype)
     check_compile(compile)
+    check_quantise(quantise)
     located(target)
     if drafter not in (None, NGRAM, NO_DRAFTER) and head_file(drafter) is None:
         located(drafter)

@@ -24,6 +24,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import typer
 
 from foretoken.heads import HEADS
+from foretoken.models.named import QUANTISED
 from foretoken.recipe import AUTO, SCHEMES, VOCABS
 from foretoken.trees.grammar import forms
 from foretoken.verify import RULES
@@ -34,6 +35,7 @@ NAMES = {
     "laws": ", ".join(SCHEMES),
     "heads": ", ".join(HEADS),
     "vocabs": ", ".join([*VOCABS, AUTO]),
+    "kinds": ", ".join(QUANTISED),
 }
 
 

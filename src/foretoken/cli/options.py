@@ -30,9 +30,9 @@ _told = False
 class Models:
     """Which models run, and on what.
 
-    target: Model folder (Hugging Face) or hub id. Default: the demo target.
-    drafter: Model folder or hub id with the same vocabulary, or another one with --vocab; folder of a draft head;
-    "ngram" (prompt lookup), or "none". Default: the demo drafter for the demo target, else ngram.
+    target: Model folder (Hugging Face), GGUF file, or hub id. Default: the demo target.
+    drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
+    head; "ngram" (prompt lookup), or "none". Default: the demo drafter for the demo target, else ngram.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """
@@ -83,10 +83,12 @@ class EngineOptions(RecipeOptions):
     a seed without a profile.
     profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto
     takes its costs and chooses the depth itself.
+    quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/quantised.md.
     """
 
     method: str | None = None
     profile: str | None = None
+    quantise: str | None = None
 
     def load(self, seed: int | None, max_batch: int) -> "Engine":
         """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
@@ -215,6 +217,7 @@ def load_engine(
     """The engine, once all that can be refused without torch is checked. named: as `foretoken.load` takes them."""
     check_models(target, drafter, profile, device, **named)
     from foretoken.build import load
+    from foretoken.models.packed import num_weights
     from foretoken.profile import read_profile
 
     quiet()
@@ -223,7 +226,7 @@ def load_engine(
         spare_threads_as(read_profile(profile))
     engine = load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
-        spare_threads(engine.target.lm.model.num_parameters())
+        spare_threads(num_weights(engine.target.lm.model))
     return engine
 
 

@@ -57,7 +57,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if uneven:
         raise ForetokenError(f"The layers of the model in the GGUF file differ in {', '.join(uneven)}: it is not read.")
     head_dim = value("attention.key_length", hidden_size // heads)
-    if prefix == "qwen3" or head_dim != hidden_size // heads:
+    if prefix in ("qwen3", "gemma3") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
     rotary = _rotary(reader, prefix, head_dim)
     if prefix == "gemma3":
@@ -116,7 +116,9 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
             raise ForetokenError(f"The GGUF file rotates {width} of {head_dim} channels of a head, which is not read.")
         rotary["partial_rotary_factor"] = width / head_dim
     factors = next((tensor.data for tensor in reader.tensors if tensor.name == FREQUENCIES), None)
-    return rotary if factors is None else rotary | _llama3(np.array(factors), rotary["rope_theta"], width)
+    if factors is not None:
+        rotary |= _llama3(np.array(factors), rotary["rope_theta"], width)
+    return rotary
 
 
 def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.config import gguf_config, gguf_generation_config
 from foretoken.gguf.reader import open_gguf
-from foretoken.gguf.stored import in_bfloat16, write_stored
+from foretoken.gguf.stored import in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight, gguf_weights
 from foretoken.gguf.tokenizer import gguf_tokenizer
 
@@ -50,6 +50,17 @@ def write_folder(source: Path, folder: Path, progress: Progress = lambda done, t
     folder.mkdir(parents=True)
     write_texts(found, folder)
     write_stored([in_bfloat16(weight) for weight in found.weights], folder / "model.safetensors", progress)
+
+
+def write_packed(source: Path, folder: Path, name: str) -> None:
+    """The same with the weights as they are in the file, in the form that the kernel reads.
+
+    name: of the file for them, which transformers cannot read.
+    """
+    found = contents(source)
+    folder.mkdir(parents=True)
+    write_texts(found, folder)
+    write_stored(packed(found.weights), folder / name)
 
 
 def write_texts(found: Contents, folder: Path) -> None:

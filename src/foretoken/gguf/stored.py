@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foretoken.gguf.tensors import Weight
+from foretoken.gguf.tensors import EMBEDDING, HEAD, Weight
+from foretoken.kernel.quantised import KINDS, pack, packed_bytes
 
 LINE = 64  # bytes of a cache line, at whose start every tensor should stand
 PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
@@ -43,6 +45,39 @@ def in_bfloat16(weight: Weight) -> Stored:
             yield rounded.view(torch.int16).numpy()
 
     return Stored(weight.name, "BF16", weight.shape, make)
+
+
+def packed(weights: Sequence[Weight]) -> list[Stored]:
+    """The weights in the form that the kernel reads, panels first, each of which starts a cache line.
+
+    Matrices of a kind that the kernel has: panels, and the rows of the embedding as they are; of other quantised kinds:
+    bfloat16. Vectors are float32, and all else is as in the file. An embedding that is the LM head too is there twice.
+    """
+    panels: list[Stored] = []
+    others: list[Stored] = []
+    names = {weight.name for weight in weights}
+    for weight in weights:
+        rows = weight.name == EMBEDDING
+        if len(weight.shape) == 1:
+            others.append(Stored(weight.name, "F32", weight.shape, weight.chunks))
+        elif weight.kind.upper() in PLAIN:
+            others.append(Stored(weight.name, weight.kind.upper(), weight.shape, partial(_raw, weight)))
+        elif weight.kind not in KINDS:
+            others.append(replace(in_bfloat16(weight), kind=weight.kind))
+        elif rows:
+            others.append(Stored(weight.name, "U8", weight.stored.data.shape, partial(_raw, weight), weight.kind))
+        if weight.kind in KINDS and (not rows or HEAD not in names):
+            shape = (packed_bytes(weight.kind, *weight.shape),)
+            panels.append(Stored(HEAD if rows else weight.name, "U8", shape, partial(_panels, weight), weight.kind))
+    return panels + others
+
+
+def _raw(weight: Weight) -> Iterator[NDArray[np.uint8]]:
+    yield weight.raw()
+
+
+def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
+    yield pack(weight.kind, weight.raw())
 
 
 def write_stored(

@@ -79,7 +79,9 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
 
 def _byte_level(reader: Reader) -> Tokenizer:
     """Byte-level BPE (GPT-2's): the file tells the merges, and by a name how text is cut into words."""
-    merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in reader.metadata("tokenizer.ggml.merges", [])]
+    if not (lines := reader.metadata("tokenizer.ggml.merges")):
+        raise ForetokenError("The GGUF file does not describe its tokenizer (it has no merges): get it again.")
+    merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in lines]
     whole = WORDS.get(reader.metadata("tokenizer.ggml.pre")) == LLAMA3  # words that are tokens need no merges there
     tokenizer = Tokenizer(BPE(_vocabulary(reader), merges, ignore_merges=whole))
     words = reader.metadata("tokenizer.ggml.pre")

@@ -33,6 +33,7 @@ from foretoken.heads import HEADS
 from foretoken.heads.head import Head
 from foretoken.heads.layer import LayerShape
 from foretoken.models.named import check_head_folder, head_file
+from foretoken.models.panels import PackedEmbedding
 from foretoken.models.parts import TargetParts
 
 BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight")  # copies of the target's embedding
@@ -249,9 +250,14 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _origin(parts: TargetParts) -> dict[str, Any]:
     """What distinguishes a target from others of its sizes, whatever dtype it is loaded in."""
-    weight: Any = parts.embedding.weight
-    values = weight.detach().flatten()
-    chosen = values[:: max(1, len(values) // SAMPLES)][:SAMPLES]
+    table: Any = parts.embedding
+    width = table.embedding_dim
+    count = table.num_embeddings * width
+    places = torch.arange(0, count, max(1, count // SAMPLES))[:SAMPLES]
+    if isinstance(table, PackedEmbedding):
+        chosen = PackedEmbedding.forward(table, places // width).gather(1, places[:, None] % width)[:, 0]
+    else:
+        chosen = table.weight.detach().flatten()[places.to(parts.device)]
     sample = [round(x, 6) for x in chosen.float().tolist()]
     return {"name": Path(parts.name).name, "layers": parts.layers, "embedding": sample}
 

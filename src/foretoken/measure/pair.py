@@ -14,7 +14,8 @@ from foretoken.draft.ngram import NgramDrafter
 from foretoken.engine import Engine
 from foretoken.measure.methods import Foretoken, Method, Transformers
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.named import AUTO, located
+from foretoken.models.named import AUTO, is_gguf, located
+from foretoken.models.packed import dequantised_model
 from foretoken.names import tree_policy
 from foretoken.recipe import SAME, Recipe
 
@@ -67,7 +68,12 @@ def as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
 
     like: loaded from the same place, so that errors were already reported then.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(located(source), dtype=like.dtype)
+    source = located(source)
+    model: Any = (
+        dequantised_model(source, like.dtype)
+        if is_gguf(source)
+        else AutoModelForCausalLM.from_pretrained(source, dtype=like.dtype)
+    )
     return model.to(like.device).eval()
 
 

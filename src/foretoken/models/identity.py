@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.panels import PanelLinear
+from foretoken.models.panels import PackedEmbedding, PanelLinear
 from foretoken.version import __version__
 
 SAMPLES = 64  # values of every tensor
@@ -29,7 +29,11 @@ def fingerprint_of_weights(module: nn.Module, about: str) -> str:
     """16 hexadecimal digits: of `about`, and of shape and evenly spaced values of every weight."""
     digest = hashlib.sha256(about.encode())
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    tensors |= {f"{name}.panels": m.bits for name, m in module.named_modules() if isinstance(m, PanelLinear)}
+    for name, part in module.named_modules():
+        if isinstance(part, PanelLinear):
+            tensors[f"{name}.panels"] = part.bits
+        elif isinstance(part, PackedEmbedding):
+            tensors[f"{name}.raw"] = torch.from_numpy(part.raw)
     for name in sorted(tensors):
         values = tensors[name].detach().flatten()
         chosen = values[:: max(1, len(values) // SAMPLES)]

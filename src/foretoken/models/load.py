@@ -13,7 +13,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.mapped import weight_files
-from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, located
+from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
+from foretoken.models.packed import dequantised_model, pack_quantised, packed_model, stored_tokenizer
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
 
@@ -48,14 +49,16 @@ def load_model(
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
     compile: str = AUTO,
+    quantise: str | None = None,
 ) -> CausalLM:
-    """The causal LM in a folder, ready for inference.
+    """The causal LM in a folder or a GGUF file, ready for inference.
 
     Args:
-        source: the folder, a hub id, or the short name of a model that `foretoken fetch` brought.
+        source: the folder, the file, a hub id, or the short name of a model that `foretoken fetch` brought.
         dtype: what it computes in; None stands for the checkpoint's own dtype. A checkpoint in float16 runs in float32
             on a CPU then, which holds all of its values: processors have no units for float16, and no kernel of ours.
-        compile: see `foretoken.load`.
+            The weights of a GGUF file stay packed on a CPU then; in a dtype that is named they are dequantised.
+        compile, quantise: see `foretoken.load`.
 
     Raises:
         ForetokenError: naming what is wrong with the folder, its configuration or its weights.
@@ -64,7 +67,16 @@ def load_model(
     on_cpu = device.type == "cpu"
     # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.
     stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
-    model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
+    if not is_gguf(source):
+        model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
+    elif dtype is None and on_cpu and compile != OFF:
+        model = packed_model(source)
+    else:
+        model = dequantised_model(source, dtype or torch.bfloat16)
+    if quantise is not None and not is_gguf(source):
+        if not on_cpu or compile == OFF:
+            raise ForetokenError(f"Weights are quantised to {quantise} on a CPU alone, and not with compile off.")
+        pack_quantised(model, quantise)
     if dtype is None:
         dtype = torch.float32 if on_cpu and model.dtype == torch.float16 else model.dtype
     model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
@@ -137,6 +149,8 @@ def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
     source = located(source)
+    if is_gguf(source):
+        return stored_tokenizer(source)
     if is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
     try:

@@ -9,6 +9,7 @@ from foretoken.core.errors import ForetokenError
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTO, ON, OFF = COMPILE = ("auto", "on", "off")
+QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # what weights can be quantised to
 # Files that a published draft head may be in; the first two may also be a language model's.
 HEAD_FILES = (
     "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
@@ -32,27 +33,55 @@ def check_device(device: str | None) -> None:
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
 
 
+def check_quantise(kind: str | None) -> None:
+    if kind is not None and kind not in QUANTISED:
+        raise ForetokenError(f"Unknown quantise {kind}: choose one of {', '.join(QUANTISED)}.")
+
+
 def is_folder(source: str) -> bool:
     return os.path.isdir(source)
 
 
 def located(source: str) -> str:
-    """The folder, or hub id, that `source` stands for: itself, or the folder of a fetched model of this short name.
+    """The folder, GGUF file or hub id that `source` stands for: itself, the only GGUF file in it, or what was fetched
+    by this short name.
 
-    Raises ForetokenError for what is neither the folder of a model nor, perhaps, a hub id.
+    Raises ForetokenError for what is neither the folder nor the GGUF file of a model nor, perhaps, a hub id.
     """
     fetched = None if os.path.exists(source) else known_model(source)
     if fetched is not None:
         return str(fetched)
     if os.path.isfile(source):
-        raise ForetokenError(f"{source} is a file: give the path of a Hugging Face model folder.")
+        _check_gguf(source)
+        return source
     # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
     looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
     if looks_local and not is_folder(source):
         raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
     if is_folder(source) and not (Path(source) / "config.json").exists():
+        files = sorted(str(path) for path in Path(source).glob("*.gguf"))
+        if len(files) > 1:
+            raise ForetokenError(f"Folder {source} has {len(files)} GGUF files: name one of {', '.join(files)}.")
+        if files:
+            return located(files[0])
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
     return source
+
+
+def is_gguf(source: str) -> bool:
+    """Whether what `located` gave is a GGUF file."""
+    return os.path.isfile(source)
+
+
+def _check_gguf(path: str) -> None:
+    """Refuse a file that is no GGUF file, or a part of one."""
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+    if magic != b"GGUF":
+        raise ForetokenError(f"{path} is no GGUF file: give one, or the path of a Hugging Face model folder.")
 
 
 def check_head_folder(folder: str | Path) -> None:

@@ -73,9 +73,9 @@ def parts(lm: CausalLM) -> TargetParts:
     if embedding is None or unembedding is None:
         raise ForetokenError(f"{type(model).__name__} shows no embedding or no LM head, which draft heads borrow.")
     hidden, heads = lm.hidden_size, config.num_attention_heads
-    if embedding.weight.shape[1] != hidden:
+    if embedding.embedding_dim != hidden:
         raise ForetokenError(
-            f"{type(model).__name__} embeds tokens in {embedding.weight.shape[1]} dimensions and has {hidden} hidden "
+            f"{type(model).__name__} embeds tokens in {embedding.embedding_dim} dimensions and has {hidden} hidden "
             "ones: draft heads need them equal."
         )
     dim = getattr(config, "head_dim", None) or hidden // heads

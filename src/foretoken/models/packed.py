@@ -1,0 +1,197 @@
+"""GGUF files -> models whose linear layers and embedding hold the weights as the file has them, packed."""
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from foretoken.catalogue.converted import WEIGHTS, converted
+from foretoken.core.shapes import Float, Int
+from foretoken.gguf.folder import Contents, contents
+from foretoken.gguf.stored import PLAIN, packed
+from foretoken.kernel.quantised import KINDS, pack
+from foretoken.models.mapped import weight_files
+from foretoken.models.panels import PART, PackedEmbedding, PackedLinear, PanelLinear
+from foretoken.models.panels import pack as lay_out
+
+Weights = Mapping[str, tuple[Tensor, str]]  # each with its type in the file, "" for what is not quantised there
+
+
+class DequantisedWarning(UserWarning):
+    """Some weights of a GGUF file take more memory than in the file."""
+
+
+def packed_model(source: str) -> PreTrainedModel:
+    """The model in a GGUF file, its quantised weights as they are there.
+
+    All else, of a type that the kernel does not have, is in bfloat16, of which one warning tells. The model computes in
+    float32; in bfloat16 if all matrices of the file are bfloat16.
+    Raises ForetokenError for a file that cannot be read.
+    """
+    folder = converted(Path(source))
+    if folder is None:
+        found = contents(Path(source))
+        # As a file has it that was written and read again, in the same order, on which the fingerprint depends.
+        config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
+        generation, weights = found.generation_config, _in_memory(found)
+    else:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+        generation, weights = GenerationConfig.from_pretrained(folder), _mapped(folder / WEIGHTS)
+    _warn_of_dequantised(source, weights)
+    matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
+    dtype = torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
+    model = _without_weights(config, generation, dtype)
+    for name, (tensor, kind) in weights.items():
+        path, _, part = name.rpartition(".")
+        module: Any = model.get_submodule(path)
+        if tensor.dtype == torch.uint8:
+            bias = weights.get(f"{path}.bias")
+            _replace(model, path, _packed(module, kind, tensor.numpy(), None if bias is None else bias[0]))
+        elif not isinstance(module, PackedLinear):  # whose bias it would be
+            own = type(module) is nn.Linear and part == "weight"  # which is laid out from any dtype
+            setattr(module, part, nn.Parameter(tensor if own else tensor.to(dtype), requires_grad=False))
+    if config.tie_word_embeddings and "lm_head.weight" not in weights:
+        head: Any = model.get_output_embeddings()
+        head.weight = model.get_input_embeddings().weight
+    lay_out(model, dtype, weight_files())
+    return model
+
+
+def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model in a GGUF file with ordinary weights in `dtype`."""
+    found = contents(Path(source))
+    model: Any = _without_weights(found.config, found.generation_config, dtype)
+    for weight in found.weights:
+        values = torch.empty(weight.shape, dtype=dtype)
+        done = 0
+        for chunk in weight.chunks():
+            values.view(-1)[done : done + len(chunk)] = torch.from_numpy(np.require(chunk, requirements="W"))
+            done += len(chunk)
+        path, _, part = weight.name.rpartition(".")
+        setattr(model.get_submodule(path), part, nn.Parameter(values, requires_grad=False))
+    model.tie_weights()
+    return model
+
+
+def stored_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """The tokenizer in a GGUF file."""
+    folder = converted(Path(source))
+    return contents(Path(source)).tokenizer if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def pack_quantised(model: PreTrainedModel, kind: str) -> None:
+    """Quantise the linear layers of a model, in place; those whose rows do not fill blocks of this kind stay."""
+    for path, module in list(model.named_modules()):
+        if type(module) is nn.Linear and module.in_features % KINDS[kind].weights == 0:
+            rows = [gguf.quantize(part.float().numpy(), _type(kind)) for part in module.weight.detach().split(PART)]
+            _replace(model, path, _packed(module, kind, pack(kind, np.concatenate(rows)), module.bias))
+
+
+def num_weights(model: PreTrainedModel) -> int:
+    """How many there are, packed or not; those of an embedding that is looked up packed are left out."""
+    panels = [module for module in model.modules() if isinstance(module, PanelLinear)]
+    return model.num_parameters() + sum(module.in_features * module.out_features for module in panels)
+
+
+class ScaledEmbedding(PackedEmbedding):
+    """An embedding whose vectors are multiplied by a number, as Gemma's are."""
+
+    def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float) -> None:
+        super().__init__(kind, raw)
+        self.scale = scale
+
+    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
+        return super().forward(ids) * self.scale
+
+
+def _packed(module: Any, kind: str, stored: NDArray[np.uint8], bias: Tensor | None) -> nn.Module:
+    """What stands for a linear layer or an embedding whose weights are these bytes."""
+    if isinstance(module, nn.Linear):
+        return PackedLinear(kind, stored, module.in_features, module.out_features, bias)
+    scale = getattr(module, "scalar_embed_scale", None)
+    return PackedEmbedding(kind, stored) if scale is None else ScaledEmbedding(kind, stored, scale)
+
+
+def _type(kind: str) -> gguf.GGMLQuantizationType:
+    """The library's own name of a kind."""
+    return gguf.GGMLQuantizationType[kind.upper()]
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+def _mapped(path: Path) -> Weights:
+    """The tensors of a file that `write_stored` wrote, views of the file."""
+    with safe_open(path, "pt") as file:
+        kinds = file.metadata()
+        return {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
+
+
+def _in_memory(found: Contents) -> Weights:
+    """The same without a file."""
+    made: dict[str, tuple[Tensor, str]] = {}
+    for stored in packed(found.weights):
+        raw = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in stored.make()])
+        made[stored.name] = torch.from_numpy(raw).view(PLAIN[stored.dtype]).view(stored.shape), stored.kind
+    return made
+
+
+def _warn_of_dequantised(source: str, weights: Weights) -> None:
+    found = {name: (tensor, kind) for name, (tensor, kind) in weights.items() if kind and tensor.dtype != torch.uint8}
+    if not found:
+        return
+    names, kinds = list(found), sorted({kind for _, kind in found.values()})
+    need = sum(tensor.nbytes for tensor, _ in found.values())
+    in_file = 0.0
+    for tensor, kind in found.values():
+        block, size = gguf.GGML_QUANT_SIZES[_type(kind)]
+        in_file += tensor.numel() / block * size
+    few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    warnings.warn(
+        f"The kernel does not read weights of type {', '.join(kinds)}: {few} of {source} run in bfloat16 and take "
+        f"{need / 1e6:.0f} MB instead of {in_file / 1e6:.0f} MB.",
+        DequantisedWarning,
+        stacklevel=3,
+    )
+
+
+def _without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model's modules with all that is computed from the configuration, and parameters that take no memory."""
+    with _no_parameters():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.generation_config = generation
+    return model
+
+
+@contextmanager
+def _no_parameters() -> Iterator[None]:
+    """Parameters that are made meanwhile take no memory; buffers are made as ever."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
+
+    nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register

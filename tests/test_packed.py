@@ -1,0 +1,185 @@
+"""Models in GGUF files run with their weights as they are in the file, from text to text."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+import foretoken
+import gguf_zoo
+from foretoken.catalogue import converted as cache
+from foretoken.core.errors import ForetokenError
+from foretoken.gguf import folder as gguf_folder
+from foretoken.models import packed
+from foretoken.models.identity import fingerprint
+from foretoken.models.load import load_model, load_tokenizer
+from foretoken.models.named import QUANTISED
+from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
+
+CPU = torch.device("cpu")
+TYPES = gguf.GGMLQuantizationType
+MIXES = {
+    "blocks of 32": [TYPES.Q8_0, TYPES.Q4_0, TYPES.Q5_1, TYPES.Q4_1, TYPES.Q5_0],
+    "blocks of 256": [TYPES.Q4_K, TYPES.Q6_K, TYPES.Q5_K],
+}
+PROMPTS = ["the cat sat on", "the rat", "on the mat, the"]
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("FORETOKEN_HOME", str(home))
+    return home / "gguf"
+
+
+def save(path: Path, architecture: str = "llama", kind: TYPES | Sequence[TYPES] = TYPES.Q8_0, **how) -> str:
+    """A tiny model whose rows fill blocks of 256 weights."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    if architecture in ("qwen3", "gemma3"):
+        sizes["head_dim"] = 64
+    made = gguf_zoo.model(architecture, tied=how.pop("tied", True), **sizes)
+    gguf_zoo.save(made, architecture, path, kind, **how)
+    return str(path)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("architecture", gguf_zoo.ARCHITECTURES)
+def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix: str):
+    """Scores are those of the same weights in float32, but for activations in 8 bits; and greedy text is the same, bit
+    for bit, alone and in a batch, plain and drafted."""
+    path = save(tmp_path / "model.gguf", architecture, MIXES[mix], tied=mix == "blocks of 32")
+    plain = foretoken.load(path)
+    lm = plain.target.lm
+    linears = [module for module in lm.model.modules() if isinstance(module, PanelLinear)]
+    assert all(isinstance(module, PackedLinear) for module in linears)
+    assert isinstance(lm.model.get_input_embeddings(), PackedEmbedding)
+    assert lm.execution == ("kernel" if architecture in ("llama", "qwen2", "qwen3") else "panels")
+    exact = load_model(path, CPU, torch.float32, compile="off").model
+    ids = torch.tensor([plain.tokenizer(" ".join(PROMPTS)).input_ids])
+    with torch.inference_mode():
+        got, wanted = lm.model(ids).logits, exact(ids).logits
+    assert (got - wanted).square().mean() < (0.03**2) * wanted.var()
+    texts = [plain.generate(prompt, max_new_tokens=10, temperature=0.0).text for prompt in PROMPTS]
+    for drafter, tree in (("ngram", "chain:4"), (path, "chain:3"), (path, "kary:2x2")):
+        engine = foretoken.load(path, drafter=drafter, tree=tree)
+        results = engine.generate(PROMPTS, max_new_tokens=10, temperature=0.0)
+        assert [result.text for result in results] == texts, (drafter, tree)
+
+
+def test_floats_stay_floats(tmp_path: Path):
+    """A file without quantised weights runs as a folder with the same weights does."""
+    for kind, dtype in ((TYPES.BF16, torch.bfloat16), (TYPES.F16, torch.float32), (TYPES.F32, torch.float32)):
+        path = save(tmp_path / f"{kind.name}.gguf", "qwen2", kind)
+        lm = load_model(path, CPU)
+        assert (lm.dtype, lm.execution) == (dtype, "kernel")
+        exact = load_model(path, CPU, dtype, compile="auto")
+        assert torch.equal(*(x.model(torch.arange(9)[None]).logits for x in (lm, exact)))
+
+
+def test_what_the_kernel_does_not_have_is_dequantised(tmp_path: Path):
+    path = save(tmp_path / "model.gguf", "llama", [TYPES.Q4_K, TYPES.Q3_K])
+    with pytest.warns(packed.DequantisedWarning, match=r"type q3_k: model\.layers.* and \d+ more of .* MB instead of"):
+        lm = load_model(path, CPU)
+    assert lm.execution == "kernel"
+    exact = load_model(path, CPU, torch.float32, compile="off")
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        got, wanted = (x.model(ids).logits for x in (lm, exact))
+    assert (got - wanted).square().mean() < (0.03**2) * wanted.var()
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_folders_are_quantised_as_they_are_loaded(tmp_path: Path, kind: str):
+    gguf_zoo.model("llama", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / "folder")
+    save(tmp_path / "model.gguf", "llama", TYPES[kind.upper()], embedding=TYPES.F32)
+    one = load_model(str(tmp_path / "folder"), CPU, quantise=kind)
+    other = load_model(str(tmp_path / "model.gguf"), CPU)
+    assert one.execution == "kernel"
+    linears = [x for x in one.model.modules() if isinstance(x, PackedLinear)]
+    assert len(linears) == 2 * 7 + 1
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        states = [x.model.model(ids).last_hidden_state for x in (one, other)]  # the file's LM head is float32
+    assert torch.allclose(*states, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ForetokenError, match="on a CPU alone"):
+        load_model(str(tmp_path / "folder"), CPU, quantise=kind, compile="off")
+
+
+def test_the_second_start_reads_what_the_first_one_kept(
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = save(tmp_path / "model.gguf")
+    first = fingerprint(load_model(path, CPU))
+    (folder,) = [x for x in cache_folder.iterdir() if x.is_dir()]
+
+    def again(*_: object) -> None:
+        raise AssertionError("the GGUF file is read again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf_folder, "open_gguf", again)
+        assert fingerprint(load_model(path, CPU)) == first
+        assert load_tokenizer(path).eos_token == "<|im_end|>"
+    for damage in ("packed.safetensors", "config.json", "tokenizer.json", "origin.json"):
+        content = (folder / damage).read_bytes()
+        for left in (None, content[: len(content) // 2]):
+            (folder / damage).unlink() if left is None else (folder / damage).write_bytes(left)
+            assert fingerprint(load_model(path, CPU)) == first
+            assert (folder / damage).stat().st_size == len(content)
+    save(Path(path), kind=TYPES.Q4_0)  # another model in the same place
+    assert fingerprint(load_model(path, CPU)) != first
+    assert sorted(x.name for x in cache_folder.iterdir()) == sorted([folder.name, f".{folder.name}.lock"])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_without_room_for_the_cache_it_runs(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch):
+    path = save(tmp_path / "model.gguf", architecture)
+    kept = fingerprint(load_model(path, CPU))
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "full"))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf_folder, "write_stored", full)
+        with pytest.warns(cache.UnkeptWarning, match=r"cannot be kept in .*full/gguf \(No space left on device\)"):
+            lm = load_model(path, CPU)
+    assert [x.name for x in (tmp_path / "full" / "gguf").iterdir() if x.is_dir()] == []
+    assert fingerprint(lm) == kept
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "file"))
+    with pytest.warns(cache.UnkeptWarning, match="Not a directory"):
+        assert load_tokenizer(path).eos_token is not None
+
+
+def test_folders_with_a_file(tmp_path: Path):
+    save(tmp_path / "model.gguf")
+    assert load_model(str(tmp_path), CPU).name == str(tmp_path / "model.gguf")
+    shutil.copy(tmp_path / "model.gguf", tmp_path / "other.gguf")
+    with pytest.raises(ForetokenError, match=r"2 GGUF files: name one of .*model\.gguf, .*other\.gguf"):
+        load_model(str(tmp_path), CPU)
+
+
+def test_bad_files_are_refused(tmp_path: Path):
+    path = Path(save(tmp_path / "model.gguf"))
+    content = path.read_bytes()
+    (tmp_path / "text.gguf").write_text("no model")
+    for source, message in (("text.gguf", "is no GGUF file"), ("none.gguf", "does not exist")):
+        with pytest.raises(ForetokenError, match=message):
+            load_model(str(tmp_path / source), CPU)
+    path.write_bytes(content[: len(content) // 2])
+    for read in (lambda: load_model(str(path), CPU), lambda: load_tokenizer(str(path))):
+        with pytest.raises(ForetokenError, match="as a GGUF file"):
+            read()
+    changed = {
+        (b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"): r"describe its tokenizer \(it has no merges\)",
+        (b"tokenizer.ggml.model", b"tokenizer.ggml.nodel"): "has no tokenizer",
+        (b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"): r"model\.layers\.1\.mlp\.up_proj\.weight has shape none",
+        (b"llama.block_count", b"llama.glock_count"): "does not tell num_hidden_layers",
+    }
+    for (old, new), message in changed.items():
+        path.write_bytes(content.replace(old, new))
+        with pytest.raises(ForetokenError, match=message):
+            load_model(str(path), CPU)
