@@ -20,6 +20,8 @@ other, and matrices in the order in which a forward uses them (memory.py).
                panel 0     panel 1
 
 A word has 32 bits: one float32 weight (WHOLE), or the bfloat16 weights of an even and an odd k (HALVED, DOTTED).
+Quantised weights of GGUF files have forms of their own: their panels hold codes of 4 to 8 bits beside scales
+(quantised.py), and meet rows in blocks of 8 bits (dots.py).
 
 **A tile** takes one word of each column after the other, multiplies it with x[row, k] of every row, and adds to the
 sums (tile.py). Up to six rows are one tile; more rows are several tiles per panel, and a panel that does not fit the
@@ -46,6 +48,7 @@ the nodes beside it, and a drafted chain gives bit for bit what plain decoding g
     memory.py     where weights and caches stand       simd.py       exp, softmax, gate, rotary embedding by 16
     addresses.py  arrays by their addresses            pointwise.py  norms, biases, gates of rows
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
+    quantised.py  GGUF's blocks as panels              dots.py       their products, in whole numbers
 
 An architecture whose layers are like Llama's needs its weights in a `model.Layers` (models/kernel_layers.py) alone. One
 whose layer differs needs a step of its own in layer.py, too.

@@ -180,33 +180,35 @@ def pack_rows(raw, form, panels):
     strip_bytes = 4 * LANES * bits  # as many vectors as a code has bits
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
     codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
+    fours, words = codes.view(np.uint32), panels.view(np.uint32)
     for first in range(0, out, COLUMNS):
         panel = first // COLUMNS * groups * group_bytes
         for group in range(groups):
             for column in range(min(COLUMNS, out - first)):
-                row, at, to = raw[first + column], group * BLOCK_BYTES[kind], panel + group * group_bytes
-                d_at, least_at = read_block(row, at, form, codes, subs, least)
+                row, begin, to = raw[first + column], group * BLOCK_BYTES[kind], panel + group * group_bytes
+                d_at, least_at = read_block(row, begin, form, codes, subs, least)
                 for i in range(2):
-                    panels[to + 2 * column + i] = row[at + d_at + i]
+                    panels[to + 2 * column + i] = row[begin + d_at + i]
                     if has_least:
-                        panels[to + 2 * COLUMNS + 2 * column + i] = row[at + least_at + i]
+                        panels[to + 2 * COLUMNS + 2 * column + i] = row[begin + least_at + i]
                 for block in range(weights // 32):
                     here = to + scales_bytes + block * block_bytes
                     for i in range(subs_of):
                         panels[here + COLUMNS * i + column] = subs[block * subs_of + i]
                     if subs_of > 0 and has_least:
                         panels[here + COLUMNS * subs_of + column] = least[block]
-                    words = here + subs_bytes + column // LANES * strip_bytes + 4 * (column % LANES)
-                    for i in range(32):
-                        code, vector, byte = codes[32 * block + i], i // 4, i % 4
-                        if bits == 8:
-                            panels[words + 4 * LANES * vector + byte] = code
-                            continue
-                        panels[words + 4 * LANES * (vector % 4) + byte] |= (code & 15) << (4 * (vector // 4))
-                        if bits == 5:
-                            panels[words + 4 * LANES * 4 + byte] |= (code >> 4) << vector
-                        if bits == 6:
-                            panels[words + 4 * LANES * (4 + vector // 4) + byte] |= (code >> 4) << (2 * (vector % 4))
+                    # In words of 32 bits, of four codes each: `at` counts the panels' words, `eight` the codes'.
+                    at, eight = (here + subs_bytes + column // LANES * strip_bytes) // 4 + column % LANES, 8 * block
+                    if bits == 8:
+                        for g in range(8):
+                            words[at + LANES * g] = fours[eight + g]
+                        continue
+                    for v in range(4):
+                        low, high = fours[eight + v] & 0x0F0F0F0F, fours[eight + v + 4] & 0x0F0F0F0F
+                        words[at + LANES * v] = low | (high << 4)
+                    for g in range(8 if bits > 4 else 0):
+                        vector, shift = (4, g) if bits == 5 else (4 + g // 4, 2 * (g % 4))
+                        words[at + LANES * vector] |= ((fours[eight + g] >> 4) & 0x03030303) << shift
 
 
 @compiled
