@@ -15,11 +15,13 @@ from transformers import PreTrainedModel
 import foretoken
 from foretoken.audit.bits import bit_exact
 from foretoken.audit.report import OK
+from foretoken.core.errors import ForetokenError
 from foretoken.kernel import dots
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.quantised import KINDS, pack, packed_bytes, unpack
+from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.panels import PackedEmbedding, PackedLinear
+from foretoken.models.panels import PackedEmbedding, PackedLinear, check_quantised
 from models_zoo import one_thread, tiny
 
 __all__ = ["one_thread"]
@@ -68,9 +70,9 @@ def test_weights_are_those_of_the_file(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_size(kind: str) -> None:
     raw = random_rows(kind, 70, 512)
-    panels = pack(kind, raw)
-    assert len(panels) == packed_bytes(kind, 70, 512)
-    assert len(panels) <= 1.03 * 128 / 70 * raw.nbytes  # two panels of 64 columns
+    packed = pack(kind, raw)
+    assert len(packed) == packed_bytes(kind, 70, 512)
+    assert len(packed) <= 1.03 * 128 / 70 * raw.nbytes  # two panels of 64 columns
 
 
 def rounded_rows(x: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -105,6 +107,14 @@ def test_rows_that_are_not_finite_or_zero() -> None:
     assert torch.isnan(y[1]).all()
     assert not torch.isfinite(y[2]).any()
     assert torch.isfinite(y[3]).all()
+
+
+def test_wrong_products_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = panels.product
+    check_quantised.__wrapped__()
+    monkeypatch.setattr(panels, "product", lambda *given: right(*given) * 1.03)
+    with pytest.raises(ForetokenError, match="Products with q8_0 weights are wrong on this processor"):
+        check_quantised.__wrapped__()
 
 
 def module_of(name: str, half: bool) -> ir.Module:
@@ -149,12 +159,12 @@ def test_a_processor_without_any_of_them() -> None:
     engine.finalize_object()
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0)).numpy()
     for key, kind in KINDS.items():
-        panels = pack(key, random_rows(key, 64, 512))
-        want = PackedLinear(key, panels, 512, 64)(torch.from_numpy(x)).numpy()
+        packed = pack(key, random_rows(key, 64, 512))
+        want = PackedLinear(key, packed, 512, 64)(torch.from_numpy(x)).numpy()
         lines, got = np.empty((16, 3, 16), np.int32), np.zeros((3, 64), np.float32)
         quantise(x, lines)
         call = CFUNCTYPE(None, *[c_int64] * 6)(engine.get_function_address(f"{dots.PLAIN}_{key}"))
-        call(panels.ctypes.data, 512 // kind.weights, lines.ctypes.data, 3, 3, got.ctypes.data)
+        call(packed.ctypes.data, 512 // kind.weights, lines.ctypes.data, 3, 3, got.ctypes.data)
         assert np.array_equal(got, want)
 
 
