@@ -12,8 +12,8 @@ from foretoken.build import load
 from foretoken.core.draws import inverse_cdf
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Random
-from foretoken.core.scores import draw
 from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.walk import draw
 from foretoken.engine import Engine
 from models_zoo import tiny
 

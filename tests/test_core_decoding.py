@@ -13,10 +13,9 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
-from foretoken.core.scores import draw
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
-from foretoken.core.walk import follow, walk
+from foretoken.core.walk import draw, follow, walk
 from foretoken.decode import Decoder
 from foretoken.verify import VERIFIERS
 from tables import each

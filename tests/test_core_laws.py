@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draws import (
-    fast_draws,
-    fast_hub_draws,
-    fast_likeliest,
+    draw_distinct,
+    draw_hub,
+    draw_iid,
+    draw_likeliest,
     hub_inverse_cdf,
     inverse_cdf,
     largest_scores,
@@ -204,11 +205,11 @@ def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype, v: int) -> None:
     u = torch.rand(64, 5, generator=rng, dtype=torch.float64)
     u[0] = 0.0
     u[1] = 1 - 2**-53
-    assert torch.equal(fast_draws(q, u, replace=True), inverse_cdf(q, u))
-    assert torch.equal(fast_draws(q, u, replace=False), successive_inverse_cdf(q, u))
-    assert torch.equal(fast_hub_draws(q, u), hub_inverse_cdf(q, u))
+    assert torch.equal(draw_iid(q, u), inverse_cdf(q, u))
+    assert torch.equal(draw_distinct(q, u), successive_inverse_cdf(q, u))
+    assert torch.equal(draw_hub(q, u), hub_inverse_cdf(q, u))
     wide = torch.cat([q, q], 1)[:, :v]  # rows that do not lie side by side
-    assert torch.equal(fast_draws(wide, u, replace=True), inverse_cdf(q, u))
+    assert torch.equal(draw_iid(wide, u), inverse_cdf(q, u))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -216,13 +217,13 @@ def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype, v: int) -> None:
 def test_the_compiled_likeliest_are_the_plain_ones(dtype: torch.dtype, v: int, k: int) -> None:
     scores = torch.randn(64, v, generator=torch.Generator().manual_seed(v)).to(dtype)
     scores[1:, 0] = -torch.inf
-    assert torch.equal(fast_likeliest(scores, k), largest_scores(scores, k))
+    assert torch.equal(draw_likeliest(scores, k), largest_scores(scores, k))
     wide = torch.cat([scores, scores], 1)[:, :v]  # rows that do not lie side by side
-    assert torch.equal(fast_likeliest(wide, k), largest_scores(scores, k))
+    assert torch.equal(draw_likeliest(wide, k), largest_scores(scores, k))
 
 
 def test_the_first_of_equals_is_the_likeliest() -> None:
-    assert fast_likeliest(torch.tensor([[1.0, 2.0, 0.0, 2.0, 1.0, 2.0]]), 4).tolist() == [[1, 3, 5, 0]]
+    assert draw_likeliest(torch.tensor([[1.0, 2.0, 0.0, 2.0, 1.0, 2.0]]), 4).tolist() == [[1, 3, 5, 0]]
 
 
 RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(2, (0.0, 1.0, 0.0)), IID(3, (0.1, 0.0, 0.6, 0.3)), IID(0)]

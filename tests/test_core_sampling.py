@@ -1,5 +1,6 @@
-"""Logits to probabilities: transformers' own processors are the reference."""
+"""Logits to probabilities: transformers' own processors, float64 and whole sorted rows are the references."""
 
+import itertools
 import math
 
 import pytest
@@ -17,7 +18,8 @@ from transformers import (
 )
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
-from foretoken.core.sampling import Sampling
+from foretoken.core.sampling import Sampling, Truncation, best, likeliest, plain_softmax, softmax, truncated
+from foretoken.kernel.sizes import ALL
 
 V = 9
 logits_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=V, max_size=V), min_size=1, max_size=3)
@@ -158,16 +160,6 @@ def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
     assert p.tolist() == [[0, 1, 0]]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
-def test_logits_that_are_not_finite(temperature: float, bad: float, cut: dict[str, float]) -> None:
-    with pytest.raises(NotFiniteError):
-        Sampling(temperature=temperature, **cut)(torch.tensor([[0.0, bad, 1.0]]))
-    with pytest.raises(NotFiniteError):
-        Sampling(temperature=temperature, **cut)(torch.full((1, 3), -math.inf))
-
-
 def test_minus_infinity_is_probability_zero() -> None:
     assert Sampling(temperature=0.5)(torch.tensor([[0.0, -math.inf]])).tolist() == [[1, 0]]
 
@@ -214,3 +206,122 @@ def test_the_largest_settings_leave_a_distribution() -> None:
     p = largest(torch.tensor([[5.0, 1000.0, -1000.0]]), [[0, 1, 1, 2]], 1)
     assert bool(p.isfinite().all())
     assert float(p.sum()) == pytest.approx(1)
+
+
+SETTINGS = [
+    (0, 0.9, 0.0),
+    (0, 0.37, 0.0),
+    (0, 0.999, 0.0),
+    (5, 1.0, 0.0),
+    (900, 1.0, 0.0),
+    (0, 1.0, 0.1),
+    (7, 0.8, 0.1),
+]
+SIZES = [1, 2, 15, 16, 17, 4096, 50257]
+
+
+def scores(v: int, spread: float = 5.0) -> Tensor:
+    x = spread * torch.randn(3, v, generator=torch.Generator().manual_seed(v))
+    if v > 1:
+        x[0, 0] = -math.inf  # a token that a processor has forbidden
+    return x
+
+
+@pytest.mark.parametrize("temperature", [1e-35, 1e-25, 1e-3, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("v", SIZES)
+def test_compiled_softmax_is_that_of_float64(v: int, temperature: float) -> None:
+    x = scores(v)
+    p = softmax(x, temperature)
+    # Rounding of the exponent: |x| / T of up to 30 / T in float32, where the row is not one-hot anyway.
+    assert torch.allclose(
+        p.double(), plain_softmax(x.double(), temperature), rtol=1e-5 / min(temperature, 1), atol=1e-7
+    )
+    assert (p.double().sum(-1) - 1).abs().max() < 2e-7
+    assert v == 1 or p[0, 0] == 0
+
+
+@pytest.mark.parametrize("v", SIZES)
+def test_the_best_is_that_of_float64(v: int) -> None:
+    assert torch.equal(likeliest(scores(v)), likeliest(scores(v).double()))
+    assert torch.equal(best(scores(v)).double(), best(scores(v).double()))
+    assert best(scores(v)).sum(-1).tolist() == [1, 1, 1]
+
+
+def test_the_first_of_equals_is_best() -> None:
+    x = torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
+    assert best(x).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_rows_that_are_views_are_read_rightly() -> None:
+    x = scores(64)
+    assert torch.equal(softmax(x[1:2], 1.0), softmax(x[1:2].clone(), 1.0))
+    assert torch.equal(softmax(x[:, 3:40], 1.0), softmax(x[:, 3:40].clone(), 1.0))
+    assert torch.equal(best(x[:, 3:40]), best(x[:, 3:40].contiguous()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("setting", [None, ALL, *SETTINGS], ids=str)
+def test_what_is_not_finite_is_refused(setting: Truncation | None, dtype: torch.dtype) -> None:
+    """By the compiled rows and by torch's. None: at temperature 0."""
+
+    def p(x: Tensor) -> Tensor:
+        return best(x.to(dtype)) if setting is None else softmax(x.to(dtype), 0.7, setting)
+
+    for bad, v, place in itertools.product((math.nan, math.inf), (20, 4096), (0, 13, 4095)):
+        x = scores(v)
+        x[1, place % v] = bad
+        with pytest.raises(NotFiniteError):
+            p(x)
+    with pytest.raises(NotFiniteError):
+        p(torch.full((2, 40), -math.inf))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("size", [1, 37, 64, 3001])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 30.0])
+@pytest.mark.parametrize("steps", [None, 2], ids=["distinct", "ties"])
+def test_the_tokens_kept_are_those_of_whole_sorted_rows(setting, size, spread, steps):
+    """Ties: scores are multiples of 1/2, so that many tokens share the one at the cut."""
+    generator = torch.Generator().manual_seed(size)
+    scores = spread * torch.randn(20, size, generator=generator)
+    if steps is not None:
+        scores = (scores * steps).round() / steps
+    exact = scores.double() / 0.5
+    kept = truncated(exact, setting) > -torch.inf
+    p = softmax(scores, 0.5, setting)
+    wanted = exact.masked_fill(~kept, -torch.inf).softmax(-1)
+    sure = ~_near_the_cut(exact, setting)
+    torch.testing.assert_close(p.double()[sure], wanted[sure], rtol=2e-5, atol=1e-37)
+    assert int(sure.sum()) > 2 or spread == 0  # equal numbers are all near every cut, or none is
+
+
+def _near_the_cut(scores: Tensor, setting: Truncation) -> Tensor:
+    """Whether rounding in float32 may decide."""
+    top_k, top_p, min_p = setting
+    if 0 < top_k < scores.shape[1]:
+        scores = truncated(scores, (top_k, 1.0, 0.0))
+    p = scores.softmax(-1)
+    mass = (p.sort(-1).values.cumsum(-1) - (1 - top_p)).abs().amin(-1) < 1e-6
+    left = truncated(scores, (0, top_p, 0.0)).softmax(-1)
+    floor = (left / left.amax(-1, keepdim=True) - min_p).abs().amin(-1) < 1e-6
+    return (mass & (top_p < 1)) | (floor & (min_p > 0))
+
+
+def test_of_equal_scores_at_the_cut_the_last_stay():
+    scores = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, -5.0]])
+    p = torch.softmax(scores, -1)[0]
+    for kept in range(1, 5):
+        top_p = float(p[0] + (kept - 1.5) * p[1])
+        got = softmax(scores, 1.0, (0, top_p, 0.0))[0]
+        assert got.nonzero().flatten().tolist() == [0, *range(5 - (kept - 1), 5)]
+        assert torch.equal(got > 0, (truncated(scores, (0, top_p, 0.0)) > -torch.inf)[0])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_tokens_that_are_ruled_out_stay_out(setting):
+    scores = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+    scores[:, ::2] = -torch.inf
+    got = softmax(scores, 0.7, setting)
+    alone = softmax(scores[:, 1::2].contiguous(), 0.7, setting)
+    assert bool((got[:, ::2] == 0).all())
+    torch.testing.assert_close(got[:, 1::2], alone, rtol=1e-6, atol=0)

@@ -22,16 +22,21 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.layer import layer_shape
 from foretoken.heads.lm import ready
 from foretoken.heads.serial import SerialRows
+from foretoken.models.fused_rows import FusedRows
 from foretoken.models.load import load_frozen
 from foretoken.models.parts import parts
-from foretoken.models.rows import Rows
 
 PROMPT = "def read(self, path):\n    with open("
 
 
 # EAGLE-3 heads of random weights, one of them with a vocabulary and flags of its own, beside the trained models.
 EAGLE3 = {"eagle3": (None, False), "eagle3-trimmed": (500, True)}
-ROWS = {"drafter": Rows, "heads/eagle": SerialRows, "heads/gumiho": SerialRows, **dict.fromkeys(EAGLE3, SerialRows)}
+ROWS = {
+    "drafter": FusedRows,
+    "heads/eagle": SerialRows,
+    "heads/gumiho": SerialRows,
+    **dict.fromkeys(EAGLE3, SerialRows),
+}
 FOLDER = tempfile.TemporaryDirectory()
 
 
@@ -171,7 +176,7 @@ def test_a_batch_and_a_wider_tree_go_level_by_level(name, engine, calls):
 @pytest.mark.parametrize("name", ["drafter"], indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_without_finite_logits_is_given_up(engine, temperature):
-    engine.drafter.lm.kernel.head.norm[:] = torch.nan
+    engine.drafter.lm.backend.head.norm[:] = torch.nan
     with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
         result = engine.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
     assert result.stats.num_drafted == 0

@@ -231,11 +231,11 @@ def test_memory_of_the_caches_does_not_grow(folders):
     sampling = foretoken.Sampling()
     sequence = Sequence([5, 6], sampling, seeded(0), 200)
     decoder.join(sequence)
-    stores = [*decoder.target.rows._cache.stores, *decoder.drafter.rows._cache.stores]
+    stores = [*decoder.target.rows.cache.stores, *decoder.drafter.rows.cache.stores]
     before = [(s.data_ptr(), s.shape) for s in stores]
     while decoder.sequences:
         decoder.step()
-    after = [*decoder.target.rows._cache.stores, *decoder.drafter.rows._cache.stores]
+    after = [*decoder.target.rows.cache.stores, *decoder.drafter.rows.cache.stores]
     assert [(s.data_ptr(), s.shape) for s in after] == before
 
 

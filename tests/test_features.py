@@ -77,7 +77,7 @@ def test_kernel(family: str, batch: int, dtype: torch.dtype) -> None:
     torch.nn.Module.to(exact, torch.float32)
     pack(packed)
     rows = CausalLM(packed).open(batch, 60, LAYERS)
-    assert isinstance(rows._kernel, KernelRows)
+    assert isinstance(rows.cache, KernelRows)
     check(model, rows, batch, exact if dtype == torch.bfloat16 else None)
 
 

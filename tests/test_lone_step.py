@@ -10,10 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
-from foretoken.core.softmax import softmax
+from foretoken.core.sampling import softmax
 from foretoken.draft.lm import LMDrafter
 from foretoken.models import target
 from foretoken.models.features import FINAL
+from foretoken.models.fused_rows import FusedRows
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
@@ -120,7 +121,7 @@ def test_hidden_states_are_kept_the_longer_way(calls):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_name_the_model(temperature):
     engine = load()
-    kernel = engine.target.lm.kernel
+    kernel = engine.target.lm.backend
     assert isinstance(kernel, LlamaKernel)
     kernel.head.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
@@ -142,7 +143,7 @@ TREES = {
 def the_longer_way(monkeypatch) -> None:
     """Neither the target's nor the drafter's trees in one call."""
     monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
-    monkeypatch.setattr(Rows, "scores_trees", False)
+    monkeypatch.setattr("foretoken.models.causal_lm.FusedRows", Rows)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -165,14 +166,14 @@ def test_the_text_of_a_tree_is_the_same(which, temperature, dtype, trees, monkey
 def test_every_level_is_drafted_in_one_call(which, temperature, monkeypatch):
     engine, levels = load("float32", str(demo_folder() / "drafter"), **TREES[which]), []
     assert isinstance(engine.drafter, LMDrafter)
-    score = Rows.score_tree
+    score = FusedRows.score_tree
 
     def counted(self, *args):
         if self._lm is engine.drafter.lm:
             levels.append(args)
         return score(self, *args)
 
-    monkeypatch.setattr(Rows, "score_tree", counted)
+    monkeypatch.setattr(FusedRows, "score_tree", counted)
     monkeypatch.setattr(Rows, "score", lambda *_: pytest.fail("the longer way"))
     result = engine.generate(PROMPT, max_new_tokens=40, temperature=temperature, seed=2)
     assert len(levels) > 2 * (result.stats.num_target_forwards - result.stats.num_plain)
@@ -268,7 +269,7 @@ def test_the_states_kept_by_either_way_are_the_same():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, trees):
     engine = load(drafter="ngram", tree="chain:3")
-    kernel = engine.target.lm.kernel
+    kernel = engine.target.lm.backend
     assert isinstance(kernel, LlamaKernel)
     kernel.head.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):

@@ -167,15 +167,15 @@ def test_memory_stands_still() -> None:
     rows = CausalLM(tiny("llama")).open(2, 400)
     rows.extend(rows.join(), [1, 2, 3])
     rows.extend(rows.join(), [1, 2])
-    before = [(s.data_ptr(), s.shape) for s in rows._cache.stores]
+    before = [(s.data_ptr(), s.shape) for s in rows.cache.stores]
     rng = random.Random(6)
     for _ in range(60):
         rows.score([[1, 2, 3], [4, 5]], [[-1, 0, 0], [-1, 0]])
-        start = rows._cache.stores[0]
+        start = rows.cache.stores[0]
         end = start.data_ptr() + start.numel() * start.element_size()
-        assert all(start.data_ptr() <= v.data_ptr() < end for v in rows._cache._reads)
+        assert all(start.data_ptr() <= v.data_ptr() < end for v in rows.cache._reads)
         rows.keep([rng.choice([[0], [0, 2]]), [0]])
-    assert before == [(s.data_ptr(), s.shape) for s in rows._cache.stores]
+    assert before == [(s.data_ptr(), s.shape) for s in rows.cache.stores]
 
 
 def test_keep_in_place_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_keep_in_place_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows.extend(rows.join(), [1, 2, 3])
     rows.score([[4, 5, 6, 7]], [[-1, 0, 0, 2]])
     moved = []
-    monkeypatch.setattr(rows._cache, "move", lambda row, start, nodes: moved.append((row, start, nodes)))
+    monkeypatch.setattr(rows.cache, "move", lambda row, start, nodes: moved.append((row, start, nodes)))
     rows.keep([[0, 1]])
     assert not moved
     assert rows.lengths == [5]

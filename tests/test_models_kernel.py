@@ -24,7 +24,8 @@ from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 from foretoken.kernel.threads import ThreadChoice
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
+from foretoken.models.llama_kernel import KernelRows, LlamaKernel, llama_kernel
+from foretoken.models.modules import Modules
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
@@ -184,11 +185,10 @@ def compiled_rows(model: PreTrainedModel, batch: int, slots: int) -> tuple[Rows,
     """The compiled path and the generic one, over the same packed model."""
     pack(model)
     lm = CausalLM(model)
-    assert isinstance(lm.kernel, LlamaKernel)
+    assert isinstance(lm.backend, LlamaKernel)
     fast = lm.open(batch, slots)
-    lm.kernel = None
+    lm.backend = Modules(model, lm._layout)
     slow = lm.open(batch, slots)
-    assert slow._kernel is None
     return fast, slow
 
 
@@ -329,8 +329,8 @@ def test_a_wrong_product_is_seen() -> None:
     want = plain(model, [1, 2, 3, 4, 5])
     pack(model)
     rows = CausalLM(model).open(1, 40)
-    assert rows._kernel is not None
-    rows._kernel.model.cache.sin[:] *= -1
+    assert isinstance(rows.cache, KernelRows)
+    rows.cache.model.cache.sin[:] *= -1
     rows.extend(rows.join(), [1, 2, 3, 4])
     (x,) = rows.score([[5]], [[-1]])
     assert float((x[0] - want).abs().max()) > 50 * TOLERANCE[torch.float32]

@@ -8,7 +8,7 @@ import torch
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Coins, Opaque
+from foretoken.core.laws import Coins
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
@@ -38,7 +38,7 @@ from foretoken.models.named import check_compile, check_quantise
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
-from foretoken.names import check_pair, law_family, policy_for, tree_policy, verifier_named
+from foretoken.names import check_pair, settled
 from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
     AUTO,
@@ -55,10 +55,7 @@ from foretoken.recipe import (
     Recipe,
     check_known,
 )
-from foretoken.trees.budget import BudgetTree
-from foretoken.trees.dynamic import ProductTree, RankedTree
-from foretoken.trees.static import StaticTree
-from foretoken.verify.block import TreeBlock
+from foretoken.trees.dynamic import ProductTree
 from foretoken.vocab.overlap import compare
 from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.translation import Translation
@@ -134,7 +131,6 @@ def load(
             tree, draft_probability = METHODS[AUTO], None
             verifier = None if tuned.draft_probability is not None else verifier
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
-    policy = tree_policy(recipe.tree)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
     head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
@@ -150,7 +146,7 @@ def load(
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     recipe = replace(recipe, vocab=kind if kind in VOCABS else None)
-    _settled(recipe, kind, policy)  # before models are loaded
+    policy, _, _ = settled(recipe, kind)  # before models are loaded
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device = choose_device(device)
@@ -216,58 +212,13 @@ def plain(engine: Engine) -> Engine:
 def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
     """The drafter and the rule of a recipe. Raises ForetokenError for a pair that would not be lossless."""
     kind = recipe.vocab or source.kind
-    policy, rule, law = _settled(recipe, kind, tree_policy(recipe.tree))
+    policy, rule, law = settled(recipe, kind)
     drafter = KINDS[kind].make(source, policy, law)
     if recipe.draft_probability is not None:
         assert isinstance(drafter, LMDrafter)
         drafter = RandomisedDrafter(drafter.lm, policy, Coins(recipe.draft_probability), source.vocab_size)
     check_pair(drafter, rule)
     return drafter, rule
-
-
-def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
-    """The verifier of a recipe that names none, for a drafter of a kind."""
-    policy = tree_policy(recipe.tree)
-    if recipe.draft_probability is not None:
-        return "randomised" if policy.max_draws <= 1 else "transport"
-    if isinstance(policy, RankedTree):
-        return "exact-match"
-    if KINDS[kind].rule is not None:
-        return str(KINDS[kind].rule)
-    if isinstance(policy, BudgetTree):
-        return "block-transport"
-    return "block" if policy.max_draws <= 1 else "rrsw"
-
-
-def _settled(recipe: Recipe, kind: str, policy: TreePolicy) -> tuple[TreePolicy, Verifier, LawFamily]:
-    """(policy, rule, law) of a recipe for a drafter of a kind. Raises ForetokenError for what does not go together."""
-    tree = recipe.tree
-    if recipe.law is not None and KINDS[kind].own_draws:
-        raise ForetokenError(
-            f"vocab {kind} draws in a way of its own, to which law {recipe.law} means nothing: leave it out."
-        )
-    if isinstance(policy, ProductTree) and kind != HEAD:
-        raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
-    if isinstance(policy, ProductTree) and recipe.method == AUTO:
-        raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
-    if recipe.draft_probability is not None:
-        _check_randomised(recipe.draft_probability, kind, policy, recipe.law)
-    rule = verifier_named(recipe.verifier or usual_rule(recipe, kind))
-    if recipe.draft_probability is not None and isinstance(rule, TreeBlock):
-        raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
-    usual = KINDS[kind].rule
-    if recipe.verifier is not None and kind in VOCABS and usual is not None and not rule.accepts(Opaque(1)):
-        raise ForetokenError(
-            f"Verifier {rule.name} needs probabilities that vocab {kind} does not give: choose {usual}, its usual one."
-        )
-    family = law_family(recipe.law) if recipe.law else rule.laws[0]
-    policy = policy_for(policy, rule)
-    if isinstance(policy, RankedTree) and family is not Opaque:
-        raise ForetokenError(
-            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
-            f"with law {family.name}: leave both out, or choose tree budget:N."
-        )
-    return policy, rule, family
 
 
 def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
@@ -302,18 +253,6 @@ def _check_sizes(drafter: CausalLM, target: CausalLM) -> None:
             f"Drafter {drafter.name} has {drafter.vocab_size} tokens and target {target.name} {target.vocab_size}, "
             f"which is not one vocabulary: pass tokenizer=, drafter_tokenizer= and vocab={AUTO!r}."
         )
-
-
-def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, law: str | None) -> None:
-    if kind in (NO_DRAFTER, HEAD) or KINDS[kind].rule is not None:
-        raise ForetokenError(
-            f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
-            "no strings."
-        )
-    if not isinstance(policy, StaticTree) or policy.floor > 0:
-        raise ForetokenError("draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD or list:FILE.")
-    if law not in (None, IID.name):
-        raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
 
 
 def _named(model: str | HFModel) -> str:

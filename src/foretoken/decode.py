@@ -19,11 +19,10 @@ from foretoken.core.interfaces import (
     TargetSession,
 )
 from foretoken.core.random import Random
-from foretoken.core.scores import NodeScores
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
-from foretoken.core.walk import walk_of
+from foretoken.core.walk import NodeScores, walk_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,7 +4,6 @@ import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.limits import check_counts, check_seed, check_stops
+from foretoken.core.limits import check_counts, check_seed, check_stops, number, whole
 from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
@@ -91,7 +90,7 @@ class Chunk:
 
 @dataclass
 class Request:
-    """One prompt in work."""
+    """One prompt in work, and what came of it so far; stream: None where its text is made of all ids at the end."""
 
     index: int
     ids: list[int]
@@ -99,6 +98,17 @@ class Request:
     seed: int
     stream: TextStream | None
     stats: Stats = field(default_factory=Stats)
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+
+    def result(self, tokenizer: Tokenizer | None) -> Result:
+        """What came of it, once it is finished."""
+        assert self.finish_reason is not None
+        if self.stream is None and tokenizer is not None:
+            stream = TextStream(tokenizer, (), self.ids)
+            self.text = stream.push(self.token_ids) + stream.finish()
+        return Result(self.text, self.token_ids, self.stats, self.seed, self.finish_reason)
 
 
 @dataclass(frozen=True)
@@ -167,19 +177,12 @@ class Engine:
         """
         prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, streaming=False)
-        tokens: list[list[int]] = [[] for _ in requests]
-        texts = [""] * len(requests)
-        reasons: dict[int, FinishReason] = {}
         for chunk in self._run(requests, max_new_tokens, _sampling(sampling), observer):
-            tokens[chunk.index] += chunk.token_ids
-            texts[chunk.index] += chunk.text
-            if chunk.finish_reason is not None:
-                reasons[chunk.index] = chunk.finish_reason
-        results = []
-        for request, ids, text in zip(requests, tokens, texts, strict=True):
-            if request.stream is None and self.tokenizer is not None:
-                text = _decode_all(self.tokenizer, request.ids, ids)
-            results.append(Result(text, ids, request.stats, request.seed, reasons[request.index]))
+            request = requests[chunk.index]
+            request.token_ids += chunk.token_ids
+            request.text += chunk.text
+            request.finish_reason = chunk.finish_reason
+        results = [request.result(self.tokenizer) for request in requests]
         return results[0] if single else results
 
     def chat(
@@ -216,7 +219,7 @@ class Engine:
     def _requests(
         self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str] | None, streaming: bool
     ) -> list[Request]:
-        seed = random.randrange(2**31) if seed is None else _whole("seed", seed)
+        seed = random.randrange(2**31) if seed is None else whole("seed", seed)
         check_seed(seed, len(prompts))
         stops = _stops(stop)
         if stops and self.tokenizer is None:
@@ -267,7 +270,7 @@ class Engine:
         self, requests: list[Request], max_new_tokens: int, sampling: Sampling, observer: Observer | None
     ) -> Iterator[Chunk]:
         """Join, step, retire, until every request is done. The one place where sequences, steps and text meet."""
-        max_new_tokens = _whole("max_new_tokens", max_new_tokens)
+        max_new_tokens = whole("max_new_tokens", max_new_tokens)
         check_counts(max_new_tokens=max_new_tokens)
         outside = [token for token in sampling.logit_bias if not 0 <= token < self.target.vocab_size]
         if outside:
@@ -329,31 +332,18 @@ def _sampling(options: SamplingOptions) -> Sampling:
         raise ForetokenError(f"Unknown option {min(unknown)}: choose among {', '.join(known)}.")
     given: dict[str, Any] = dict(options)
     for name in given.keys() - {"top_k", "logit_bias", "processors"}:
-        given[name] = _number(name, given[name])
+        given[name] = number(name, given[name])
     if "top_k" in given:
-        given["top_k"] = _whole("top_k", given["top_k"])
+        given["top_k"] = whole("top_k", given["top_k"])
     bias = given.get("logit_bias", {})
     if not isinstance(bias, Mapping):
         raise ForetokenError(f"logit_bias is a {type(bias).__name__}: give a dict of token ids and numbers.")
     if bias:
         given["logit_bias"] = {
-            _whole("A token of logit_bias", token): _number(f"logit_bias of token {token}", added)
+            whole("A token of logit_bias", token): number(f"logit_bias of token {token}", added)
             for token, added in bias.items()
         }
     return Sampling(**given)
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise ForetokenError(f"{name} is {value!r}: it must be a whole number.") from None
-
-
-def _number(name: str, value: Any) -> Any:
-    if not isinstance(value, Real):
-        raise ForetokenError(f"{name} is {value!r}: it must be a number.")
-    return value
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
@@ -387,8 +377,3 @@ def _read(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[
     if last:
         text += stream.finish()
     return tokens, text, stream.stopped
-
-
-def _decode_all(tokenizer: Tokenizer, prompt_ids: list[int], ids: list[int]) -> str:
-    stream = TextStream(tokenizer, (), prompt_ids)
-    return stream.push(ids) + stream.finish()

@@ -1,21 +1,22 @@
-"""Names -> trees, laws and rules, and the refusal of pairs that would not be lossless. recipe.py has the names."""
+"""Names -> trees, laws and rules, and the refusal of all that does not go together. recipe.py has the names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Hub, Law
+from foretoken.core.laws import IID, Hub, Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
-from foretoken.recipe import LAWS, check_law, check_verifier
+from foretoken.recipe import AUTO, HEAD, KINDS, LAWS, NO_DRAFTER, SAME, VOCABS, Recipe, check_law, check_verifier
 from foretoken.trees.budget import BudgetTree
-from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree
+from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
 from foretoken.trees.grammar import read_tree
 from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import StaticTree, chain, kary
 from foretoken.verify import VERIFIERS
+from foretoken.verify.block import TreeBlock
 from foretoken.verify.checked import checked
 from foretoken.verify.published.plan import Solver
 
@@ -78,6 +79,64 @@ def verifier_named(name: str) -> Verifier:
     if isinstance(rule, Solver):
         rule.check_installed()
     return rule
+
+
+def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
+    """The verifier of a recipe that names none, for a drafter of a kind."""
+    policy = tree_policy(recipe.tree)
+    if recipe.draft_probability is not None:
+        return "randomised" if policy.max_draws <= 1 else "transport"
+    if isinstance(policy, RankedTree):
+        return "exact-match"
+    if KINDS[kind].rule is not None:
+        return str(KINDS[kind].rule)
+    if isinstance(policy, BudgetTree):
+        return "block-transport"
+    return "block" if policy.max_draws <= 1 else "rrsw"
+
+
+def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]:
+    """(policy, rule, law) of a recipe for a drafter of a kind. Raises ForetokenError for what does not go together."""
+    tree, policy = recipe.tree, tree_policy(recipe.tree)
+    if recipe.law is not None and KINDS[kind].own_draws:
+        raise ForetokenError(
+            f"vocab {kind} draws in a way of its own, to which law {recipe.law} means nothing: leave it out."
+        )
+    if isinstance(policy, ProductTree) and kind != HEAD:
+        raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
+    if isinstance(policy, ProductTree) and recipe.method == AUTO:
+        raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
+    if recipe.draft_probability is not None:
+        _check_randomised(recipe.draft_probability, kind, policy, recipe.law)
+    rule = verifier_named(recipe.verifier or usual_rule(recipe, kind))
+    if recipe.draft_probability is not None and isinstance(rule, TreeBlock):
+        raise ForetokenError(f"draft_probability does not go with verifier {rule.name}: leave the verifier out.")
+    usual = KINDS[kind].rule
+    if recipe.verifier is not None and kind in VOCABS and usual is not None and not rule.accepts(Opaque(1)):
+        raise ForetokenError(
+            f"Verifier {rule.name} needs probabilities that vocab {kind} does not give: choose {usual}, its usual one."
+        )
+    family = law_family(recipe.law) if recipe.law else rule.laws[0]
+    policy = policy_for(policy, rule)
+    if isinstance(policy, RankedTree) and family is not Opaque:
+        raise ForetokenError(
+            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
+            f"with law {family.name}: leave both out, or choose tree budget:N."
+        )
+    return policy, rule, family
+
+
+def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, law: str | None) -> None:
+    """Refuse coins for a drafter, a tree or a law that they do not go with."""
+    if kind in (NO_DRAFTER, HEAD) or KINDS[kind].rule is not None:
+        raise ForetokenError(
+            f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
+            "no strings."
+        )
+    if not isinstance(policy, StaticTree) or policy.floor > 0:
+        raise ForetokenError("draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD or list:FILE.")
+    if law not in (None, IID.name):
+        raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
 
 
 def check_pair(drafter: Drafter, rule: Verifier) -> None:

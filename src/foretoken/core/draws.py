@@ -1,7 +1,7 @@
 """Draws of tokens from rows of weights by uniforms: in torch, and compiled for rows in CPU memory.
 
-The two ways give the same tokens for the same uniforms; the compiled one takes a fifth of the time. Uniforms that are
-not numbers, as the audit's, are for the plain way alone.
+Both give the same tokens for the same uniforms; the compiled one takes a fifth of the time. Uniforms that are
+not numbers, as the audit's, are for torch alone.
 """
 
 import numpy as np
@@ -15,17 +15,12 @@ from foretoken.kernel.sizes import NONE
 
 
 def draw_iid(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Independent draws from each row by uniforms u [m, k]; compiled on a CPU."""
-    if isinstance(u, Tensor) and on_cpu(weights):
-        return fast_draws(weights, u, replace=True)
-    return inverse_cdf(weights, u)
-
-
-def draw_distinct(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Successive draws from each row without replacement by uniforms u [m, k]; compiled on a CPU."""
-    if isinstance(u, Tensor) and on_cpu(weights):
-        return fast_draws(weights, u, replace=False)
-    return successive_inverse_cdf(weights, u)
+    """Independent draws from each row by uniforms u [m, k]."""
+    if not isinstance(u, Tensor) or not on_cpu(weights):
+        return inverse_cdf(weights, u)
+    draws = np.empty(u.shape, np.int64)
+    draw_tokens(np.ascontiguousarray(weights.detach().numpy()), u.numpy(), True, draws)
+    return torch.from_numpy(draws)
 
 
 def inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
@@ -38,6 +33,16 @@ def inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"
     cdf = weights.cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cdf, u.to(cdf.device) * cdf[:, -1:], right=True)
     return tokens.clamp_(max=weights.shape[-1] - 1)  # u * total can round up to total
+
+
+def draw_distinct(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
+    """Successive draws from each row without replacement by uniforms u [m, k]; NONE where nothing is left."""
+    if not isinstance(u, Tensor) or not on_cpu(weights):
+        return successive_inverse_cdf(weights, u)
+    draws = np.empty(u.shape, np.int64)
+    # A copy is scratch for the zeros that stand for tokens already drawn.
+    draw_tokens(weights.detach().numpy().copy(), u.numpy(), False, draws)
+    return torch.from_numpy(draws)
 
 
 def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
@@ -56,8 +61,13 @@ FEW = 128  # more are found sooner by torch
 
 
 def draw_likeliest(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
-    """The k largest of each row, NONE for those that are ruled out; compiled on a CPU, where it keeps a few sorted."""
-    return fast_likeliest(scores, k) if on_cpu(scores) and k <= FEW else largest_scores(scores, k)
+    """The k largest of each row, of equals the first (on a CPU); NONE for those that are ruled out."""
+    if k > FEW or not on_cpu(scores):
+        return largest_scores(scores, k)
+    draws = np.full((len(scores), k), NONE, np.int64)
+    if k:
+        top_tokens(np.ascontiguousarray(scores.detach().numpy()), draws)
+    return torch.from_numpy(draws)
 
 
 def largest_scores(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
@@ -69,10 +79,12 @@ def largest_scores(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
 
 
 def draw_hub(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Hubs and one draw from the rest of each row by uniforms u [m, k]; compiled on a CPU."""
-    if isinstance(u, Tensor) and on_cpu(weights):
-        return fast_hub_draws(weights, u)
-    return hub_inverse_cdf(weights, u)
+    """Hubs and one draw from the rest of each row by uniforms u [m, k]; NONE where nothing is left."""
+    if not isinstance(u, Tensor) or not on_cpu(weights):
+        return hub_inverse_cdf(weights, u)
+    draws = np.empty(u.shape, np.int64)
+    hub_tokens(weights.detach().numpy().copy(), u.numpy(), draws)
+    return torch.from_numpy(draws)
 
 
 def hub_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
@@ -97,27 +109,3 @@ def hub_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "
 def on_cpu(weights: Tensor) -> bool:
     """Whether the compiled loops take these rows."""
     return weights.device.type == "cpu" and weights.dtype in (torch.float32, torch.float64)
-
-
-def fast_draws(weights: Tensor, u: Tensor, replace: bool) -> Tensor:
-    """[m, k] tokens for float64 uniforms u [m, k]; without replacement, NONE where nothing is left."""
-    # A copy is scratch for the zeros that stand for tokens already drawn.
-    rows = weights.detach().numpy()
-    draws = np.empty(u.shape, np.int64)
-    draw_tokens(np.ascontiguousarray(rows) if replace else rows.copy(), u.numpy(), replace, draws)
-    return torch.from_numpy(draws)
-
-
-def fast_likeliest(scores: Tensor, k: int) -> Tensor:
-    """[m, k] tokens with the largest scores, of equals the first; NONE where nothing above -inf is left."""
-    draws = np.full((len(scores), k), NONE, np.int64)
-    if k:
-        top_tokens(np.ascontiguousarray(scores.detach().numpy()), draws)
-    return torch.from_numpy(draws)
-
-
-def fast_hub_draws(weights: Tensor, u: Tensor) -> Tensor:
-    """[m, k] tokens of the hub law for float64 uniforms u [m, k]; NONE where nothing is left."""
-    draws = np.empty(u.shape, np.int64)
-    hub_tokens(weights.detach().numpy().copy(), u.numpy(), draws)
-    return torch.from_numpy(draws)

@@ -10,10 +10,10 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from foretoken.core.laws import Law
-from foretoken.core.scores import NodeScores
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
+from foretoken.core.walk import NodeScores
 
 Path = tuple[int, ...]  # tree nodes from the root down
 

@@ -3,6 +3,8 @@
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any
 
 from foretoken.core.errors import ForetokenError
 
@@ -23,8 +25,7 @@ def check_sampling(
 ) -> None:
     """Refuse settings of core.sampling.Sampling from which no distribution follows."""
     _require(temperature >= 0 and math.isfinite(temperature), "temperature", temperature, "a finite number >= 0")
-    _check_whole("top_k", top_k)
-    _require(top_k >= 0, "top_k", top_k, "0 (off) or a positive integer")
+    _require(whole("top_k", top_k) >= 0, "top_k", top_k, "0 (off) or a positive integer")
     _require(0 < top_p <= 1, "top_p", top_p, "in (0, 1]")
     _require(0 <= min_p <= 1, "min_p", min_p, "in [0, 1]")
     wanted = f"> 0, from {1 / LARGEST:g} to {LARGEST:g}"
@@ -32,7 +33,7 @@ def check_sampling(
     for name, value in (("frequency_penalty", frequency_penalty), ("presence_penalty", presence_penalty)):
         _require(abs(value) <= LARGEST, name, value, f"finite, from {-LARGEST:g} to {LARGEST:g}")
     for token, bias in (logit_bias or {}).items():
-        _check_whole("A token id of logit_bias", token)
+        whole("A token id of logit_bias", token)
         if not (-LARGEST <= bias <= LARGEST or bias == -math.inf):
             raise ForetokenError(
                 f"logit_bias of token {token} is {bias}: it must be -inf, which rules the token out, or a number from "
@@ -43,16 +44,12 @@ def check_sampling(
 def check_counts(**counts: int | None) -> None:
     """Refuse numbers below 1; None stands for a default."""
     for name, value in counts.items():
-        if value is not None:
-            _check_whole(name, value)
-        _require(value is None or value >= 1, name, value, "at least 1")
+        _require(value is None or whole(name, value) >= 1, name, value, "at least 1")
 
 
 def check_seed(seed: int | None, prompts: int = 1) -> None:
     """Refuse seeds that torch's CPU generator, which takes 32 bits, has none for; prompt i of a list has seed + i."""
-    if seed is not None:
-        _check_whole("seed", seed)
-    if seed is not None and not 0 <= seed <= 2**32 - max(prompts, 1):
+    if seed is not None and not 0 <= whole("seed", seed) <= 2**32 - max(prompts, 1):
         raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
 
 
@@ -72,12 +69,19 @@ def check_probability(draft_probability: float | None) -> None:
         raise ForetokenError(f"The draft probability is {draft_probability}: it must be in [0, 1].")
 
 
-def _check_whole(name: str, value: object) -> None:
-    """Refuse what only looks like a whole number, such as 1.0."""
+def whole(name: str, value: Any) -> int:
+    """The number as an int. Raises ForetokenError for what only looks like a whole number, such as 1.0."""
     try:
-        operator.index(value)  # pyright: ignore[reportArgumentType]
+        return operator.index(value)
     except TypeError as error:
         raise ForetokenError(f"{name} is {value!r}: it must be a whole number.") from error
+
+
+def number(name: str, value: Any) -> Any:
+    """The value itself. Raises ForetokenError for what is no real number."""
+    if not isinstance(value, Real):
+        raise ForetokenError(f"{name} is {value!r}: it must be a number.")
+    return value
 
 
 def _require(ok: bool, name: str, value: object, want: str) -> None:

@@ -3,19 +3,24 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import NotFiniteError
 from foretoken.core.limits import check_sampling
-from foretoken.core.shapes import Float
-from foretoken.core.softmax import best, softmax
-from foretoken.core.truncated import Truncation, truncated_softmax
+from foretoken.core.shapes import Float, Int
+from foretoken.kernel.sizes import ALL
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 CHECKED = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
     "logit_bias",
 )  # fmt: skip
+Truncation = tuple[int, float, float]  # top_k, top_p, min_p
+SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
+TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
+NOT_FINITE = "NaN or infinite logits"
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,7 @@ class Sampling:
     @property
     def tempers_only(self) -> bool:
         """Whether p is softmax(logits / temperature) and no more."""
-        truncates = self.top_k or self.top_p < 1 or self.min_p
-        return self.temperature > 0 and not (truncates or self.moves_scores)
+        return self.temperature > 0 and self.truncation == ALL and not self.moves_scores
 
     def without_ids(self) -> "Sampling":
         """The same without bias, penalties and processors, which speak of one vocabulary's ids."""
@@ -80,11 +84,7 @@ class Sampling:
         of each are the prompt. Raises NotFiniteError where a row has NaN, +inf, or no finite score.
         """
         scores = self.scores(logits, prefixes, num_prompt)
-        if self.temperature == 0:
-            return best(scores)
-        if not (self.top_k or self.top_p < 1 or self.min_p):
-            return softmax(scores, self.temperature)
-        return truncated_softmax(scores, self.temperature, self.top_k, self.top_p, self.min_p)
+        return softmax(scores, self.temperature, self.truncation) if self.temperature > 0 else best(scores)
 
     def scores(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
@@ -113,3 +113,85 @@ class Sampling:
             for processor in self.processors:
                 row.copy_(processor(ids[None], row[None].clone())[0])
         return scores
+
+
+def best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+    """One-hot at `likeliest`: the limit of softmax at temperature 0."""
+    return torch.zeros_like(scores).scatter_(-1, likeliest(scores)[:, None], 1.0)
+
+
+def likeliest(scores: Float[Tensor, "m v"]) -> Int[Tensor, " m"]:
+    """The first of each row's largest scores. Raises NotFiniteError where that is not finite; NaN counts as largest."""
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:  # numpy's is several times as fast there
+        rows = scores.detach().numpy()
+        tokens = rows.argmax(-1)
+        finite = bool(np.isfinite(rows[np.arange(len(rows)), tokens]).all())
+        tokens = torch.from_numpy(tokens)
+    else:
+        largest, tokens = scores.max(-1)
+        finite = bool(largest.isfinite().all())
+    if not finite:
+        raise NotFiniteError(NOT_FINITE)
+    return tokens
+
+
+def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Truncation = ALL) -> Float[Tensor, "m v"]:
+    """softmax(scores / temperature), temperature > 0, over the tokens that `truncated` keeps; compiled on a CPU.
+
+    The compiled one sorts nothing, and is the plain one up to rounding, which may also decide about the token at the
+    cut; it gives 0 for probabilities below 1e-38. Raises NotFiniteError where a row has NaN, +inf, or nothing finite.
+    """
+    fast = scores.device.type == "cpu" and scores.dtype == torch.float32
+    if truncation != ALL and not (fast and temperature >= TINY):
+        return softmax(truncated(tempered(scores, temperature), truncation), 1.0)
+    if not fast:
+        return plain_softmax(scores, temperature)
+    from foretoken.kernel.softmax import softmax as compiled
+
+    rows, p = np.ascontiguousarray(scores.detach().numpy()), np.empty(scores.shape, np.float32)
+    if not compiled(rows, inverse(temperature), truncation, p):
+        raise NotFiniteError(NOT_FINITE)
+    return torch.from_numpy(p)
+
+
+def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+    """`softmax` of whole rows in torch."""
+    p = torch.softmax(tempered(scores, temperature), -1)
+    # One bad score makes its whole row NaN, so one column shows it.
+    if bool(p[:, 0].isnan().any()):
+        raise NotFiniteError(NOT_FINITE)
+    return p
+
+
+def tempered(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+    """scores / temperature, up to a constant per row."""
+    if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
+        scores = scores - scores.amax(-1, keepdim=True)
+    return scores if temperature == 1 else scores / max(temperature, SMALLEST)
+
+
+def inverse(temperature: float) -> np.float32:
+    """What the compiled softmax multiplies scores by."""
+    return np.float32(max(1 / max(temperature, SMALLEST), SMALLEST))
+
+
+def truncated(scores: Float[Tensor, "m v"], truncation: Truncation) -> Float[Tensor, "m v"]:
+    """The scores of the tokens that are kept, of all others -inf.
+
+    top_k: the k best ones and those equal to the last of them; 0: all. top_p: of the rest, those above which the mass
+    is below top_p; of equal scores the last ones are above. min_p: of the rest, those with min_p times the largest
+    probability. Each as in transformers.
+    """
+    top_k, top_p, min_p = truncation
+    if 0 < top_k < scores.shape[-1]:
+        kth = scores.topk(top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < kth, float("-inf"))
+    if top_p < 1:
+        ascending, order = scores.sort(dim=-1, stable=True)
+        drop = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
+        drop[:, -1] = False
+        scores = scores.masked_fill(drop.scatter(-1, order, drop), float("-inf"))
+    if min_p:
+        p = scores.softmax(-1)
+        scores = scores.masked_fill(p < min_p * p.amax(-1, keepdim=True), float("-inf"))
+    return scores

@@ -7,21 +7,17 @@ from torch import Tensor
 
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.policy import ShapePolicy, TreePolicy
+from foretoken.core.sampling import TINY, Truncation
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import TINY
 from foretoken.core.tree import Siblings, TokenTree, chain
-from foretoken.core.truncated import Truncation
 from foretoken.draft.growth import Growth
 from foretoken.kernel.sizes import ALL
 
 
 @runtime_checkable
 class ScoringRows(Protocol):
-    """Rows that may score nodes and make probabilities of the scores in one call: models.rows.Rows."""
-
-    @property
-    def scores_trees(self) -> bool: ...
+    """Rows that may score nodes and make probabilities of the scores in one call: models.fused_rows.FusedRows."""
 
     def score_tree(
         self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
@@ -30,7 +26,7 @@ class ScoringRows(Protocol):
 
 @runtime_checkable
 class ChainRows(Protocol):
-    """Rows that may draft a chain in one call: models.rows.Rows, heads.serial_rows.SerialRows."""
+    """Rows that may draft a chain in one call: models.fused_rows.FusedRows, heads.serial_rows.SerialRows."""
 
     def drafts_chains(self, row: int, nodes: int) -> bool: ...
 

@@ -92,7 +92,7 @@ class LMDraftSession:
         self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ShapePolicy) else 0
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
         self._chains = fused_chain(rows, drafter.policy) if same_vocabulary else None
-        self._scoring = rows if same_vocabulary and isinstance(rows, ScoringRows) and rows.scores_trees else None
+        self._scoring = rows if same_vocabulary and isinstance(rows, ScoringRows) else None
 
     def join(self) -> None:
         self.rows.join()

@@ -272,7 +272,7 @@ class HydraRows(FlatRows[HydraRow]):
             for count in counts:
                 chains.append(GrowingTree(LOW))
                 chains[-1].grow(range(-1, count - 1))
-            mask = self.slots.aim(chains, [row.read for row in self.rows], [0] * len(counts))
+            mask = self.slots.place(chains, [row.read for row in self.rows], [0] * len(counts))
             known = [f if len(f) else f.new_zeros(1, f.shape[-1]) for f in (row.features for row in self.rows)]
             at = [[min(row.read + i, len(f) - 1) for i in range(n)] for row, f in zip(self.rows, known, strict=True)]
             places = torch.tensor(at, device=known[0].device)

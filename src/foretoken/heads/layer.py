@@ -112,7 +112,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def cached(cache: SlotCache, layer: int, mask: Float[Tensor, "b 1 n used"] | None) -> Attend:
-    """The new nodes' keys and values go to the slots that the cache was aimed at; the mask says who sees what."""
+    """The new nodes' keys and values go to the slots that were set; the mask says who sees what."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k, v, layer)

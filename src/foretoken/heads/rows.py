@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.layer import Attend, LayerShape, cached
-from foretoken.models.cache import Plane, SlotCache
+from foretoken.models.cache import Plane, SlotCache, write_place
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import TargetParts
@@ -178,28 +178,24 @@ class HeadSlots:
     def __init__(self, cache: SlotCache | KernelSlots, slots: int) -> None:
         self.cache, self.slots = cache, slots
 
-    def aim(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
+    def place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
         """For the newest nodes of each row's tree, from firsts[row] on, after lengths[row] committed slots."""
         counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
         n, used = max(counts), max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
         starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
         self.check_room(used)
         rows = slice(0, len(trees))
-        if min(starts) == max(starts) and starts[0] + n <= self.slots + 1:
-            self.cache.aim(rows, starts[0], n, used)
-        else:
-            places = [[*range(s, s + c), *[self.slots] * (n - c)] for s, c in zip(starts, counts, strict=True)]
-            self.cache.aim(rows, places, n, used)
+        self.cache.place(rows, write_place(starts, counts, self.slots), n, used)
         return additive_mask(trees, lengths, firsts, n, used, None)
 
-    def aim_chain(self, row: int, start: int, n: int) -> np.ndarray:
+    def place_chain(self, row: int, start: int, n: int) -> np.ndarray:
         """For n tokens of committed text from slot `start` on."""
         self.check_room(start + n)
-        self.cache.aim(slice(row, row + 1), start, n, start + n)
+        self.cache.place(slice(row, row + 1), start, n, start + n)
         return causal_mask(start, n, LOW, None)
 
     def attends(self, layers: int, mask: np.ndarray | None, target: TargetParts) -> list[Attend]:
-        """The attention of each layer of a head that runs in torch, over the slots that were aimed at."""
+        """The attention of each layer of a head that runs in torch, over the slots that were set."""
         assert isinstance(self.cache, SlotCache)
         seen = None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
         return [cached(self.cache, layer, seen) for layer in range(layers)]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import NotFiniteError
+from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float, Int
-from foretoken.core.truncated import Truncation
 from foretoken.heads.head import Head
 from foretoken.heads.layer import Attend, LayerShape
 from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, slot_cache
@@ -86,7 +86,7 @@ class EagleSlots(KernelSlots):
         positions: np.ndarray,
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
-        """For the nodes whose slots were aimed at. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
+        """For the nodes whose slots were set. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
         from foretoken.kernel.heads import step
 
         of_tokens, before = (y.float().reshape(-1, y.shape[-1]).contiguous().numpy() for y in (embedded, states))
@@ -159,7 +159,7 @@ class SerialRows(HeadRows[SerialRow]):
         for i in range(0, len(tokens), CHUNK):
             chunk = list(tokens[i : i + CHUNK])
             start, n = of_row.length - 1, len(chunk)
-            mask = self.slots.aim_chain(row, start, n)
+            mask = self.slots.place_chain(row, start, n)
             states = self._enter(of_row.features[None, start : start + n])
             self._forward([chunk], states, np.arange(start, start + n)[None], mask)
             of_row.length += n
@@ -218,7 +218,7 @@ class SerialRows(HeadRows[SerialRow]):
             inputs.append(self._inputs(row, first, n))
             positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
         trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
-        mask = self.slots.aim(trees, lengths, firsts)
+        mask = self.slots.place(trees, lengths, firsts)
         out = self._forward([[*t, *[0] * (n - len(t))] for t in tokens], torch.stack(inputs), positions, mask)
         for i, (row, new) in enumerate(zip(self.rows, tokens, strict=True)):
             row.states += out[i, : len(new)].unbind(0)

@@ -68,7 +68,7 @@ def truncate(scores, p, largest, top_k, top_p, min_p):
 
     scores, p: of one row [v], p a softmax of a multiple of scores.
     largest: of p.
-    top_k, top_p, min_p: as in core.truncated; 0, 1 and 0 keep all.
+    top_k, top_p, min_p: as in core.sampling; 0, 1 and 0 keep all.
     """
     v, count, least, cut = len(p), 0, np.float32(-np.inf), np.float32(0)
     if 0 < top_k < v:

@@ -7,7 +7,8 @@ padding; it is never read.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import count
+from typing import Any, ClassVar, no_type_check
 
 import torch
 from torch import Tensor
@@ -24,47 +25,90 @@ class Plane:
     device: torch.device
 
 
-class SlotCache(Cache):
-    """A transformers `Cache` whose `update` writes into slots chosen beforehand by `aim` and returns views.
+@no_type_check  # torch.compile traces it, which must not meet the checkers that the tests put around functions
+class NodeCache(Cache):
+    """What transformers asks a cache while it builds (or skips) its own mask.
 
-    planes: (keys, values) of every layer, None for a layer that keeps nothing of its own.
+    of_layer: the first of each layer's two planes, None for a layer that keeps nothing.
+    used: slots that the forward reads. new: nodes that it brings.
     """
 
-    def __init__(self, planes: Sequence[tuple[Plane, Plane] | None], batch: int, slots: int) -> None:
-        super().__init__(layers=[])
-        self.slots = slots
+    is_sliding: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
+    is_linear: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
+    is_dummy: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
+    is_compileable: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    is_initialized: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __init__(self, of_layer, used=0, new=0):
+        self.layers = []
+        self.of_layer, self.used, self.new = of_layer, used, new
+
+    def __len__(self):
+        return len(self.of_layer)
+
+    def get_seq_length(self, layer_idx=0):
+        return self.used - self.new
+
+    def get_mask_sizes(self, query_length, layer_idx=0):
+        return self.used, 0
+
+
+Planes = Sequence[tuple[Plane, Plane] | None]  # keys and values of every layer, None for one that keeps nothing
+
+
+def first_planes(planes: Planes) -> tuple[int | None, ...]:
+    """The place of each layer's first plane among all planes, None for a layer that keeps nothing."""
+    kept = count(0, 2)
+    return tuple(None if pair is None else next(kept) for pair in planes)
+
+
+def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int | list[list[int]]:
+    """Where a forward writes the nodes of a batch, as `SlotCache.place` takes it.
+
+    starts: the slot of each row's first node.
+    counts: nodes of each row; rows with fewer than the most are padded, in the slot after the last.
+    slots: of a row.
+    """
+    n = max(counts)
+    if min(starts) == max(starts) and starts[0] + n <= slots + 1:
+        return starts[0]
+    return [[*range(first, first + m), *[slots] * (n - m)] for first, m in zip(starts, counts, strict=True)]
+
+
+class SlotCache(NodeCache):
+    """A transformers `Cache` whose `update` writes into slots chosen beforehand by `place` and returns views."""
+
+    def __init__(self, planes: Planes, batch: int, slots: int) -> None:
+        super().__init__(first_planes(planes))
         self._order: list[tuple[int, int]] = []  # plane 2l and 2l+1 of layer l -> (group, index in the group)
         members: dict[Plane, int] = {}
         groups: list[Plane] = []
-        counts: list[int] = []
+        sizes: list[int] = []
         for pair in planes:
             for plane in pair or ():
                 group = members.setdefault(plane, len(groups))
                 if group == len(groups):
                     groups.append(plane)
-                    counts.append(0)
-                self._order.append((group, counts[group]))
-                counts[group] += 1
-        kept = iter(range(0, len(self._order), 2))
-        self._layer = [None if pair is None else next(kept) for pair in planes]
+                    sizes.append(0)
+                self._order.append((group, sizes[group]))
+                sizes[group] += 1
         # Zeros, not empty: an unwritten slot is masked, but 0 * NaN would still be NaN.
         self.stores = [
             torch.zeros(c, batch, p.heads, slots + 1, p.dim, dtype=p.dtype, device=p.device)
-            for p, c in zip(groups, counts, strict=True)
+            for p, c in zip(groups, sizes, strict=True)
         ]
         self._reads: Sequence[Tensor] = ()
         self._writes: Sequence[Tensor] = ()
         self._at: tuple[Tensor, Tensor] | None = None
-        self._used = self._new = self._start = 0
-        self._rows = slice(0)
+        self._rows, self._start = slice(0), 0
 
     @torch.inference_mode()
-    def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
+    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used).
 
         start: the first slot, when it is the same for all rows; else the slots [b][n] of every node.
         """
-        self._used, self._new = used, n
+        self.used, self.new = used, n
         self._rows, self._start = rows, 0
         self._reads = self._spread([store[:, rows, :, :used].unbind(0) for store in self.stores])
         self._writes = ()
@@ -77,7 +121,7 @@ class SlotCache(Cache):
     def _open_writes(self) -> None:
         stores = [store[:, self._rows] for store in self.stores]
         if self._at is None:
-            self._writes = self._spread([s.narrow(3, self._start, self._new).unbind(0) for s in stores])
+            self._writes = self._spread([s.narrow(3, self._start, self.new).unbind(0) for s in stores])
         else:  # index_put wants the indexed axes side by side: [b, slots, heads, dim]
             self._writes = self._spread([s.transpose(2, 3).unbind(0) for s in stores])
 
@@ -87,7 +131,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        i = self._layer[layer_idx]
+        i = self.of_layer[layer_idx]
         assert i is not None, f"layer {layer_idx} kept nothing when it was probed"
         if not self._writes:
             self._open_writes()
@@ -112,20 +156,3 @@ class SlotCache(Cache):
         """Copy the first `used` slots of row `source` to row `target`."""
         for store in self.stores:
             store[:, target, :, :used] = store[:, source, :, :used]
-
-    # What transformers asks a cache while it builds (or skips) its own mask:
-
-    def __len__(self) -> int:
-        return len(self._layer)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._used - self._new
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._used, 0
-
-    is_sliding: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_linear: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_dummy: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_compileable: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_initialized: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride]

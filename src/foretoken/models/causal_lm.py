@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.features import FINAL
+from foretoken.models.fused_rows import FusedRows
 from foretoken.models.layout import decoder, layout
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
-from foretoken.models.panels import PanelLinear
+from foretoken.models.modules import Modules
 from foretoken.models.probe import check_probe
 from foretoken.models.recorder import Recorder
 from foretoken.models.rows import Rows
@@ -41,25 +42,15 @@ class CausalLM:
     def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False) -> None:
         self._layout = layout(model)
         self.model = model
-        self._decoder = decoder(model)
         self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
-        self.kernel: LlamaKernel | StaticForward | None = llama_kernel(model)
-        if self.kernel is None and traced:
-            self.trace()
-        else:
-            self._probe()
-
-    def trace(self) -> None:
-        """From now on open rows whose forwards torch.compile makes."""
-        self.kernel = forward = StaticForward(self.model, self._layout, self.name)
-        self._probe()
-        forward.compiling = True
-
-    @torch.inference_mode()
-    def _probe(self) -> None:
+        kernel = llama_kernel(model)
+        compiler = StaticForward(model, self._layout, self.name) if traced and kernel is None else None
+        self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(model, self._layout)
         check_probe(self, self._layout.probe)
+        if compiler is not None:
+            compiler.compiling = True
 
     @property
     def device(self) -> torch.device:
@@ -73,10 +64,7 @@ class CausalLM:
     def execution(self) -> str:
         """How its forwards are run: by "kernel", "torch.compile", "panels" (packed weights in transformers' modules)
         or transformers' "modules" as they are."""
-        if self.kernel is not None:
-            return "kernel" if isinstance(self.kernel, LlamaKernel) else "torch.compile"
-        packed = any(isinstance(module, PanelLinear) for module in self.model.modules())
-        return "panels" if packed else "modules"
+        return self.backend.execution
 
     @property
     def num_layers(self) -> int:
@@ -106,12 +94,13 @@ class CausalLM:
                 f"{self.name} has no hidden states {layers}: give layers 0..{self.num_layers - 1}, or {FINAL} for "
                 "those that the LM head reads."
             )
-        return Rows(self, batch, slots, layers)
+        fused = isinstance(self.backend, LlamaKernel) and self.backend.drafts_chains
+        return (FusedRows if fused else Rows)(self, batch, slots, layers)
 
     @torch.no_grad()
     def states(self, ids: Int[Tensor, "b t"], layers: tuple[int, ...]) -> Float[Tensor, "b t f"]:
         """Hidden states of whole texts by one plain forward without a cache, as `Rows.features` has them."""
-        model = self._decoder or self.model
+        model = decoder(self.model) or self.model
         out: Any = model(input_ids=ids, use_cache=False, output_hidden_states=True)
         return torch.cat([out.hidden_states[layer] for layer in layers], -1)
 

@@ -1,6 +1,6 @@
 """Hidden states of a model kept slot by slot, for drafters that read them; they come out of the scoring forward."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ FINAL = -1  # the states after the final norm, which the LM head reads; layer l 
 class FeatureStore:
     """[batch, slots + 1, f]: the states of `layers` side by side, in the same slots as the keys and values.
 
-    A forward is aimed (`aim`) and then writes each layer's states once. distinct: the layers wanted, each once.
+    `place` sets where a forward writes each layer's states, once. distinct: the layers wanted, each once.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class FeatureStore:
         self._at: tuple[Tensor, Tensor] | None = None
         self._new = self._store[:0]
 
-    def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int) -> None:
+    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int) -> None:
         """Set where the next forward of `rows` writes: from slot `start` on, or at the slots [b][n] of every node."""
         of_rows = self._store[rows]
         if isinstance(start, int):
@@ -47,7 +47,7 @@ class FeatureStore:
                 else:
                     place.index_put_(self._at, states.to(place.dtype))
 
-    def write_all(self, states: Float[Tensor, "f b n d"]) -> None:
+    def write_all(self, states: Iterable[Float[Tensor, "b n d"]]) -> None:
         """Keep the states of the layers `distinct`."""
         for layer, of_layer in zip(self.distinct, states, strict=True):
             self.write(layer, of_layer)
@@ -64,9 +64,3 @@ class FeatureStore:
 
     def read(self, row: int, length: int) -> Float[Tensor, "t f"]:
         return self._store[row, :length]
-
-
-def from_hidden_states(states: Sequence[Tensor], store: FeatureStore) -> None:
-    """Write what transformers returns as `hidden_states`: what enters each layer, then the output of the final norm."""
-    for layer in store.distinct:
-        store.write(layer, states[layer])

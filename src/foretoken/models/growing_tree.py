@@ -15,8 +15,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from foretoken.core.errors import ForetokenError
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """What the mask adds to the scores of a hidden slot, for a model that computes in `dtype`.
+
+    Not -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
+    """
+    return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
 
 
 class GrowingTree:

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foretoken.core.sampling import Truncation, inverse
 from foretoken.core.shapes import Float
-from foretoken.core.softmax import inverse
-from foretoken.core.truncated import Truncation
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, WHOLE
 from foretoken.kernel.threads import ThreadChoice
@@ -135,7 +134,7 @@ class KernelSlots:
     def drafts_chains(self) -> bool:
         return self.layers.drafts_chains
 
-    def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
+    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
         self._rows, self._used = rows, used
         if isinstance(start, int):
@@ -144,7 +143,7 @@ class KernelSlots:
             self._slots = np.array(start)
 
     def _nodes(self, positions: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> "Nodes":
-        """The nodes whose slots were aimed at. positions: of each, in one axis [batch * n]. masks: by kind of layer,
+        """The nodes whose slots were set. positions: of each, in one axis [batch * n]. masks: by kind of layer,
         None where all is seen."""
         from foretoken.kernel.model import Nodes
 

@@ -14,8 +14,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import Truncation
 from foretoken.kernel.sizes import ALL, DOTTED, LANES, QUANTISED
 from foretoken.models.features import FeatureStore
 from foretoken.models.kernel_layers import (
@@ -39,6 +39,8 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 class LlamaKernel(KernelLayers):
     """The weights of one model in the form that the kernel reads; shared by all batches."""
+
+    execution = "kernel"
 
     def __init__(self, model: PreTrainedModel) -> None:
         from foretoken.kernel.model import Entry, Head, Mlps
@@ -80,7 +82,7 @@ class KernelRows(KernelSlots):
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Logits of the nodes whose slots were aimed at; none, but of their shape, where head is False."""
+        """Logits of the nodes whose slots were set; none, but of their shape, where head is False."""
         for tokens in ids:
             check_known(tokens, self.layers.embedding)
         flat, at = np.array(ids).reshape(-1), np.array(positions).reshape(-1)
@@ -95,7 +97,7 @@ class KernelRows(KernelSlots):
         temperature: float,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "n v"] | None:
-        """softmax(logits / temperature) of one sequence's nodes, whose slots were aimed at; at temperature 0 the
+        """softmax(logits / temperature) of one sequence's nodes, whose slots were set; at temperature 0 the
         logits. What `__call__` and softmax would give, bit for bit; None where p would not be finite. The hidden states
         that `features` wants are kept there."""
         check_known(tokens, self.layers.embedding)
@@ -111,7 +113,7 @@ class KernelRows(KernelSlots):
         features: FeatureStore | None,
         head: bool = True,
     ) -> tuple[np.ndarray, bool]:
-        """What kernel.model.score makes of the nodes [m] whose slots were aimed at [m or 0, v], and whether it is
+        """What kernel.model.score makes of the nodes [m] whose slots were set [m or 0, v], and whether it is
         finite, as far as that was looked at."""
         from foretoken.kernel.model import score
 

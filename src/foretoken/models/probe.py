@@ -60,6 +60,7 @@ def probe_tokens(model: PreTrainedModel) -> list[int]:
     return [(size // 10 + i * max(1, size // 15)) % size for i in range(6)]
 
 
+@torch.inference_mode()
 def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
     """Refuse a model whose forward does not follow the tree mask and the position ids.
 
@@ -129,7 +130,7 @@ def _scores(rows: "Rows", tokens: list[int], parents: list[int], keep: list[int]
 def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
     """Logits after one token behind the text, at a position that need not be its own."""
     start = rows.lengths[0]
-    rows._aim(slice(0, 1), start, 1, start + 1)
+    rows._place(slice(0, 1), start, 1, start + 1)
     return rows._forward([[token]], [[position]], dict.fromkeys(rows._windows), head=True)[0, 0].float().clone()
 
 

@@ -1,20 +1,19 @@
 """The rows of one model: committed text and token tree of each sequence, scored over one slot cache."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError, NotFiniteError
+from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
-from foretoken.core.truncated import Truncation
-from foretoken.kernel.sizes import ALL
-from foretoken.models.cache import SlotCache
-from foretoken.models.features import FeatureStore, from_hidden_states
-from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
+from foretoken.models.cache import write_place
+from foretoken.models.features import FeatureStore
+from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask, lowest
 from foretoken.models.llama_kernel import KernelRows
+from foretoken.models.modules import ModuleSlots
 from foretoken.models.recorder import FORWARD, SCORING, Recorder, recorded
 from foretoken.models.static import StaticRows
 
@@ -31,18 +30,15 @@ class Rows:
     """
 
     lengths: list[int]  # committed slots of each row in use
-    _kernel: KernelRows | StaticRows | None = None  # also of rows that are something else beneath
-    recorder: Recorder | None = None
+    recorder: Recorder | None = None  # also of rows that are something else beneath
 
     @torch.inference_mode()
     def __init__(self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = ()) -> None:
         self._lm = lm
         self.recorder = lm.recorder
         self._batch, self._slots = batch, slots
-        self._kernel = None if lm.kernel is None else lm.kernel.open(batch, slots)
-        self._cache = SlotCache(lm._layout.planes, batch, slots) if self._kernel is None else self._kernel
-        # finfo.min rather than -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
-        self._low = max(torch.finfo(lm.dtype).min, torch.finfo(torch.float32).min)
+        self.cache: ModuleSlots | StaticRows | KernelRows = lm.backend.open(batch, slots)
+        self._low = lowest(lm.dtype)
         self._windows = lm._layout.windows
         width = len(layers) * lm.hidden_size if layers else 0
         self._features = FeatureStore(layers, batch, slots, width, lm.dtype, lm.device) if layers else None
@@ -70,7 +66,7 @@ class Rows:
         last = len(self.lengths) - 1
         if row != last:
             used = self.lengths[last] + len(self._trees[last])
-            self._cache.copy_row(last, row, used)
+            self.cache.copy_row(last, row, used)
             if self._features is not None:
                 self._features.copy_row(last, row, used)
             self.lengths[row], self._trees[row] = self.lengths[last], self._trees[last]
@@ -89,7 +85,7 @@ class Rows:
         for i in range(0, len(tokens), CHUNK):
             chunk = tokens[i : i + CHUNK]
             start, n = self.lengths[row], len(chunk)
-            self._aim(slice(row, row + 1), start, n, start + n)
+            self._place(slice(row, row + 1), start, n, start + n)
             masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
             self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
             self.lengths[row] += n
@@ -136,14 +132,7 @@ class Rows:
             [*(length + depth for depth in tree.depths[first:]), *[0] * (n - count)]
             for tree, length, first, count in zip(trees, lengths, firsts, counts, strict=True)
         ]
-        if min(starts) == max(starts) and starts[0] + n <= self._slots + 1:
-            self._aim(rows, starts[0], n, used)
-        else:
-            slots = [
-                [*range(start, start + count), *[self._slots] * (n - count)]
-                for start, count in zip(starts, counts, strict=True)
-            ]
-            self._aim(rows, slots, n, used)
+        self._place(rows, write_place(starts, counts, self._slots), n, used)
         return self._forward(ids, positions, self._masks(trees, lengths, firsts, n, used), head=True)
 
     def _masks(
@@ -151,10 +140,10 @@ class Rows:
     ) -> dict[str, np.ndarray | None]:
         return {kind: additive_mask(trees, lengths, firsts, n, used, window) for kind, window in self._windows.items()}
 
-    def _aim(self, rows: slice, start: int | list[list[int]], n: int, used: int) -> None:
-        self._cache.aim(rows, start, n, used)
+    def _place(self, rows: slice, start: int | list[list[int]], n: int, used: int) -> None:
+        self.cache.place(rows, start, n, used)
         if self._features is not None:
-            self._features.aim(rows, start, n)
+            self._features.place(rows, start, n)
 
     @recorded(FORWARD)
     def _forward(
@@ -165,36 +154,7 @@ class Rows:
         head: bool,
     ) -> Tensor:
         """Logits [b, n, v]; of no meaning where head is False."""
-        if self._kernel is not None:
-            return self._kernel(ids, positions, masks, head, self._features)
-        return self._torch_forward(ids, positions, masks, head)
-
-    @torch.inference_mode()
-    def _torch_forward(
-        self, ids: list[list[int]], positions: list[list[int]], masks: Mapping[str, np.ndarray | None], head: bool
-    ) -> Tensor:
-        lm = self._lm
-        assert isinstance(self._cache, SlotCache)
-        device, dtype = lm.device, lm.dtype
-        tensors = {
-            kind: None if mask is None else torch.from_numpy(mask).to(device=device, dtype=dtype)
-            for kind, mask in masks.items()
-        }
-        # A model whose layers are all of one type takes (and some only take) the mask itself.
-        mask = tensors if len(tensors) > 1 else next(iter(tensors.values()))
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor(ids, device=device),
-            "position_ids": torch.tensor(positions, device=device),
-            "attention_mask": mask,
-            "past_key_values": self._cache,
-            "use_cache": True,
-        }
-        model = lm.model if head or lm._decoder is None else lm._decoder
-        if self._features is None:
-            return model(**inputs)[0]
-        out = model(**inputs, output_hidden_states=True)
-        from_hidden_states(out.hidden_states, self._features)
-        return out[0]
+        return self.cache(ids, positions, masks, head, self._features)
 
     @recorded(SCORING)
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
@@ -211,7 +171,7 @@ class Rows:
             if placed < len(path):
                 # node i stands in slot start + i and goes to slot start + (its place in the path)
                 nodes = [node - placed for node in path[placed:]]
-                self._cache.move(row, start + placed, nodes)
+                self.cache.move(row, start + placed, nodes)
                 if self._features is not None:
                     self._features.move(row, start + placed, nodes)
             self.lengths[row] += len(path)
@@ -233,81 +193,6 @@ class Rows:
                 "cut at most what is there."
             )
         self.lengths[row] = length
-
-    def drafts_chains(self, row: int, nodes: int) -> bool:
-        """Whether `draft_chain` can be called where it scores so many nodes."""
-        if not self.scores_trees or self._features is not None:
-            return False
-        used = self.lengths[row] + nodes
-        return all(window is None or used <= window for window in self._windows.values())
-
-    @recorded(SCORING)
-    @recorded(FORWARD)
-    def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL,
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
-        """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature), truncated if
-        that is asked for, by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of
-        the row, whose tree was empty. At temperature 0 the likeliest are taken, and q has no rows. It ends where the
-        product of q down to a draft, of the untempered q at temperature 0, is below `floor`.
-
-        One compiled call; tokens and q are those of `score`, `softmax` and `draw_iid`. NotFiniteError where logits
-        have NaN or +inf, or nothing finite.
-        """
-        assert isinstance(self._kernel, KernelRows)
-        start = self._chain_start(row, len(tokens) + len(u) - 1)
-        drafted, q = self._kernel.draft_chain(row, tokens, start, u, temperature, floor, truncation)
-        if not drafted:
-            raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
-        self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
-        return drafted, q
-
-    @property
-    def scores_trees(self) -> bool:
-        """Whether `score_tree` can be called."""
-        return isinstance(self._kernel, KernelRows) and self._kernel.drafts_chains
-
-    @recorded(SCORING)
-    def score_tree(
-        self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
-    ) -> Float[Tensor, "n v"] | None:
-        """Append nodes to the tree of a row, as `score` does: softmax(logits / temperature) after each, at temperature
-        0 the logits.
-
-        One compiled call; what `score` and `softmax` give. None where some p is not finite, and nothing was scored.
-        """
-        assert isinstance(self._kernel, KernelRows)
-        self._check_room(row, len(tokens))
-        tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
-        try:
-            tree.grow(parents)
-            positions = [length + depth for depth in tree.depths[first:]]
-            self._lm.check_position(max(positions))
-            self._aim(slice(row, row + 1), length + first, len(tokens), length + len(tree))
-            masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
-            out = self._tempered(tokens, positions, masks, temperature)
-        finally:
-            if out is None:
-                tree.drop(first)
-        return out
-
-    @recorded(FORWARD)
-    def _tempered(
-        self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
-    ) -> Float[Tensor, "n v"] | None:
-        """The compiled call of `score_tree`."""
-        assert isinstance(self._kernel, KernelRows)
-        return self._kernel.score_tree(tokens, positions, masks, temperature, self._features)
-
-    def _chain_start(self, row: int, nodes: int) -> int:
-        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call."""
-        assert not len(self._trees[row])
-        assert self.drafts_chains(row, nodes)
-        self._check_room(row, nodes)
-        start = self.lengths[row]
-        self._lm.check_position(start + nodes - 1)
-        return start
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

@@ -9,16 +9,17 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from foretoken.core.shapes import Float
+from foretoken.models.cache import NodeCache, first_planes
 from foretoken.models.features import FeatureStore
+from foretoken.models.growing_tree import lowest
 from foretoken.models.layout import Layout, decoder
 from foretoken.models.panels import PanelLinear
 
@@ -45,22 +46,15 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@no_type_check  # traced by torch.compile, which must not meet the checkers that the tests put around functions
-class TracedCache(Cache):
+@no_type_check
+class TracedCache(NodeCache):
     """Lives for one forward: the keys and values of node i of row b are written to slots[b, i] of the layer's planes,
-    and all slots are read. of_layer: where in `planes` each layer's two are, None for a layer that keeps nothing."""
-
-    is_sliding: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_linear: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_dummy: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_compileable: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
-    is_initialized: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride]
+    and all slots are read."""
 
     def __init__(self, planes, of_layer, slots):
-        self.layers = []
-        self.planes, self.of_layer, self.slots = planes, of_layer, slots
+        super().__init__(of_layer, planes[0].shape[2], slots.shape[1])
+        self.planes, self.slots = planes, slots
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-        self.used = planes[0].shape[2]
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         i = self.of_layer[layer_idx]
@@ -68,15 +62,6 @@ class TracedCache(Cache):
         keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
         values[self.rows, :, self.slots] = value_states.transpose(1, 2)
         return keys, values
-
-    def __len__(self):
-        return len(self.of_layer)
-
-    def get_seq_length(self, layer_idx=0):
-        return self.used - self.slots.shape[1]
-
-    def get_mask_sizes(self, query_length, layer_idx=0):
-        return self.used, 0
 
 
 @no_type_check
@@ -105,15 +90,16 @@ class StaticForward:
     bucket is recorded as a CUDA graph (not yet tried on one). Inductor keeps its code on disk between runs.
     """
 
+    execution = "torch.compile"
+
     def __init__(self, model: PreTrainedModel, layout: Layout, name: str) -> None:
         self.model, self.name = model, name
         self.body = decoder(model) or model
         self.shapes = [plane for pair in layout.planes if pair for plane in pair]
-        kept = iter(range(0, len(self.shapes), 2))
-        self.of_layer = tuple(None if pair is None else next(kept) for pair in layout.planes)
+        self.of_layer = first_planes(layout.planes)
         self.kinds = tuple(layout.windows)
         self.dtype, self.device = model.dtype, model.device
-        self.low = max(torch.finfo(self.dtype).min, torch.finfo(torch.float32).min)
+        self.low = lowest(self.dtype)
         self.on_gpu = self.device.type == "cuda"
         packed = any(isinstance(module, PanelLinear) for module in model.modules())
         options: dict[str, Any] = {"triton.cudagraphs": True} if self.on_gpu else {"freezing": not packed}
@@ -207,7 +193,7 @@ class StaticRows:
                 torch._dynamo.mark_static_address(view)  # else a graph would copy it into memory of its own
         return self._first_rows[b]
 
-    def aim(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
+    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
         if used >= self.capacity:  # one slot is left for padding
             self._grow(power_of_two(used + 1))
@@ -227,30 +213,20 @@ class StaticRows:
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n _"]:
-        """Logits of the nodes whose slots were aimed at; states where head is False."""
-        layers = () if features is None else tuple(dict.fromkeys(features.layers))
-        out = self._outputs(layers, ids, positions, masks, head)
-        for layer, states in zip(layers, out[1:], strict=True):
-            assert features is not None
-            features.write(layer, states)
-        return out[0]
-
-    def _outputs(
-        self,
-        layers: Layers,
-        ids: list[list[int]],
-        positions: list[list[int]],
-        masks: Mapping[str, np.ndarray | None],
-        head: bool,
-    ) -> tuple[Tensor, ...]:
+        """Logits of the nodes whose slots were set; states where head is False."""
+        layers = () if features is None else features.distinct
         n, rows = len(ids[0]), self._rows
         size = nodes_bucket(n)
         if not head or size is None or not self.forward.compiling:
             planes = [plane[rows] for plane in self.planes]
-            return self.forward.plain(layers, *self._padded(ids, positions, masks, rows, n), planes, head=head)
-        b = power_of_two(rows.stop)  # a bucket begins at row 0
-        inputs = self._padded(ids, positions, masks, slice(0, b), size)
-        return tuple(x[rows, :n] for x in self.forward(layers, *inputs, self._of_rows(b)))
+            out = self.forward.plain(layers, *self._padded(ids, positions, masks, rows, n), planes, head=head)
+        else:
+            b = power_of_two(rows.stop)  # a bucket begins at row 0
+            inputs = self._padded(ids, positions, masks, slice(0, b), size)
+            out = tuple(x[rows, :n] for x in self.forward(layers, *inputs, self._of_rows(b)))
+        if features is not None:
+            features.write_all(out[1:])
+        return out[0]
 
     def _padded(
         self,

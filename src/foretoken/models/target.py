@@ -8,11 +8,12 @@ from torch import Tensor
 
 from foretoken.core.interfaces import Path
 from foretoken.core.random import Random
-from foretoken.core.scores import LogitScores, NodeScores, ReadyScores
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
+from foretoken.core.walk import LogitScores, NodeScores, ReadyScores
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.fused_rows import FusedRows
 from foretoken.models.rows import Rows
 
 MOST_TEMPERED = 1 << 20  # numbers of p made at once; of a larger tree, chains aside, only what the rule looks at
@@ -43,7 +44,7 @@ class RootScores(LogitScores):
     """The scores of a tree that is only its root: the forward, p and the draw from it are one compiled call, which runs
     when the token is asked for."""
 
-    def __init__(self, model: str, rows: Rows, sequence: Sequence, tree: TokenTree) -> None:
+    def __init__(self, model: str, rows: FusedRows, sequence: Sequence, tree: TokenTree) -> None:
         """rows: those of the one sequence, which has caught up."""
         self._model, self._rows, self._sequence, self._tree = model, rows, sequence, tree
         self._token: int | None = None
@@ -81,7 +82,6 @@ class LMTargetSession:
     def __init__(self, name: str, rows: Rows) -> None:
         """name: of the model, for errors."""
         self.name, self.rows = name, rows
-        self._compiled = rows.scores_trees
 
     def join(self) -> None:
         self.rows.join()
@@ -107,18 +107,19 @@ class LMTargetSession:
 
     def _fused(self, sequence: Sequence, tree: TokenTree) -> NodeScores | None:
         """The same scores for one sequence by one compiled call, where there is one for them."""
-        if not (self._compiled and sequence.softmax_only):
+        rows = self.rows
+        if not (isinstance(rows, FusedRows) and sequence.softmax_only):
             return None
-        if tree.siblings[0] is None and sequence.rng.gives_numbers and self.rows.drafts_chains(0, 1):
-            return RootScores(self.name, self.rows, sequence, tree)
-        large = max(tree.depths) + 1 < len(tree) and len(tree) * self.rows.vocab_size > MOST_TEMPERED
+        if tree.siblings[0] is None and sequence.rng.gives_numbers and rows.drafts_chains(0, 1):
+            return RootScores(self.name, rows, sequence, tree)
+        large = max(tree.depths) + 1 < len(tree) and len(tree) * rows.vocab_size > MOST_TEMPERED
         if large:
             return None
         temperature = sequence.sampling.temperature
-        rows = self.rows.score_tree(0, tree.tokens, tree.parents, temperature)
-        if rows is None:  # some p is not finite, which may be one that is never asked for
+        scores = rows.score_tree(0, tree.tokens, tree.parents, temperature)
+        if scores is None:  # some p is not finite, which may be one that is never asked for
             return None
-        return ReadyScores(rows) if temperature > 0 else LogitScores(self.name, sequence, tree, rows)
+        return ReadyScores(scores) if temperature > 0 else LogitScores(self.name, sequence, tree, scores)
 
     def keep(self, paths: Seq[Path]) -> None:
         self.rows.keep(paths)

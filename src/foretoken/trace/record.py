@@ -6,9 +6,9 @@ from pathlib import Path
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.files import check_file, write
-from foretoken.core.scores import NodeScores
 from foretoken.core.sequence import Origin, Sequence, origin_after
 from foretoken.core.tree import TokenTree
+from foretoken.core.walk import NodeScores
 from foretoken.engine import Engine
 from foretoken.trace.page import page
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from foretoken.build import usual_rule
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.measure.machine import num_cores
+from foretoken.names import usual_rule
 from foretoken.recipe import Recipe
 from foretoken.tune.acceptance import has_distribution
 from foretoken.vocab.source import TranslatedSource

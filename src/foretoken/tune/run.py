@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.build import usual_rule, with_recipe
+from foretoken.build import with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.engine import Engine
@@ -17,6 +17,7 @@ from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
 from foretoken.measure.teacher_forcing import written
 from foretoken.models.identity import fingerprint, host, versions
+from foretoken.names import usual_rule
 from foretoken.profile import Profile
 from foretoken.recipe import PLAIN, PLAINLY, Recipe
 from foretoken.tune.acceptance import (

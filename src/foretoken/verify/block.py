@@ -61,11 +61,10 @@ from torch import Tensor
 from foretoken.core.draws import draw_iid, on_cpu
 from foretoken.core.laws import IID, Law
 from foretoken.core.random import Random, Uniforms
-from foretoken.core.scores import draw
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.core.walk import Probabilities, walk
+from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick
 from foretoken.verify.exact_transport import Transport

@@ -23,11 +23,10 @@ from torch import Tensor
 from foretoken.core.errors import DraftError
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.random import Random
-from foretoken.core.scores import draw
 from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 from foretoken.core.verifier import LawFamily
-from foretoken.core.walk import Probabilities
+from foretoken.core.walk import Probabilities, draw
 from foretoken.verify.rejection import TINY
 
 

@@ -1,0 +1,65 @@
+"""Forwards that transformers' own modules run, over a slot cache."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.core.shapes import Float
+from foretoken.models.cache import SlotCache
+from foretoken.models.features import FeatureStore
+from foretoken.models.layout import Layout, decoder
+from foretoken.models.panels import PanelLinear
+
+
+class Modules:
+    """The forwards of one model, shared by all batches; its linear layers may be packed."""
+
+    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+        self.model, self.layout = model, layout
+        self.body = decoder(model) or model
+        self.execution = "panels" if any(isinstance(m, PanelLinear) for m in model.modules()) else "modules"
+
+    def open(self, batch: int, slots: int) -> "ModuleSlots":
+        return ModuleSlots(self, batch, slots)
+
+
+class ModuleSlots(SlotCache):
+    """The slot cache of a batch, and the forward of the whole model."""
+
+    def __init__(self, modules: Modules, batch: int, slots: int) -> None:
+        super().__init__(modules.layout.planes, batch, slots)
+        self._modules = modules
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        ids: list[list[int]],
+        positions: list[list[int]],
+        masks: Mapping[str, np.ndarray | None],
+        head: bool,
+        features: FeatureStore | None = None,
+    ) -> Float[Tensor, "b n _"]:
+        """Logits of the nodes whose slots were set; states where head is False."""
+        model = self._modules.model if head else self._modules.body
+        device, dtype = self._modules.model.device, self._modules.model.dtype
+        tensors = {
+            kind: None if mask is None else torch.from_numpy(mask).to(device=device, dtype=dtype)
+            for kind, mask in masks.items()
+        }
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor(ids, device=device),
+            "position_ids": torch.tensor(positions, device=device),
+            # A model whose layers are all of one type takes (and some only take) the mask itself.
+            "attention_mask": tensors if len(tensors) > 1 else next(iter(tensors.values())),
+            "past_key_values": self,
+            "use_cache": True,
+        }
+        if features is None:
+            return model(**inputs)[0]
+        out = model(**inputs, output_hidden_states=True)
+        features.write_all([out.hidden_states[layer] for layer in features.distinct])
+        return out[0]
