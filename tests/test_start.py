@@ -163,6 +163,11 @@ def test_the_package_itself_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_package_needs_no_jaxtyping_to_run() -> None:
+    code = "import sys; sys.modules['jaxtyping'] = None; import foretoken; foretoken.load, foretoken.custom_generate"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_name_that_is_told_without_torch_is_one_of_something() -> None:
     assert set(MADE_BY) == set(TREES)
     assert all(callable(kind.make) for kind in KINDS.values())

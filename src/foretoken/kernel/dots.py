@@ -11,7 +11,7 @@ So a row's result does not depend on the rows beside it, nor on which instructio
 
 **A line** is a block of a row in 64 bytes: 32 codes; the scale; scale * sum of codes; and whole multiples of sums of
 codes that stand for the offsets of weights' codes. The lines of all rows for one block stand side by side, as they are
-used: the bits of 4 k of 64 / n columns fill a vector register, are unpacked once, and meet all rows.
+used: the bits of 4 k of n columns fill a vector register, are unpacked once, and meet all rows.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
