@@ -171,7 +171,7 @@ def test_a_processor_without_any_of_them() -> None:
 def packed_llama(kinds: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A small Llama whose matrices are quantised, of these kinds in turn, and the same in float32."""
     packed, plain = (
-        tiny("llama", random_weights=True, head_dim=32, hidden_size=256, intermediate_size=512) for _ in range(2)
+        tiny("llama", random_weights=True, head_dim=64, hidden_size=256, intermediate_size=512) for _ in range(2)
     )
     names = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
     for i, name in enumerate(names):

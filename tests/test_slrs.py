@@ -21,11 +21,11 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings, chain
 from foretoken.core.walk import draw
 from foretoken.decode import Decoder, DraftFailedWarning
-from foretoken.draft import slrs
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from foretoken.vocab import slrs
 from foretoken.vocab.price import Price
 from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.vocab.slrs import SLRSDrafter, SLRSSession

@@ -419,7 +419,7 @@ def test_command(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ("change", "message"),
     [
         (["--tokens", "0"], "at least 1"),
-        (["--lr", "2"], "--lr must lie"),
+        (["--lr", "2"], "--lr is 2.0: it must lie between 0 and 1"),
         (["--levels", "2"], "needs at least"),
         (["--data", "/nowhere.txt"], "Cannot read data file"),
         (["--seed", "-1"], "seed is -1: it must be in 0..2**32 - 1"),
