@@ -31,9 +31,11 @@ from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Cell, Report, Spread
 from foretoken.measure.results import write_lines
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.layout import layout
 from foretoken.models.load import choose_device, choose_dtype, load_model
 from foretoken.models.named import located
 from foretoken.models.panels import PanelLinear, pack
+from foretoken.models.static import StaticForward
 
 EAGER, COMPILED, TRACED = "eager", "compiled", "torch.compile"
 BASE_NODES = (1, 8)  # at which contexts and batches are compared: plain decoding, and a tree
@@ -184,7 +186,8 @@ def load_forwards(
         paths[COMPILED] = OurPath(compiled)
     if traced:
         forward = CausalLM(compiled.model, target)
-        forward.trace()
+        forward.backend = compiler = StaticForward(compiled.model, layout(compiled.model), target)
+        compiler.compiling = True
         paths[TRACED] = OurPath(forward)
     return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)
 
