@@ -63,7 +63,8 @@ class LlamaCpp:
             api.llama_free(self.context)
         settings = api.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max = (context + nodes) * batch + 64, batch
-        settings.n_batch = settings.n_ubatch = max(512, nodes * batch)
+        settings.n_ubatch = max(512, nodes * batch)
+        settings.n_batch = max(settings.n_ubatch, context * batch)  # the text before them is one call, too
         settings.n_threads = settings.n_threads_batch = self.threads
         self.context, self.start, self.batch = api.llama_init_from_model(self.model, settings), 0, batch
         if context:
