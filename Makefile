@@ -24,7 +24,7 @@ lint: .venv/linters
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,transport,bench]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,transport,bench,serve]"
 	touch $@
 
 .venv/linters: .venv/installed

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: requests over HTTP, decoded side by side by one thread that owns the model."""

@@ -1,0 +1,95 @@
+"""What the server asks of the thread that owns the model, and what comes back: jobs in, progress out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Origin
+from foretoken.engine import FinishReason
+
+
+@dataclass(frozen=True)
+class Job:
+    """One text that is to be generated.
+
+    ids: the prompt's token ids.
+    sampling: the settings of its next-token distribution.
+    seed: of its own random numbers, so that its text does not depend on the jobs beside it.
+    max_new_tokens: the most tokens it may emit; clipped to what the context leaves.
+    eos_ids: tokens that end it.
+    stops: strings that end the text before them.
+    top_logprobs: how many of the most probable tokens are reported at every position; None reports no probabilities.
+    depth: the largest depth of its token trees; None leaves it to the engine, 0 is plain decoding.
+    shows_trees: whether each step's token tree is reported, for the page that draws it.
+    """
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    max_new_tokens: int
+    eos_ids: frozenset[int]
+    stops: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    depth: int | None = None
+    shows_trees: bool = False
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log probabilities at one position under the target's softmax at temperature 1, before bias, penalties and
+    truncation.
+
+    token: the emitted id. logprob: its log probability. top: the most probable ids with theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class StepTree:
+    """The token tree of one step.
+
+    tokens: id of each node; node 0 is the last committed token. parents: of each node, -1 for node 0.
+    path: the accepted nodes from node 0 down.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one step of the model added to one job.
+
+    text: the text that became certain. token_ids: the ids emitted. origins: of each id, whether it was drafted.
+    num_drafted: draft tokens of the step's tree. logprobs: of each id, where the job asked for them.
+    tree: the step's token tree, where the job asked for it. num_cached: prompt tokens that the prefix cache held.
+    finish_reason: None before the last step.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    num_drafted: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    tree: StepTree | None = None
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that ended without its text: message says why, in a sentence for the one who asked."""
+
+    message: str
+
+
+# Called on the model's thread, once per step and at last with a finish reason or a failure; it must return at once.
+Deliver = Callable[[Progress | Failed], None]
+
+
+class QueueFullError(Exception):
+    """The worker has as many waiting jobs as it may have; the server answers 429."""
