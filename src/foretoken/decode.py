@@ -81,6 +81,7 @@ class Decoder:
         self.name = target.name
         self.observer = observer or nobody
         self.walk = walk_of(verifier)
+        self.gave_up = False  # whether the drafter failed, so that the rest is decoded without it
         self.sequences: list[Sequence] = []
         self.target = _open(target, drafter, batch, slots)
         self.drafter: DraftSession = drafter.open(batch, slots)
@@ -142,6 +143,7 @@ class Decoder:
 
     def _give_up(self, error: BaseException) -> None:
         if not isinstance(self.drafter, NoDrafter):
+            self.gave_up = True
             warnings.warn(
                 f"The drafter failed ({type(error).__name__}: {error}); going on with plain decoding.",
                 DraftFailedWarning,

@@ -295,11 +295,11 @@ class Engine:
                 decoder.join(sequence)
             for sequence, step in decoder.step():
                 request = active[sequence]
-                tokens, text, stopped = _read(request.stream, step, sequence.finished)
+                tokens, text, stopped = read_step(request.stream, step, sequence.finished)
                 request.stats.record(step, len(tokens))
                 if stopped and not sequence.finished:
                     decoder.leave(sequence)
-                reason = _finish_reason(sequence, stopped)
+                reason = finish_reason(sequence, stopped)
                 if reason is not None:
                     del active[sequence]
                 yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, request.stats)
@@ -355,14 +355,22 @@ def _stops(stop: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None:
+def finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None:
+    """Why a text ends with the tokens committed last, None where it goes on.
+
+    stopped: whether they completed a stop string.
+    """
     if stopped or (sequence.finished and sequence.ids[-1] in sequence.eos_ids):
         return "stop"
     return "length" if sequence.finished else None
 
 
-def _read(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:
-    """(ids, text, stopped): the step's ids up to the one that completes a stop string, and the text they settle."""
+def read_step(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:
+    """(ids, text, stopped): the step's ids up to the one that completes a stop string, and the text they settle.
+
+    stream: what turns the sequence's ids into text, None for a sequence whose text is not asked for.
+    last: whether the sequence ends with this step, so that nothing of its text is held back any longer.
+    """
     tokens = list(step.tokens)
     if stream is None:
         return tokens, "", False

@@ -43,6 +43,7 @@ class Sequence:
     """Committed ids, and what decides the next ones. The last id is always the next tree's root.
 
     rng: a source of random numbers of this sequence alone, so its text does not depend on the batch around it.
+    depth_limit: of all its trees; 0 is plain decoding.
     max_depth: of the next tree; whoever sets it does so before the tree is drawn.
     """
 
@@ -51,6 +52,7 @@ class Sequence:
     rng: Random
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
+    depth_limit: int = ANY_DEPTH
     num_prompt: int = field(init=False)
     finished: bool = False
     max_depth: int = ANY_DEPTH
@@ -70,7 +72,7 @@ class Sequence:
     @property
     def depth_left(self) -> int:
         """Depth at which the next tree ends at the latest; its last token needs no draft."""
-        return min(self.num_left - 1, self.max_depth)
+        return min(self.num_left - 1, self.depth_limit, self.max_depth)
 
     def uniforms(self, rows: int, columns: int) -> Uniforms:
         """[rows, columns] uniforms from this sequence's own source."""

@@ -80,7 +80,7 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
-        drafts = any(seq.num_left > 1 for seq in sequences)
+        drafts = any(min(seq.num_left - 1, seq.depth_limit) > 0 for seq in sequences)
         self._depth = self.controller.choose(self.clock is not None and not self._new) if drafts else 0
         if self._depth == 0:
             return [root_only(seq.ids[-1]) for seq in sequences]

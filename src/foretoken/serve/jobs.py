@@ -93,3 +93,7 @@ Deliver = Callable[[Progress | Failed], None]
 
 class QueueFullError(Exception):
     """The worker has as many waiting jobs as it may have; the server answers 429."""
+
+
+class DrainingError(Exception):
+    """The worker accepts no more jobs, since it is shutting down or has died; the server answers 503."""

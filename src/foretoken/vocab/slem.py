@@ -140,7 +140,7 @@ class SLEMSession:
             row.inner.ids = new
         row.inner.num_prompt = len(row.inner.ids)
         row.inner.max_new_tokens = ENDLESS if seq.num_left > 1 else 1  # at the last token nothing is drafted
-        row.inner.max_depth = seq.max_depth
+        row.inner.max_depth = min(seq.depth_limit, seq.max_depth)
         return row.inner
 
     def _reserve(self, needed: int) -> None:

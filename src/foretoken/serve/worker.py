@@ -1,0 +1,150 @@
+"""The thread that owns the model: jobs come in from any thread, and are decoded in one batch that is never closed."""
+
+import logging
+from collections import deque
+from threading import Condition, Thread
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts
+from foretoken.engine import Engine
+from foretoken.serve.batch import Batch, Ticket, tell
+from foretoken.serve.jobs import Deliver, DrainingError, Failed, Job, QueueFullError
+
+log = logging.getLogger(__name__)
+CONTEXT = 4096  # ids of one text where neither the caller nor the model says how many
+DIED = "The thread that runs the model has died: restart the server."
+
+
+class Worker:
+    """Decodes the jobs of a server, up to `max_batch` side by side; each has the text that it would have alone.
+
+    All methods may be called from any thread. The model runs on the worker's own.
+    """
+
+    def __init__(
+        self, engine: Engine, max_batch: int | None = None, context: int | None = None, max_queue: int = 64
+    ) -> None:
+        """max_batch: the most jobs decoded at once; the engine's own number where it is None.
+        context: the most ids of one text, its prompt included; the model's own context where it is None.
+        max_queue: the most jobs that may wait for others to end.
+        """
+        size = engine.max_batch if max_batch is None else max_batch
+        check_counts(max_batch=size, context=context)
+        limits = [limit for limit in (context, engine.target.lm.context) if limit is not None]
+        self.max_batch, self.max_queue = size, max_queue
+        self.context = min(limits, default=CONTEXT)
+        self.error: BaseException | None = None  # what the thread died of
+        self._engine = engine
+        self._batch = Batch(engine, size, self.context)
+        self._waiting: deque[Ticket] = deque()
+        self._changed = Condition()
+        self._draining, self._stopping = False, False
+        self._thread = Thread(target=self._run, name="foretoken-worker", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are worked on; False before `start`, after the last job of `drain`, and if the thread died."""
+        return self._thread.is_alive() and self.error is None
+
+    @property
+    def running(self) -> int:
+        """Number of jobs in work."""
+        return len(self._batch)
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that wait for others to end."""
+        return len(self._waiting)
+
+    @property
+    def cache_use(self) -> float:
+        """Share of the room for keys and values that the texts in work take."""
+        return self._batch.num_ids / (self.max_batch * self.context)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job, deliver: Deliver) -> Ticket:
+        """Queue a job; `deliver` is told of it from the worker's thread.
+
+        Returns: what `cancel` takes.
+        Raises ForetokenError for a job that does not fit the context, QueueFullError where too many wait, DrainingError
+        where no more are accepted.
+        """
+        if not 0 < len(job.ids) < self.context:
+            raise ForetokenError(
+                f"The prompt has {len(job.ids)} tokens, and the context is {self.context}: give at least one token, "
+                "and fewer than the context has."
+            )
+        if job.stops and self._engine.tokenizer is None:
+            raise ForetokenError(
+                "Stop strings need a tokenizer, and this model was loaded without one: leave stop out."
+            )
+        ticket = Ticket(job, deliver)
+        with self._changed:
+            if self._draining or self.error is not None:
+                raise DrainingError(DIED if self.error is not None else "The server is shutting down.")
+            if len(self._waiting) + len(self._batch) >= self.max_batch + self.max_queue:
+                raise QueueFullError(f"{len(self._waiting)} requests are waiting already: try again later.")
+            self._waiting.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a job of which nobody wants to hear any more; its row is free before the next step."""
+        with self._changed:
+            ticket.cancelled = True
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Accept no more jobs; the thread ends when those accepted are done. Does not wait for it: see `join`."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End all jobs after the step under way, and the thread."""
+        with self._changed:
+            self._draining = self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has ended, at most so many seconds. Returns: whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                self._batch.step()
+            left = "The server is shutting down."
+        except BaseException as error:
+            log.exception("The thread that runs the model died.")
+            self.error, left = error, DIED
+        with self._changed:
+            self._draining = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        self._batch.fail(left)
+        for ticket in waiting:
+            tell(ticket, Failed(left))
+
+    def _take(self) -> bool:
+        """Let cancelled jobs leave and waiting ones join; sleeps while there is nothing to do. False to end."""
+        with self._changed:
+            while True:
+                self._batch.drop_cancelled()
+                while self._waiting and len(self._batch) < self.max_batch:
+                    self._batch.join(self._waiting.popleft())
+                if self._stopping:
+                    return False
+                if len(self._batch):
+                    return True
+                if self._draining:
+                    return False
+                self._changed.wait()

@@ -1,0 +1,303 @@
+"""The thread that owns the model: every job has the text that it would have alone, whoever joins, leaves or fails."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import foretoken
+import tiny
+from foretoken.core.sampling import Sampling
+from foretoken.decode import DraftFailedWarning
+from foretoken.engine import Engine
+from foretoken.serve.batch import Batch
+from foretoken.serve.jobs import DrainingError, Failed, Job, Progress, QueueFullError
+from foretoken.serve.worker import Worker
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+PATIENCE = 60.0  # seconds that only a test that fails waits
+PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "é", "return x"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    target = tiny.llama(0, hidden=64)
+    return {
+        "target": tiny.save(target, root / "target"),
+        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
+    }
+
+
+def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
+    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
+    return replace(engine, eos_ids=frozenset())
+
+
+class Listener:
+    """Collects what is told of one job. on_news: called after each piece, on the worker's thread."""
+
+    def __init__(self, on_news: Callable[["Listener"], None] = lambda _: None) -> None:
+        self.news: list[Progress | Failed] = []
+        self.done = threading.Event()
+        self.on_news = on_news
+
+    def __call__(self, news: Progress | Failed) -> None:
+        self.news.append(news)
+        self.on_news(self)
+        if isinstance(news, Failed) or news.finish_reason:
+            self.done.set()
+
+    @property
+    def steps(self) -> list[Progress]:
+        return [x for x in self.news if isinstance(x, Progress)]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for step in self.steps for token in step.token_ids]
+
+    def wait(self) -> list[int]:
+        assert self.done.wait(PATIENCE)
+        assert isinstance(self.news[-1], Progress), self.news[-1]
+        return self.ids
+
+
+def job(engine: Engine, prompt: str, seed: int = 0, new: int = 24, temperature: float = 0.8, **options) -> Job:
+    sampling = Sampling(temperature=temperature, **options.pop("sampling", {}))
+    return Job(tuple(engine.encode(prompt)), sampling, seed, new, engine.eos_ids, **options)
+
+
+def started(engine: Engine, **options) -> Worker:
+    worker = Worker(engine, **options)
+    worker.start()
+    return worker
+
+
+def finish(worker: Worker, *listeners: Listener) -> None:
+    """Start a worker and wait for its jobs, as one call."""
+    worker.start()
+    for listener in listeners:
+        assert listener.done.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [(None, {}), ("drafter", {"tree": "chain:3"}), ("drafter", {"tree": "kary:2x2"}), ("ngram", {"tree": "chain:4"})],
+)
+def test_texts_are_those_of_the_engine_alone(folders, drafter, options, temperature):
+    """Eight jobs of different lengths through three rows; some are cancelled on the way."""
+    engine = load(folders, drafter, **options)
+    worker = Worker(engine, max_batch=3)
+    tickets, listeners = [], []
+    for i in range(8):
+        gone = i % 4 == 2
+        listener = Listener(lambda me, i=i: worker.cancel(tickets[i]) if i % 4 == 2 and len(me.news) == 2 else None)
+        listeners.append((i, gone, listener))
+    for i, _, listener in listeners:
+        tickets.append(worker.submit(job(engine, PROMPTS[i % 6], i, 6 + 2 * i, temperature), listener))
+    worker.start()
+    for i, gone, listener in listeners:
+        if gone:
+            continue
+        want = engine.generate(PROMPTS[i % 6], max_new_tokens=6 + 2 * i, temperature=temperature, seed=i)
+        assert listener.wait() == want.token_ids
+        assert "".join(step.text for step in listener.steps) == want.text
+        assert listener.steps[-1].finish_reason == want.finish_reason
+        assert all(len(step.origins) == len(step.token_ids) for step in listener.steps)
+        assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
+    worker.drain()
+    assert worker.join(PATIENCE)
+    assert [len(listener.news) for _, gone, listener in listeners if gone] == [2, 2]
+    assert (worker.running, worker.waiting, worker.cache_use, worker.error) == (0, 0, 0.0, None)
+
+
+def test_a_stop_string_and_an_end_of_text_end_a_job(folders):
+    engine = load(folders, tree="chain:4")
+    full = engine.generate("def", max_new_tokens=60, temperature=0.9, seed=3)
+    stop = next(full.text[i : i + 3] for i in range(20, len(full.text)) if "\ufffd" not in full.text[i : i + 3])
+    want = engine.generate("def", max_new_tokens=60, temperature=0.9, seed=3, stop=stop)
+    worker = started(engine)
+    stopped, ended = Listener(), Listener()
+    worker.submit(job(engine, "def", 3, 60, 0.9, stops=(stop,)), stopped)
+    worker.submit(replace(job(engine, "def", 3, 60, 0.9), eos_ids=frozenset({full.token_ids[7]})), ended)
+    assert stopped.wait() == want.token_ids
+    assert "".join(step.text for step in stopped.steps) == want.text
+    assert ended.wait() == full.token_ids[: full.token_ids.index(full.token_ids[7]) + 1]
+    assert [listener.steps[-1].finish_reason for listener in (stopped, ended)] == ["stop", "stop"]
+    worker.stop()
+
+
+class Raises:
+    """A processor that fails once a text is long enough."""
+
+    def __init__(self, error: Exception, length: int) -> None:
+        self.error, self.length = error, length
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] >= self.length:
+            raise self.error
+        return scores
+
+
+@pytest.mark.filterwarnings("ignore::foretoken.decode.DraftFailedWarning")
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("secret"), "The model failed at this request (RuntimeError)."),
+        (MemoryError(), "The memory did not suffice"),
+        (foretoken.ForetokenError("That is not it."), "That is not it."),
+    ],
+)
+def test_a_job_that_fails_fails_alone(folders, tree, error, says):
+    """The others go on with their own texts, and with their drafter."""
+    engine = load(folders, tree=tree)
+    worker = Worker(engine, max_batch=4)
+    good = [Listener() for _ in range(3)]
+    bad = Listener()
+    for i, listener in enumerate(good):
+        worker.submit(job(engine, PROMPTS[i], i, 20), listener)
+    worker.submit(job(engine, "abc", 9, 40, sampling={"processors": (Raises(error, 12),)}), bad)
+    worker.start()
+    for i, listener in enumerate(good):
+        want = engine.generate(PROMPTS[i], max_new_tokens=20, temperature=0.8, seed=i)
+        assert listener.wait() == want.token_ids
+        assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
+    assert bad.done.wait(PATIENCE)
+    assert isinstance(bad.news[-1], Failed)
+    assert bad.news[-1].message.startswith(says)
+    settings = {"max_new_tokens": 40, "temperature": 0.8, "seed": 9, "processors": (Raises(error, 12),)}
+    chunks, want = engine.stream("abc", **settings), []
+    with pytest.raises(type(error)):
+        want.extend(token for chunk in chunks for token in chunk.token_ids)
+    assert bad.ids == want
+    assert bad.ids
+    assert worker.alive
+    worker.stop()
+
+
+def test_logits_that_are_not_finite_fail_their_job_alone(folders, monkeypatch):
+    engine = load(folders, tree="chain:3")
+    worker = Worker(engine)
+    bad, good = Listener(), Listener()
+    bias = dict.fromkeys(range(257), float("-inf"))
+    worker.submit(job(engine, "abc", 1, 20, sampling={"logit_bias": bias}), bad)
+    worker.submit(job(engine, "def", 2, 20), good)
+    with pytest.warns(DraftFailedWarning):
+        finish(worker, bad, good)
+    assert good.wait() == engine.generate("def", max_new_tokens=20, temperature=0.8, seed=2).token_ids
+    assert isinstance(bad.news[-1], Failed)
+    assert "logit bias" in bad.news[-1].message
+    worker.stop()
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_drafter_that_fails_costs_speed_until_its_texts_have_left(folders, monkeypatch, others):
+    """Once for one text: that one goes on plainly. For all of several texts: all do, until the batch is empty."""
+    engine = load(folders, tree="chain:3")
+    worker = Worker(engine)
+    session = type(engine.drafter.open(1, 16))
+    propose, broken = session.propose, [True]
+
+    def fails(self, sequences):
+        if broken[0] and len(sequences[0].ids) > 5:
+            raise RuntimeError("broken")
+        return propose(self, sequences)
+
+    monkeypatch.setattr(session, "propose", fails)
+    texts = [Listener() for _ in range(1 + others)]
+    for text in texts:
+        worker.submit(job(engine, "def", 1, 20, 0.0), text)
+    with pytest.warns(DraftFailedWarning, match="broken"):
+        finish(worker, *texts)
+    assert all(text.steps[0].num_drafted > 0 for text in texts)
+    assert all(text.steps[-2].num_drafted == 0 for text in texts)
+    broken[0] = False
+    again = Listener()
+    worker.submit(job(engine, "def", 1, 20, 0.0), again)
+    assert [again.wait()] * len(texts) == [text.ids for text in texts]
+    assert again.steps[0].num_drafted > 0
+    worker.stop()
+
+
+def test_the_queue_has_an_end(folders):
+    engine = load(folders, None)
+    worker = Worker(engine, max_batch=1, max_queue=2)
+    listeners = [Listener() for _ in range(3)]
+    tickets = [worker.submit(job(engine, "a", i, 5), listener) for i, listener in enumerate(listeners)]
+    with pytest.raises(QueueFullError, match="waiting already"):
+        worker.submit(job(engine, "a"), Listener())
+    assert (worker.waiting, worker.running, worker.alive) == (3, 0, False)
+    worker.cancel(tickets[1])
+    last = Listener()
+    worker.submit(job(engine, "a", 1, 5), last)
+    worker.start()
+    worker.drain()
+    with pytest.raises(DrainingError, match="shutting down"):
+        worker.submit(job(engine, "a"), Listener())
+    assert worker.join(PATIENCE)
+    assert len(listeners[0].wait()) == len(listeners[2].wait()) == len(last.wait()) == 5
+    assert listeners[1].news == []
+    assert not worker.alive
+    assert worker.error is None
+
+
+def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context(folders):
+    engine = load(folders)
+    worker = started(engine, context=20)
+    for ids in ((), tuple(range(1, 21))):
+        with pytest.raises(foretoken.ForetokenError, match="the context is 20"):
+            worker.submit(replace(job(engine, "a"), ids=ids), Listener())
+    long = Listener()
+    worker.submit(replace(job(engine, "a", new=100), ids=tuple(range(1, 17))), long)
+    assert len(long.wait()) == 4
+    assert long.steps[-1].finish_reason == "length"
+    worker.stop()
+
+
+def test_stopping_ends_the_jobs_in_work(folders):
+    engine = load(folders)
+    begun = threading.Event()
+    running, waiting = Listener(lambda _: begun.set()), Listener()
+    worker = started(engine, max_batch=1)
+    worker.submit(job(engine, "a", new=200), running)
+    worker.submit(job(engine, "b"), waiting)
+    assert begun.wait(PATIENCE)
+    worker.stop()
+    assert isinstance(running.news[-1], Failed) or running.steps[-1].finish_reason
+    assert waiting.news == [Failed("The server is shutting down.")] or waiting.steps
+    assert not worker.alive
+
+
+def test_a_thread_that_dies_is_seen(folders, monkeypatch):
+    engine = load(folders)
+    worker = Worker(engine)
+    monkeypatch.setattr(Batch, "step", lambda self: 1 / 0)
+    listener = Listener()
+    worker.submit(job(engine, "a"), listener)
+    worker.start()
+    assert worker.join(PATIENCE)
+    assert listener.news == [Failed("The thread that runs the model has died: restart the server.")]
+    assert isinstance(worker.error, ZeroDivisionError)
+    assert not worker.alive
+    with pytest.raises(DrainingError, match="has died"):
+        worker.submit(job(engine, "a"), Listener())
+
+
+def test_one_who_cannot_be_told_is_cancelled(folders):
+    engine = load(folders)
+    worker = started(engine)
+
+    def gone(me: Listener) -> None:
+        raise RuntimeError("the loop is closed")
+
+    lost, good = Listener(gone), Listener()
+    worker.submit(job(engine, "a", new=200), lost)
+    worker.submit(job(engine, "b", 2), good)
+    good.wait()
+    worker.drain()
+    assert worker.join(PATIENCE)
+    assert len(lost.news) == 1
