@@ -8,13 +8,14 @@ import torch
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import Coins
+from foretoken.core.laws import Coins, Opaque
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
-from foretoken.draft.auto import auto_drafter
+from foretoken.draft.auto import AutoDrafter, auto_drafter
 from foretoken.draft.controller import WEIGHT, Experience, expected_extra
+from foretoken.draft.fastest import FastestDrafter
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.product import ProductDrafter
@@ -62,6 +63,7 @@ from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
 T = TypeVar("T")
+FASTEST = ("slem", "tli")  # ways to draft in another vocabulary that were the fastest somewhere: docs/vocabularies.md
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 
 
@@ -102,7 +104,8 @@ def load(
     file stay packed on a CPU by default; in a dtype that is named they are dequantised, elsewhere in bfloat16.
     tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
     vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
-    both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object.
+    both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object. Under method auto,
+    vocab auto is slem or tli, whichever is measured to be faster; else it goes by the share of common tokens.
     compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and packed
     weights for others in float32 and bfloat16 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there
     is no kernel of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning
@@ -186,9 +189,31 @@ def load(
         known = Experience(extra, tuned.acceptance * WEIGHT, WEIGHT)
         if method == FIXED and not named and tuned.tree == PLAIN:
             return plain(engine)
-    if method == AUTO and not isinstance(proposing, NoDrafter):
-        return replace(engine, drafter=auto_drafter(proposing, policy.sizes(), model.device, known))
-    return engine
+    if method != AUTO or isinstance(proposing, NoDrafter):
+        return engine
+    controlled = auto_drafter(proposing, policy.sizes(), model.device, known)
+    named = any(x is not None for x in (verifier, law, draft_probability, tuned))
+    if vocab == AUTO and isinstance(source, TranslatedSource) and source.has_common_tokens and not named:
+        return _fastest(engine, controlled, policy)
+    return replace(engine, drafter=controlled)
+
+
+def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> Engine:
+    """The engine whose drafter of another vocabulary drafts in the way that is measured to be the fastest.
+
+    Args:
+        engine: one that drafts in the way that the vocabularies speak for.
+        first: the drafter of that way, under a controller.
+        policy: the tree of every way.
+    """
+    ways, rule = [first], engine.verifier
+    for vocab in FASTEST:
+        drafter, usual = assembled(replace(engine.recipe, vocab=vocab), engine.source)
+        if vocab != engine.recipe.vocab:
+            ways.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
+        if not usual.accepts(Opaque(1)):  # the rule that weighs q; draft tokens without one any walk matches exactly
+            rule = usual
+    return replace(engine, drafter=FastestDrafter(tuple(ways)), verifier=rule)
 
 
 def with_recipe(engine: Engine, recipe: Recipe) -> Engine:

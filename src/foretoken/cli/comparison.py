@@ -22,11 +22,14 @@ def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
     """
     from foretoken.build import plain
     from foretoken.draft.auto import AutoDrafter
+    from foretoken.draft.fastest import FastestDrafter
 
     engine = replace(engine, eos_ids=frozenset())
     arguments = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, arguments["max_new_tokens"])}
-    if isinstance(engine.drafter, AutoDrafter):
-        replace(engine, drafter=engine.drafter.inner).generate(prompt, **arguments)
+    ways = engine.drafter.ways if isinstance(engine.drafter, FastestDrafter) else (engine.drafter,)
+    for way in ways:
+        if isinstance(way, AutoDrafter):
+            replace(engine, drafter=way.inner).generate(prompt, **arguments)
     for each in (engine, plain(engine)):
         each.generate(prompt, **arguments)
 

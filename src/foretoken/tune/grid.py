@@ -70,5 +70,4 @@ def able(engine: Engine, vocabs: list[str]) -> list[str]:
         return []
     source = engine.source
     assert isinstance(source, TranslatedSource)
-    common = any(d < source.model.vocab_size for d in source.translation.pairs.values())
-    return [vocab for vocab in vocabs if common or vocab not in ("tli", "union")]
+    return [vocab for vocab in vocabs if source.has_common_tokens or vocab not in ("tli", "union")]

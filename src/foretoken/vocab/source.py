@@ -14,3 +14,8 @@ class TranslatedSource(Source):
 
     def fingerprint(self, kind: str) -> str:
         return f"{kind} {super().fingerprint(kind)}"
+
+    @property
+    def has_common_tokens(self) -> bool:
+        """Whether the drafter can say any token of the target's, without which there is no tli."""
+        return any(token < self.model.vocab_size for token in self.translation.pairs.values())
