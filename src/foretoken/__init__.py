@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from foretoken.core.tree import Siblings, TokenTree
     from foretoken.engine import Chunk, Engine, Result
     from foretoken.hf import custom_generate
+    from foretoken.models.grammar import Grammar
     from foretoken.names import law, verifier
     from foretoken.names import tree_policy as tree
     from foretoken.stats import Stats
@@ -25,6 +26,7 @@ _HOMES = {
     "Chunk": ("engine", "Chunk"),
     "Engine": ("engine", "Engine"),
     "ForetokenError": ("core.errors", "ForetokenError"),
+    "Grammar": ("models.grammar", "Grammar"),
     "Result": ("engine", "Result"),
     "Sampling": ("core.sampling", "Sampling"),
     "Siblings": ("core.tree", "Siblings"),
@@ -46,6 +48,7 @@ __all__ = [
     "Chunk",
     "Engine",
     "ForetokenError",
+    "Grammar",
     "Result",
     "Sampling",
     "Siblings",

@@ -18,6 +18,7 @@ from foretoken.core.interfaces import (
     Target,
     TargetSession,
 )
+from foretoken.core.permitted import Permitted, permitted
 from foretoken.core.random import Random
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.tree import TokenTree, root_only
@@ -87,6 +88,7 @@ class Decoder:
         self.drafter: DraftSession = drafter.open(batch, slots)
         self._features = self.target if isinstance(self.target, FeatureSession) else None
         self._learner = self.drafter if isinstance(self.drafter, LearningSession) else None
+        self._drafts: list[Permitted] = []  # of the step under way
 
     def join(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
@@ -120,10 +122,15 @@ class Decoder:
     def _propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         if self._learner is not None and self._features is not None:
             self._learner.learn(self._features.features(sequences))
-        return self.drafter.propose(sequences)
+        drafted = self.drafter.propose(sequences)
+        self._drafts = [permitted(*each) for each in zip(sequences, drafted, strict=True)]
+        return [draft.tree for draft in self._drafts]
 
     def _observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        self.drafter.observe(sequences, trees, paths)
+        """The drafter is told of its trees as it drew them, forbidden nodes included."""
+        drafts = self._drafts
+        whole = [draft.path(path) for draft, path in zip(drafts, paths, strict=True)]
+        self.drafter.observe(sequences, [draft.drafted for draft in drafts], whole)
 
     def _decide(self, tree: TokenTree, scores: NodeScores, rng: Random) -> tuple[Path, int]:
         """The rule's walk. Where the drafter fails in it, what was accepted stays, with a token of the target's own."""

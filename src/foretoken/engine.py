@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -20,6 +20,7 @@ from foretoken.core.sequence import Origin
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter, Observer
 from foretoken.draft.source import Source
+from foretoken.models.grammar import Grammar
 from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode, turn_end
 from foretoken.names import check_pair
@@ -51,6 +52,7 @@ class GenerateOptions(SamplingOptions, total=False):
     max_new_tokens: int
     seed: int | None
     stop: str | Sequence[str] | None
+    grammar: Grammar | None
     observer: Observer | None
 
 
@@ -90,13 +92,17 @@ class Chunk:
 
 @dataclass
 class Request:
-    """One prompt in work, and what came of it so far; stream: None where its text is made of all ids at the end."""
+    """One prompt in work, and what came of it so far.
+
+    stream: None where its text is made of all ids at the end. constraints: what its tokens are held to.
+    """
 
     index: int
     ids: list[int]
     eos_ids: frozenset[int]
     seed: int
     stream: TextStream | None
+    constraints: tuple[Processor, ...] = ()
     stats: Stats = field(default_factory=Stats)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -163,6 +169,7 @@ class Engine:
         max_new_tokens: int = 128,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
+        grammar: Grammar | None = None,
         observer: Observer | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Result | list[Result]:
@@ -171,12 +178,13 @@ class Engine:
         A conversation is a list of messages, {"role": ..., "content": ...}; see `chat`.
         max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, told in the result.
         stop: strings that end the text before them. observer: sees every step, as foretoken.Trace does; see decode.py.
+        grammar: what the text must be, as foretoken.Grammar.regex("[ab]+"); at max_new_tokens it is cut all the same.
         The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
         Not so under method auto at temperature > 0: there measured times, or with a profile all prompts of the list
         together, choose the depths, and so which of the equally distributed texts comes out.
         """
         prompts, single = _as_list(prompt)
-        requests = self._requests(prompts, seed, stop, streaming=False)
+        requests = self._requests(prompts, seed, stop, grammar, streaming=False)
         for chunk in self._run(requests, max_new_tokens, _sampling(sampling), observer):
             request = requests[chunk.index]
             request.token_ids += chunk.token_ids
@@ -209,15 +217,21 @@ class Engine:
         max_new_tokens: int = 128,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
+        grammar: Grammar | None = None,
         observer: Observer | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """As `generate`, but yields what each step adds; `chunk.index` tells the prompt of a list."""
-        requests = self._requests(_as_list(prompt)[0], seed, stop, streaming=True)
+        requests = self._requests(_as_list(prompt)[0], seed, stop, grammar, streaming=True)
         return self._run(requests, max_new_tokens, _sampling(sampling), observer)
 
     def _requests(
-        self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str] | None, streaming: bool
+        self,
+        prompts: Sequence[Prompt],
+        seed: int | None,
+        stop: str | Sequence[str] | None,
+        grammar: Grammar | None,
+        streaming: bool,
     ) -> list[Request]:
         seed = random.randrange(2**31) if seed is None else whole("seed", seed)
         check_seed(seed, len(prompts))
@@ -230,7 +244,8 @@ class Engine:
             text = TextStream(self.tokenizer, stops, ids) if self.tokenizer and (streaming or stops) else None
             end = turn_end(self.tokenizer) if self.tokenizer and is_conversation(prompt) else None
             ends = self.eos_ids if end is None else self.eos_ids | {end}
-            requests.append(Request(i, ids, ends, seed + i, text))
+            held = () if grammar is None else (grammar.constraint(self.tokenizer, ends, len(ids)),)
+            requests.append(Request(i, ids, ends, seed + i, text, held))
         return requests
 
     def encode(self, prompt: Prompt, which: str = "The prompt") -> list[int]:
@@ -289,7 +304,8 @@ class Engine:
                 request = waiting.popleft()
                 rng = seeded(request.seed)
                 new = min(max_new_tokens, limit - len(request.ids))
-                sequence = core.Sequence(list(request.ids), sampling, rng, new, request.eos_ids)
+                own = replace(sampling, processors=(*sampling.processors, *request.constraints))
+                sequence = core.Sequence(list(request.ids), own, rng, new, request.eos_ids)
                 request.stats = Stats()
                 active[sequence] = request
                 decoder.join(sequence)

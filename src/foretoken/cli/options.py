@@ -20,6 +20,7 @@ from foretoken.recipe import AUTO, FIXED, check_engine
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
+    from foretoken.models.grammar import Grammar
     from foretoken.profile import Profile as TunedProfile
 
 SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/results.md
@@ -110,6 +111,8 @@ class TextOptions:
     frequency_penalty: Subtract this for every earlier occurrence.
     presence_penalty: Subtract this once from tokens generated before.
     stop: End the text before this string; may be repeated.
+    json_schema: File of a JSON schema; the text is JSON that fits it. Needs the extra [grammar].
+    regex: The text matches this regular expression as a whole. Needs the extra [grammar].
     max_new_tokens: Most tokens to generate.
     seed: Random seed; the same seed gives the same text. Default: a fresh one.
     show_drafts: Tint the text: drafted and accepted tokens, tokens that correct a rejected draft, and bonus tokens.
@@ -125,6 +128,8 @@ class TextOptions:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     stop: list[str] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
     max_new_tokens: int = 256
     seed: int | None = None
     show_drafts: bool = False
@@ -135,14 +140,36 @@ class TextOptions:
         check_seed(self.seed, num_texts)
         check_sampling(**self._sampling())
         check_stops(self.stop or ())
+        self._grammar()
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `Engine.generate`. seed: the one asked for, else a fresh one."""
         seed = random.randrange(2**31) if self.seed is None else self.seed
-        return {**self._sampling(), "stop": tuple(self.stop or ()), "max_new_tokens": self.max_new_tokens, "seed": seed}
+        return {
+            **self._sampling(),
+            "stop": tuple(self.stop or ()),
+            "grammar": self._grammar(),
+            "max_new_tokens": self.max_new_tokens,
+            "seed": seed,
+        }
+
+    def _grammar(self) -> "Grammar | None":
+        """What the text is held to, if anything."""
+        if self.json_schema is None and self.regex is None:
+            return None
+        if self.json_schema is not None and self.regex is not None:
+            raise ForetokenError("--json-schema and --regex both say what the text must be: leave one out.")
+        from foretoken.models.grammar import Grammar
+
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        try:
+            return Grammar.json_schema(Path(str(self.json_schema)).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForetokenError(f"Cannot read the JSON schema {self.json_schema}: {error}.") from error
 
     def _sampling(self) -> dict[str, Any]:
-        others = "system", "stop", "max_new_tokens", "seed", "show_drafts"
+        others = "system", "stop", "json_schema", "regex", "max_new_tokens", "seed", "show_drafts"
         return {name: value for name, value in vars(self).items() if name not in others}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +22,19 @@ Truncation = tuple[int, float, float]  # top_k, top_p, min_p
 SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
 TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
 NOT_FINITE = "NaN or infinite logits"
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """A processor that rules tokens out, as a grammar does: by the ids before them alone, whatever the scores are."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores [1, v] after ids [1, t], those of forbidden tokens -inf and all others as they were."""
+        ...
+
+    def allows(self, ids: Sequence[int], token: int) -> bool:
+        """Whether `token` may follow the ids of prompt and output so far."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,11 @@ class Sampling:
         return bool(
             self.processors or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         )
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """Those of the processors that rule tokens out; drafts that they forbid are not drafted."""
+        return tuple(processor for processor in self.processors if isinstance(processor, Constraint))
 
     @property
     def moves_scores(self) -> bool:

@@ -22,6 +22,7 @@ from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
+FAINT = -1e15  # a score that counts for nothing beside any other of a model, at every temperature that is not tiny
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,12 @@ class LMDraftSession:
     def _q(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m _"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m _"]:
-        """`_weights` from logits of the same columns."""
+        """`_weights` from logits of the same columns.
+
+        Where a constraint leaves none of the drafter's own tokens, the others that it allows are all alike.
+        """
+        if seq.sampling.constraints:
+            logits = logits.clamp(min=FAINT)
         if g.needs_probabilities(seq.sampling):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)

@@ -1,0 +1,73 @@
+"""Drafts that a grammar forbids are not drafted: the part of a token tree that constraints allow.
+
+What is left out is chosen by the constraints and by the text before a node, never by p or q. Children of opaque law are
+matched exactly, so that any of them may be left out without a change of the law. A priced draw that is forbidden is
+rejected with certainty, as p is 0 there, which is what the rule makes of no draw. Children that were sampled from a
+recorded q are left as they are: that q was made by the same sampling, and is 0 where a constraint forbids.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from foretoken.core.laws import Opaque
+from foretoken.core.sampling import Constraint
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
+
+
+@dataclass(frozen=True)
+class Permitted:
+    """The allowed part of one drafted tree.
+
+    drafted: the tree as the drafter made it. tree: the part that is scored. nodes: of each of its nodes, the one of
+    `drafted`; None where nothing was left out.
+    """
+
+    drafted: TokenTree
+    tree: TokenTree
+    nodes: tuple[int, ...] | None = None
+
+    def path(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        """Nodes of the allowed part as nodes of the tree that was drafted."""
+        return path if self.nodes is None else tuple(self.nodes[node] for node in path)
+
+
+def permitted(sequence: Sequence, tree: TokenTree) -> Permitted:
+    """The part of a sequence's drafted tree that the constraints of its sampling allow."""
+    constraints = sequence.sampling.constraints
+    if not constraints or len(tree) == 1:
+        return Permitted(tree, tree)
+    kept: list[int] = []
+    places: dict[int, int] = {}  # node of the drafted tree -> node of its allowed part
+    for node, parent in enumerate(tree.parents):
+        if node and (parent not in places or not _allowed(constraints, sequence, tree, node)):
+            continue
+        places[node] = len(kept)
+        kept.append(node)
+    if len(kept) == len(tree):
+        return Permitted(tree, tree)
+    parents = [-1, *(places[tree.parents[node]] for node in kept[1:])]
+    tokens = [tree.tokens[node] for node in kept]
+    children = set(zip(parents, tokens, strict=True))
+    records = [_record(tree.siblings[node], place, children) for place, node in enumerate(kept)]
+    return Permitted(tree, TokenTree(tuple(tokens), tuple(parents), tuple(records)), tuple(kept))
+
+
+def _allowed(constraints: Seq[Constraint], sequence: Sequence, tree: TokenTree, node: int) -> bool:
+    """Whether the node may be a draft: a sampled one always may."""
+    record = tree.siblings[tree.parents[node]]
+    if record is not None and record.q is not None:
+        return True
+    path = tree.path_to(node)
+    before = sequence.ids + [tree.tokens[above] for above in path[1:-1]]
+    return all(constraint.allows(before, tree.tokens[node]) for constraint in constraints)
+
+
+def _record(siblings: Siblings | None, node: int, children: set[tuple[int, int]]) -> Siblings | None:
+    """The record of a kept node's children, without the draws that were left out."""
+    if siblings is None or siblings.q is not None:
+        return siblings
+    draws = tuple(token for token in siblings.draws if (node, token) in children)
+    if isinstance(siblings, PricedSiblings):
+        return replace(siblings, draws=draws)
+    return Siblings(draws, None, Opaque(len(draws))) if draws else None
