@@ -1,22 +1,44 @@
-"""Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares."""
+"""Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares: in each
+test at its first calls and at some of the others, with --every-call at all of them."""
 
 from collections.abc import Callable, Iterator
 
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import config, install_import_hook
+from jaxtyping import config as checks
+from jaxtyping import install_import_hook
 
+import checking
+
+jaxtyping.jaxtyped = checking.jaxtyped
 install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")
 pytest_plugins = ["command"]  # after the hook: it imports both
 torch.set_num_threads(1)  # the models of the tests are tiny: waking a second thread costs more than their work
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-call", action="store_true", help="check types and shapes at every call, in twice the time"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("every_call"):
+        checking.EVERY = 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    checking.begin_test()
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """For tests that make the same calls many thousand times, at a tenth of the time."""
-    config.update("jaxtyping_disable", True)
+    """For tests that pass wrong types, or make the same calls many thousand times."""
+    checks.update("jaxtyping_disable", True)
     yield
-    config.update("jaxtyping_disable", False)
+    checks.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from models_zoo import one_thread, tiny
 from outliers import outlier_llama
 
 __all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread", "unchecked")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 REAL = {  # the shape of SmolLM2 with fewer of everything but heads
     "vocab_size": 3001,

@@ -9,7 +9,7 @@ import torch
 
 from foretoken import audit
 from foretoken.audit import decoding, models
-from foretoken.audit.report import FAILED, OK, WEAK, AuditReport, Check, Section
+from foretoken.audit.report import APPROXIMATE, FAILED, OK, WEAK, AuditReport, Check, Section
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
@@ -17,6 +17,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.trees import static
+from foretoken.verify import VERIFIERS
 from models_zoo import tiny
 from tables import tiny_engine
 
@@ -32,12 +33,14 @@ def outcomes_of(section: Section) -> list[str]:
 
 
 @pytest.fixture
-def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are enumerated by test_audit_exact."""
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rules and shapes are enumerated by test_verify and test_audit_exact."""
     monkeypatch.setattr(decoding, "SHAPES", decoding.SHAPES[:2])
+    names = ("rrs", "rrsw", "block", "global-resolution")
+    monkeypatch.setattr(audit, "VERIFIERS", {name: VERIFIERS[name] for name in names})
 
 
-@pytest.mark.usefixtures("few_shapes", "unchecked")
+@pytest.mark.usefixtures("few")
 def test_a_whole_audit() -> None:
     engine = tiny_engine()
     lines: list[str] = []
@@ -54,6 +57,7 @@ def test_a_whole_audit() -> None:
     # The known-wrong rule is seen by all three kinds of test.
     wrong = [c for s in report.sections for c in s.checks if c.name == "known-wrong rule"]
     assert [c.outcome for c in wrong] == [OK] * 3
+    assert [c.outcome for c in report.sections[0].checks] == [OK] * 3 + [APPROXIMATE, OK]
 
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
@@ -71,7 +75,7 @@ def wide(engine: Engine) -> Engine:
     return replace(engine, drafter=replace(drafter, policy=static.kary(4, 2), law=IID), verifier=EachAlone())
 
 
-@pytest.mark.usefixtures("few_shapes", "unchecked")
+@pytest.mark.usefixtures("few")
 def test_a_wrong_rule_fails_every_test_it_can() -> None:
     engine = wide(tiny_engine())
     sections = [
@@ -142,8 +146,12 @@ def test_a_drafter_that_fails_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -
     def propose(self: LMDraftSession, sequences: list) -> list:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(audit, "one_node", lambda *_: Section("", "", (Check("", OK, ""),)))
-    monkeypatch.setattr(audit, "whole_decodings", lambda *_: Section("", "", (Check("", OK, ""),)))
+    def every_rule(rules: list, *_: object) -> Section:
+        assert rules == list(VERIFIERS.values())
+        return Section("", "", (Check("", OK, ""),))
+
+    monkeypatch.setattr(audit, "one_node", every_rule)
+    monkeypatch.setattr(audit, "whole_decodings", every_rule)
     monkeypatch.setattr(LMDraftSession, "propose", propose)
     report = audit.run(tiny_engine(), temperature=1.0, samples=200, seed=0, progress=quiet)
     assert not report.passed

@@ -15,7 +15,6 @@ from foretoken.verify import VERIFIERS
 Q = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("budget", [1, 2, 3])
 def test_the_expected_number_of_distinct_draws_is_the_budget(budget: int) -> None:
     for q, law in zip(Q, budgeted_laws(Q, budget, most=6), strict=True):
@@ -45,7 +44,6 @@ def test_one_hot_and_small_supports_take_the_most_draws() -> None:
     assert budgeted_laws(q, 3)[1] == IID(MOST)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_rules_for_it_are_lossless() -> None:
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for q, law in zip(Q, budgeted_laws(Q, 2, most=4), strict=True):

@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import foretoken
+from engines import demo_engine as load
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.sampling import softmax
@@ -47,10 +48,6 @@ def calls(monkeypatch) -> list[bool]:
 def trees(monkeypatch) -> list[bool]:
     """Whether each tree was scored in one call."""
     return watched(monkeypatch, roots=False)
-
-
-def load(dtype: str = "float32", drafter: str = "none", **options) -> foretoken.Engine:
-    return foretoken.load(str(demo_folder() / "target"), drafter=drafter, device="cpu", dtype=dtype, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -100,7 +97,6 @@ def sliding() -> MistralForCausalLM:
     return model
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("length", [4, 8, 9, 10, 40])
 def test_a_prompt_longer_than_a_sliding_window_goes_the_longer_way(length, calls, monkeypatch):
     engine = foretoken.load(sliding(), drafter="none")
@@ -120,7 +116,7 @@ def test_hidden_states_are_kept_the_longer_way(calls):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_name_the_model(temperature):
-    engine = load()
+    engine = foretoken.load(str(demo_folder() / "target"), drafter="none", dtype="float32")
     kernel = engine.target.lm.backend
     assert isinstance(kernel, LlamaKernel)
     kernel.head.norm[:] = torch.nan
@@ -268,7 +264,7 @@ def test_the_states_kept_by_either_way_are_the_same():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, trees):
-    engine = load(drafter="ngram", tree="chain:3")
+    engine = foretoken.load(str(demo_folder() / "target"), drafter="ngram", tree="chain:3", dtype="float32")
     kernel = engine.target.lm.backend
     assert isinstance(kernel, LlamaKernel)
     kernel.head.norm[:] = torch.nan
@@ -276,7 +272,6 @@ def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, trees)
         engine.generate("a b c d " * 8, max_new_tokens=4, temperature=temperature, seed=0)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tree", ["chain:2", "kary:2x2"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_beyond_a_sliding_window_is_the_same(tree, temperature, trees, monkeypatch):
@@ -290,7 +285,6 @@ def test_a_tree_beyond_a_sliding_window_is_the_same(tree, temperature, trees, mo
     assert engine.generate(prompt, **options).token_ids == drafted.token_ids
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(trees):
     """Rules that go node by node do not ask for what follows it."""
     torch.manual_seed(0)

@@ -15,11 +15,6 @@ LOSSLESS = 1e-12
 APPROXIMATE = 1e-3 / 2  # half of an L1 distance
 
 
-@pytest.fixture
-def run(run: Command, unchecked: None) -> Command:
-    return run
-
-
 def test_rules_on_a_pair_of_models(run: Command) -> None:
     code, out, err = run("benchmarks", "rules", *SMALL, "--json")
     assert code == 0

@@ -34,7 +34,6 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("law", "policy", "drafter"), CASES)
 def test_decoding_with_two_tokenizers_is_the_targets_own(law, policy, drafter):
     lm, small = tables.lms(drafter)
@@ -136,7 +135,6 @@ def load(pair, **options):
 PROMPTS = ["the hello", "  two\n\n lines", "é 日本", "<|end|>", [0], [1]]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("law", [None, "iid"])
 def test_text_is_the_plain_text_alone_and_in_a_batch(pair, law):
     engine = load(pair, law=law)
@@ -156,7 +154,6 @@ def decoder_of(engine, slots):
     return decoder, sequence
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("merges", [[], zoo.MERGES[:5]])
 def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
     """Its scores after many steps are those of a fresh read of the same ids."""
@@ -193,7 +190,6 @@ def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
     assert sequence.num_new >= 12
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_a_target_drafting_for_itself_by_strings_is_mostly_accepted():
     """The same tokenizer and model on both sides: at temperature 0 what it writes is what it would have written."""
     model = tiny.llama(0, vocab=257)

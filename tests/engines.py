@@ -1,0 +1,25 @@
+"""Engines of the demo models for tests that load them many times: the models are loaded once for each dtype."""
+
+from functools import cache
+from typing import Any
+
+import foretoken
+from foretoken.build import with_recipe
+from foretoken.cli.options import demo_folder
+from foretoken.recipe import Recipe
+
+
+@cache
+def _loaded(dtype: str | None, drafter: str) -> foretoken.Engine:
+    return foretoken.load(str(demo_folder() / "target"), drafter=drafter, device="cpu", dtype=dtype)
+
+
+def demo_engine(dtype: str | None = "float32", drafter: str = "none", **recipe: Any) -> foretoken.Engine:
+    """The demo target and a drafter, whose weights other tests share: do not change them.
+
+    dtype: of both models; None for that of their checkpoints.
+    drafter: a folder, "ngram" or "none".
+    recipe: of a `Recipe`; without a tree, the default one.
+    """
+    engine = _loaded(dtype, drafter)
+    return with_recipe(engine, Recipe(**{"tree": engine.tree, **recipe})) if recipe else engine
