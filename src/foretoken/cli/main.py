@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import audit, bench, chat, demo, fetch, generate, train, tune, vocab
+from foretoken.cli import audit, bench, chat, demo, fetch, generate, serve, train, tune, vocab
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(audit.audit)
 app.add_typer(bench.app, name="bench")
 app.command()(tune.tune)

@@ -13,14 +13,22 @@ if TYPE_CHECKING:
     from foretoken.trace.record import Trace, TracedStep, TracedText
 
 PLACE = "__TRACE__"
+PARTS = {"__STYLE__": "tinted.css", "__LEGEND__": "legend.html", "__TREES__": "tree.js"}  # of every page that has trees
 MOST_OF_PROMPT = 4000  # characters of a prompt that are shown, its last ones
 SPACE_SIGN = "\u2581"  # what some tokenizers write for a space, and do not decode at a text's beginning
 
 
 def page(trace: "Trace") -> str:
     """The whole HTML file."""
-    template = (files("foretoken.trace") / "page.html").read_text(encoding="utf-8")
+    template = composed((files("foretoken.trace") / "page.html").read_text(encoding="utf-8"))
     return template.replace(PLACE, escaped(json.dumps(record(trace), separators=(",", ":"))), 1)
+
+
+def composed(template: str) -> str:
+    """A page with the parts in their places that all pages share."""
+    for place, name in PARTS.items():
+        template = template.replace(f"{place}\n", (files("foretoken.trace") / name).read_text(encoding="utf-8"), 1)
+    return template
 
 
 def escaped(text: str) -> str:

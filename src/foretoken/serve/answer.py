@@ -1,0 +1,210 @@
+"""The answer to a request for texts: whole, or as a stream of server-sent events."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from foretoken.models.text import TextStream
+from foretoken.serve.errors import ApiError
+from foretoken.serve.forms import Form
+from foretoken.serve.jobs import Job, Progress, TokenLogprob
+from foretoken.serve.logprobs import Spelling
+from foretoken.serve.metrics import Metrics
+from foretoken.serve.requests import Asked
+from foretoken.serve.running import ClientGoneError, Running, unless_gone
+from foretoken.serve.tally import Tally
+from foretoken.version import __version__
+
+if TYPE_CHECKING:
+    from foretoken.serve.worker import Worker
+
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What every answer needs: the model's name and thread, its tokens' spelling, the figures, the seconds it may take."""
+
+    name: str
+    worker: "Worker"
+    spelling: Spelling
+    metrics: Metrics
+    timeout: float
+
+
+@dataclass
+class Choice:
+    """One text of an answer, as far as it has come. offset: characters of the tokens whose log probabilities were told.
+
+    pieces: gives the text of single tokens, where the steps are told.
+    """
+
+    job: Job
+    pieces: TextStream
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    offset: int = 0
+    finish_reason: str | None = None
+    last: float | None = None  # moment of the last step
+
+
+class Answer(Response):
+    """Submits the jobs, and writes what comes of them. A client that goes away, or the time limit, cancels them.
+
+    facts: of the request's line in the log.
+    """
+
+    def __init__(self, desk: Desk, form: Form, asked: Asked, facts: dict[str, Any]) -> None:
+        super().__init__()
+        self.desk, self.form, self.asked, self.facts = desk, form, asked, facts
+        self.created = int(time.time())
+        self.tally = Tally(asked.jobs, asked.n)
+        tokenizer = desk.spelling.tokenizer
+        self.choices = [Choice(job, TextStream(tokenizer, job.stops, job.ids)) for job in asked.jobs]
+        self.begun = False  # whether the response has
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._stream(send) if self.asked.stream else self._whole(scope, receive, send)
+        try:
+            await unless_gone(self._in_time(work), receive)
+        except ClientGoneError:
+            self.facts["disconnected"] = True
+        except ApiError as error:
+            self.facts["error"] = error.message
+            if error.status == 429:
+                self.desk.metrics.rejections.inc()
+            if not self.begun:
+                raise
+            await send(_body(f"data: {json.dumps(error.body)}\n\n", more=False))
+        finally:
+            self.facts["prompt_tokens"] = self.tally.prompt_tokens
+            self.facts["completion_tokens"] = self.tally.num_tokens
+
+    async def _in_time(self, work: Any) -> None:
+        try:
+            async with asyncio.timeout(self.desk.timeout):
+                await work
+        except TimeoutError:
+            raise ApiError(408, f"The request took more than {self.desk.timeout:g} seconds, and was ended.") from None
+
+    async def _steps(self) -> AsyncIterator[tuple[int, Progress]]:
+        """What each step adds to which choice, with all that is to be counted of it counted."""
+        metrics = self.desk.metrics
+        async with Running(self.desk.worker, self.asked.jobs) as running:
+            async for index, progress in running:
+                choice, now = self.choices[index], time.perf_counter()
+                self.tally.record(index, progress)
+                if choice.last is None:
+                    metrics.began(len(choice.job.ids), progress.num_cached, now - self.tally.start)
+                else:
+                    metrics.between.observe(now - choice.last)
+                choice.last = now
+                choice.finish_reason = progress.finish_reason
+                metrics.step(progress)
+                yield index, progress
+        metrics.ended(self.tally)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._steps()) as steps:
+            async for index, progress in steps:
+                self.choices[index].text += progress.text
+                self.choices[index].logprobs += progress.logprobs
+        choices = []
+        for index, choice in enumerate(self.choices):
+            text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
+            logprobs = None
+            if choice.job.top_logprobs is not None:
+                logprobs = self.form.logprobs(choice.logprobs, self.desk.spelling, 0)
+            written = self.form.whole(text, logprobs)
+            choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
+        body = {**self._frame(self.form.name), "choices": choices, **self._end()}
+        self.begun = True
+        await JSONResponse(body)(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                if not self.begun:
+                    self.begun = True
+                    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send(_body(f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"))
+        await send(_body(DONE, more=False))
+
+    async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
+        frame = self._frame(self.form.chunk_name)
+        if self.asked.usage:
+            frame["usage"] = None
+        opened: set[int] = set()
+
+        def chunk(index: int, written: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+            return {**frame, "choices": [{"index": index, **written, "finish_reason": reason}]}
+
+        async with aclosing(self._steps()) as steps:
+            async for index, progress in steps:
+                if index not in opened:
+                    opened.add(index)
+                    opening = self.form.opening(self.asked.echoed[index] if self.asked.echoed else "")
+                    if opening is not None:
+                        yield chunk(index, opening)
+                logprobs = self._new_logprobs(self.choices[index], progress)
+                if progress.text or logprobs is not None or self.asked.steps:
+                    told = chunk(index, self.form.part(progress.text, logprobs))
+                    if self.asked.steps:
+                        told["step"] = self._step(self.choices[index], progress)
+                    yield told
+                if progress.finish_reason is not None:
+                    yield chunk(index, self.form.part("", None), progress.finish_reason)
+        if self.asked.usage:
+            yield {**frame, "choices": [], **self._end()}
+
+    def _new_logprobs(self, choice: Choice, progress: Progress) -> dict[str, Any] | None:
+        if choice.job.top_logprobs is None:
+            return None
+        written = self.form.logprobs(progress.logprobs, self.desk.spelling, choice.offset)
+        choice.offset += sum(len(self.desk.spelling.label(x.token)) for x in progress.logprobs)
+        return written
+
+    def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
+        """Ours, for the page: the text and origin of each token, and the token tree with the labels of its nodes."""
+        texts = [choice.pieces.push([token]) for token in progress.token_ids]
+        if progress.finish_reason is not None and texts:
+            texts[-1] += choice.pieces.finish()
+        tokens = [
+            {"id": token, "text": text, "origin": origin}
+            for token, text, origin in zip(progress.token_ids, texts, progress.origins, strict=True)
+        ]
+        step: dict[str, Any] = {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": None}
+        if progress.tree is not None:
+            tree = progress.tree
+            labels = [self.desk.spelling.label(token) for token in tree.tokens]
+            step["tree"] = {
+                "tokens": tree.tokens,
+                "labels": labels,
+                "parents": tree.parents,
+                "path": tree.path,
+            }
+        return step
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.form.prefix + str(self.facts["request_id"]),
+            "object": kind,
+            "created": self.created,
+            "model": self.desk.name,
+            "system_fingerprint": f"foretoken-{__version__}",
+        }
+
+    def _end(self) -> dict[str, Any]:
+        return {"usage": self.tally.usage, "metrics": self.tally.metrics, "seed": self.asked.seed}
+
+
+def _body(text: str, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more}

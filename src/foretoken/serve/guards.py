@@ -1,0 +1,141 @@
+"""What a request passes before it is read: its id and its line in the log, the key, the size of its body."""
+
+import asyncio
+import logging
+import re
+import time
+from hashlib import sha256
+from hmac import compare_digest
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foretoken.serve.errors import ApiError
+
+log = logging.getLogger(__name__)
+OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # without a key; nothing of them tells a text
+ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Logged:
+    """The outermost: gives each request its id, X-Request-Id, logs how it ended, and answers 500 where it broke.
+
+    What else is to be logged of it, handlers put into `scope["state"]["log"]`; never a text.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+        given = Headers(scope=scope).get("x-request-id", "")
+        facts = {"request_id": given if ID.fullmatch(given) else uuid4().hex}
+        scope.setdefault("state", {})["log"] = facts
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = facts["request_id"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        except Exception:
+            log.exception("Request %s failed in the server.", facts["request_id"])
+            if not status:
+                error = ApiError(500, f"The server failed at request {facts['request_id']}: its log tells more.")
+                await error.response(scope, receive, noted)
+        finally:
+            record = {
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(time.perf_counter() - start, 4),
+                **facts,
+            }
+            level = logging.DEBUG if scope["path"] in OPEN[1:] else logging.INFO
+            log.log(level, "request", extra={"facts": record})
+
+
+class Keyed:
+    """Refuses requests without one of the keys, compared in constant time."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self.app = app
+        self.digests = [sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.digests and scope["path"] not in OPEN and not self._allowed(scope):
+            error = ApiError(
+                401,
+                "This server asks for a key: send one as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = sha256(key.strip().encode("latin-1")).digest()
+        same = [compare_digest(given, digest) for digest in self.digests]  # all of them, whichever it is
+        return scheme.lower() == "bearer" and any(same)
+
+
+class Sized:
+    """Reads each body whole, and refuses one that is too large or does not come in time."""
+
+    def __init__(self, app: ASGIApp, most: int, timeout: float) -> None:
+        self.app, self.most, self.timeout = app, most, timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self.timeout):
+                body = await self._body(scope, receive)
+        except ApiError as error:
+            await error.response(scope, receive, send)
+            return
+        except TimeoutError:
+            await ApiError(408, "The request's body did not come in time.").response(scope, receive, send)
+            return
+        if body is None:
+            return
+
+        read = False
+
+        async def replayed() -> Message:
+            nonlocal read
+            if read:
+                return await receive()
+            read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replayed, send)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None where the client has gone. Raises ApiError 413."""
+        told = Headers(scope=scope).get("content-length", "0")
+        pieces, size = [], int(told) if told.isdecimal() else 0
+        if size <= self.most:
+            size = 0
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > self.most or not message.get("more_body", False):
+                    break
+        if size > self.most:
+            said = f"The body has more than {self.most} bytes, the most that this server takes: send less."
+            raise ApiError(413, said, headers={"Connection": "close"})
+        return b"".join(pieces)

@@ -1,0 +1,28 @@
+"""The socket of a server, bound before a model is loaded, so that a port that is taken is told of at once."""
+
+import socket
+
+from foretoken.core.errors import ForetokenError
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket with this address, which does not listen yet. port: 0 takes a free one.
+
+    Raises ForetokenError where the address cannot be had.
+    """
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise ForetokenError(
+            f"Cannot listen on {host} port {port}: {error.strerror or error}. Choose another --host or --port."
+        ) from error
+    return made
+
+
+def address(listening: socket.socket) -> str:
+    """As a browser takes it."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,210 @@
+"""The one place where a request becomes jobs: prompts are encoded, settings checked, defaults filled in."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_seed, check_stops
+from foretoken.core.sampling import Sampling
+from foretoken.engine import Engine
+from foretoken.models.text import turn_end
+from foretoken.serve.errors import ApiError, refused
+from foretoken.serve.jobs import Job
+from foretoken.serve.schema import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Named,
+    Sampled,
+    TokenizeRequest,
+)
+
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+UNSUPPORTED = ("response_format", "tools", "tool_choice")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, checked. jobs: one per choice, prompt by prompt. n: choices of each prompt. seed: of choice 0.
+
+    stream: whether the text is sent as it grows. usage, steps: what a stream's chunks tell beside it. echoed: the text
+    before each choice, where it was asked for.
+    """
+
+    jobs: tuple[Job, ...]
+    n: int
+    seed: int
+    stream: bool
+    usage: bool
+    steps: bool
+    echoed: tuple[str, ...] | None = None
+
+
+class Intake:
+    """Requests for one model. It has a tokenizer of its own, which the model's thread does not touch.
+
+    engine: the model, its tokenizer a copy. name: of the model for clients. context: most tokens of a text with its
+    prompt. most: texts that one request may ask for.
+    """
+
+    def __init__(self, engine: Engine, name: str, context: int, most: int) -> None:
+        if engine.tokenizer is None:
+            raise ForetokenError("A server needs a tokenizer: pass tokenizer= to foretoken.load.")
+        self.engine, self.tokenizer = engine, engine.tokenizer
+        self.name, self.context, self.most = name, context, most
+        end = turn_end(engine.tokenizer)
+        self.turn_ends = engine.eos_ids if end is None else engine.eos_ids | {end}
+
+    def chat(self, body: ChatRequest) -> Asked:
+        """The answer to a conversation. Raises ApiError, as all of these do, for what cannot be done."""
+        self._check_model(body)
+        if body.max_tokens is not None and body.max_completion_tokens is not None:
+            raise ApiError(400, "max_tokens and max_completion_tokens mean the same: give one of them.", "max_tokens")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
+        ids = self._encode(_conversation(body.messages), "The conversation", "messages")
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        new = body.max_tokens or body.max_completion_tokens or self.context
+        return self._asked(body, [ids], new, top, self.turn_ends)
+
+    def completion(self, body: CompletionRequest) -> Asked:
+        """The continuation of each prompt."""
+        self._check_model(body)
+        if body.echo and body.logprobs is not None:
+            raise ApiError(400, "echo with logprobs is not supported: leave out either.", "echo")
+        given: Any = body.prompt
+        single = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
+        prompts = [given] if single else given
+        if not prompts:
+            raise ApiError(400, "prompt is empty: give at least one text.", "prompt")
+        self._check_number(body, len(prompts))
+        names = ["The prompt"] if single else [f"Prompt {i}" for i, _ in enumerate(prompts, start=1)]
+        ids = [self._encode(prompt, name, "prompt") for prompt, name in zip(prompts, names, strict=True)]
+        echoed = None
+        if body.echo:
+            texts = [prompt if isinstance(prompt, str) else self.decode(prompt) for prompt in prompts]
+            echoed = tuple(text for text in texts for _ in range(body.n or 1))
+        new = body.max_tokens or COMPLETION_TOKENS
+        return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
+
+    def tokenize(self, body: TokenizeRequest) -> list[int]:
+        """The ids of a text or a conversation."""
+        self._check_model(body)
+        if (body.prompt is None) is (body.messages is None):
+            raise ApiError(400, "Give a prompt or messages, one of them.", "prompt")
+        if body.messages is not None:
+            return self._encode(_conversation(body.messages), "The conversation", "messages")
+        return self._encode(body.prompt, "The prompt", "prompt")
+
+    def detokenize(self, body: DetokenizeRequest) -> str:
+        """The text of some ids, special tokens included."""
+        self._check_model(body)
+        bad = [x for x in body.tokens if not 0 <= x < self.engine.target.vocab_size]
+        if bad:
+            last = self.engine.target.vocab_size - 1
+            raise ApiError(400, f"tokens has token id {bad[0]}: ids go from 0 to {last}.", "tokens")
+        return self.decode(body.tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids with special tokens as they are written."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _asked(
+        self,
+        body: Sampled,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        top_logprobs: int | None,
+        eos_ids: frozenset[int],
+        echoed: tuple[str, ...] | None = None,
+    ) -> Asked:
+        for name in UNSUPPORTED:
+            if getattr(body, name, None) is not None:
+                raise ApiError(400, f"{name} is not supported yet: leave it out.", name, "unsupported_parameter")
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
+        self._check_number(body, len(prompts))
+        n = body.n or 1
+        seed = random.randrange(2**31) if body.seed is None else body.seed
+        stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        try:
+            check_seed(seed, n * len(prompts))
+            check_stops(stops)
+            sampling = self._sampling(body)
+        except ForetokenError as error:
+            raise refused(error, type(body).model_fields) from error
+        steps = bool(options and options.include_steps)
+        depth = 0 if body.speculation == "off" else body.speculation
+        ends = frozenset() if body.ignore_eos else eos_ids
+        jobs = [
+            Job(
+                tuple(ids),
+                sampling,
+                seed + i * n + k,
+                min(max_new_tokens, self.context - len(ids)),
+                ends,
+                stops,
+                top_logprobs,
+                depth,
+                steps,
+            )
+            for i, ids in enumerate(prompts)
+            for k in range(n)
+        ]
+        return Asked(
+            tuple(jobs), n, seed, bool(body.stream), bool(options and options.include_usage), steps, echoed
+        )  # fmt: skip
+
+    def _sampling(self, body: Sampled) -> Sampling:
+        """The settings that are given; OpenAI's defaults, which are also `Sampling`'s, for the others."""
+        given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+        bias: dict[int, float] = {}
+        size = self.engine.target.vocab_size
+        for token, added in (body.logit_bias or {}).items():
+            if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
+                raise ForetokenError(f"logit_bias has token id {token[:20]!a}: ids go from 0 to {size - 1}.")
+            bias[int(token)] = added
+        return Sampling(**given, logit_bias=bias)
+
+    def _encode(self, prompt: Any, which: str, param: str) -> list[int]:
+        try:
+            ids = self.engine.encode(prompt, which)
+        except ForetokenError as error:
+            raise ApiError(400, str(error), param) from error
+        if len(ids) >= self.context:
+            raise ApiError(
+                400,
+                f"{which} has {len(ids)} tokens, and the context of {self.name} is {self.context}: shorten it.",
+                param,
+                "context_length_exceeded",
+            )
+        return ids
+
+    def _check_model(self, body: Named) -> None:
+        if body.model is not None and body.model != self.name:
+            said = f"There is no model {body.model[:100]!a} here: the one that is served is {self.name}."
+            raise ApiError(404, said, "model", "model_not_found")
+
+    def _check_number(self, body: Sampled, prompts: int) -> None:
+        texts = (body.n or 1) * prompts
+        if texts > self.most:
+            param = "n" if prompts == 1 else "prompt"
+            raise ApiError(400, f"{param} asks for {texts} texts at once, and {self.most} are the most.", param)
+
+
+def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """As the chat template takes it; text parts are joined by line ends."""
+    return [
+        {
+            "role": message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "\n".join(part.text for part in message.content),
+        }
+        for message in messages
+    ]

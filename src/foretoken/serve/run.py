@@ -1,0 +1,57 @@
+"""The app in a process of its own: signals, draining, and the exit code."""
+
+import logging
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from foretoken.engine import Engine
+from foretoken.serve.app import create_app
+from foretoken.serve.listen import address
+from foretoken.serve.logs import log_to_stderr
+from foretoken.serve.settings import Settings
+from foretoken.serve.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but: the first signal drains and a second one ends, and a dead model thread ends it too."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self.worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        log.info("ends at once" if self.force_exit else "drains: no new requests; a second signal ends at once")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("listens on %s", ", ".join(address(each) for each in sockets or ()))
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.worker.error is not None
+
+
+def serve(engine: Engine, settings: Settings, listening: socket.socket) -> None:
+    """Serve on a bound socket until a signal ends it. Exits with code 1 where the thread that runs the model died."""
+    log_to_stderr(settings.log)
+    engine.generate([0], max_new_tokens=8, seed=0)  # what must be compiled is, before the first request comes
+    app = create_app(engine, settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(int(settings.drain), 1),
+    )
+    worker: Worker = app.state.service.worker
+    Server(config, worker).run(sockets=[listening])
+    worker.stop()
+    if worker.error is not None:
+        log.error("the thread that runs the model has died: %r", worker.error)
+        sys.exit(1)

@@ -1,0 +1,120 @@
+"""What clients may send, field by field; anything else is refused by name. The page's table is made of these models."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_STOPS = 16  # each is looked for at every token
+MOST_STOP = 1000  # characters of one
+MOST_BIASES = 1024  # tokens whose score is changed at every step
+MOST_TOP = 20  # alternatives that are reported at each token
+
+
+class Strict(BaseModel):
+    """Fields of another name, and values of another type, are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    include_usage: Annotated[bool | None, Field(description="A last chunk with `usage`, `metrics` and `seed`.")] = None
+    include_steps: Annotated[
+        bool | None,
+        Field(description="Ours: each chunk tells the step's tokens with their origin, and the token tree, as `step`."),
+    ] = None
+
+
+class Named(Strict):
+    model: Annotated[str | None, Field(description="The model's name; by default the one that is served.")] = None
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
+Depth = Annotated[int, Field(ge=1, le=64)]
+
+
+class Sampled(Named):
+    """What both ways to ask for a text have in common."""
+
+    stream: Annotated[bool | None, Field(description="Send the text as it grows, by server-sent events.")] = None
+    stream_options: Annotated[StreamOptions | None, Field(description="For `stream` alone.")] = None
+    n: Annotated[int | None, Field(ge=1, description="Texts for each prompt; default 1.")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of a text; the context limits it too.")] = (
+        None
+    )
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None,
+        Field(description=f"Strings that end the text before them, up to {MOST_STOPS}."),
+    ] = None
+    seed: Annotated[
+        int | None, Field(description="Of choice 0; choice i has seed + i. By default a fresh one, told in the answer.")
+    ] = None
+    temperature: Annotated[float | None, Field(description="0 is greedy; default 1.")] = None
+    top_p: Annotated[float | None, Field(description="Keep the likeliest tokens with this mass; default 1.")] = None
+    top_k: Annotated[int | None, Field(description="Keep the k likeliest tokens; default 0, all.")] = None
+    min_p: Annotated[
+        float | None, Field(description="Drop tokens below this share of the best one's probability; default 0.")
+    ] = None
+    repetition_penalty: Annotated[float | None, Field(description="Divide scores of tokens seen before.")] = None
+    frequency_penalty: Annotated[float | None, Field(description="Subtract this for every earlier occurrence.")] = None
+    presence_penalty: Annotated[float | None, Field(description="Subtract this once from tokens generated before.")] = (
+        None
+    )
+    logit_bias: Annotated[
+        dict[str, float] | None, Field(max_length=MOST_BIASES, description="Token id -> what is added to its score.")
+    ] = None
+    ignore_eos: Annotated[
+        bool | None, Field(description="Go on after the tokens that end a text; for measurements.")
+    ] = None
+    speculation: Annotated[
+        Literal["off"] | Depth | None,
+        Field(description='Ours: "off" decodes plainly, a number is the largest depth of the token trees.'),
+    ] = None
+    response_format: Annotated[Any, Field(description="Not supported yet.")] = None
+    user: Annotated[str | None, Field(description="An identifier of yours; it changes nothing.")] = None
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    role: str
+    content: str | list[TextPart]
+
+
+class ChatRequest(Sampled):
+    messages: Annotated[
+        list[ChatMessage],
+        Field(description="The conversation: `role` and `content` each, a text or a list of text parts."),
+    ]
+    max_completion_tokens: Annotated[int | None, Field(ge=1, description="The same as `max_tokens`.")] = None
+    logprobs: Annotated[
+        bool | None, Field(description="Report the log probability of each token, of the target at temperature 1.")
+    ] = None
+    top_logprobs: Annotated[
+        int | None, Field(ge=0, le=MOST_TOP, description="And of so many of the likeliest; needs `logprobs`.")
+    ] = None
+    tools: Annotated[Any, Field(description="Not supported yet.")] = None
+    tool_choice: Annotated[Any, Field(description="Not supported yet.")] = None
+
+
+class CompletionRequest(Sampled):
+    prompt: Annotated[
+        str | list[str] | list[int] | list[list[int]],
+        Field(description="A text, token ids, or a list of either."),
+    ]
+    logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MOST_TOP, description="Report log probabilities, and those of so many of the likeliest tokens."),
+    ] = None
+    echo: Annotated[bool | None, Field(description="Put the prompt before the text; not with `logprobs`.")] = None
+
+
+class TokenizeRequest(Named):
+    prompt: Annotated[str | None, Field(description="A text.")] = None
+    messages: Annotated[list[ChatMessage] | None, Field(description="Or a conversation.")] = None
+
+
+class DetokenizeRequest(Named):
+    tokens: Annotated[list[int], Field(description="Token ids.")]

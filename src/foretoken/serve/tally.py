@@ -1,0 +1,78 @@
+"""What the steps of one request add up to: its usage, its times, and how its drafts fared."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from foretoken.serve.jobs import Job, Progress
+
+
+class Tally:
+    """jobs: of the request. n: choices of each prompt, which is counted once.
+
+    start: when the request came, in seconds of time.perf_counter.
+    """
+
+    def __init__(self, jobs: Sequence[Job], n: int) -> None:
+        self.start = time.perf_counter()
+        self.prompt_tokens = sum(len(job.ids) for job in jobs[::n])
+        self.n = n
+        self.cached = 0
+        self.num_tokens = 0
+        self.num_steps = 0  # with drafts
+        self.num_drafted = 0
+        self.accepted: Counter[int] = Counter()  # accepted draft tokens of a step with drafts -> such steps
+        self.first: float | None = None  # moment of the first token
+        self.last = self.start
+
+    def record(self, index: int, progress: Progress) -> None:
+        """One step of job `index`."""
+        self.last = time.perf_counter()
+        if self.first is None:
+            self.first = self.last
+        if index % self.n == 0:
+            self.cached += progress.num_cached
+        self.num_tokens += len(progress.token_ids)
+        if progress.num_drafted:
+            self.num_steps += 1
+            self.num_drafted += progress.num_drafted
+            self.accepted[progress.origins.count("accepted")] += 1
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": self.prompt_tokens + self.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """vLLM's per-request metrics, of all choices together; speculative_decoding is null where nothing was drafted."""
+        first = self.last if self.first is None else self.first
+        seconds, between = self.last - self.start, self.last - first
+        return {
+            "time_to_first_token_ms": _ms(first - self.start),
+            "generation_time_ms": _ms(between),
+            "mean_itl_ms": _ms(between / (self.num_tokens - 1)) if self.num_tokens > 1 else None,
+            "tokens_per_second": round(self.num_tokens / seconds, 3) if seconds else None,
+            "speculative_decoding": self._speculative() if self.num_steps else None,
+        }
+
+    def _speculative(self) -> dict[str, Any]:
+        num_accepted = sum(length * steps for length, steps in self.accepted.items())
+        return {
+            "mean_acceptance_length": round(1 + num_accepted / self.num_steps, 4),
+            "draft_acceptance_rate": round(num_accepted / self.num_drafted, 4),
+            "acceptance_histogram": [self.accepted[length] for length in range(max(self.accepted) + 1)],
+            "num_spec_steps": self.num_steps,
+            "num_accepted_draft_tokens": num_accepted,
+            "num_draft_tokens": self.num_drafted,
+        }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,95 @@
+"""A server of the toy pair on a free loopback port, inside the test's own process."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import uvicorn
+from jaxtyping import config
+
+import foretoken
+import tiny
+from foretoken.engine import Engine
+from foretoken.serve.app import create_app
+from foretoken.serve.listen import address, bound
+from foretoken.serve.settings import Settings
+from foretoken.serve.worker import Worker
+
+PATIENCE = 60  # seconds until a wait is a failure
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('Only system, user and assistant speak here.') }}{% endif %}"
+    "{{ m.role[0] + ':' + m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+NAME = "toy"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server. url: without a slash at the end."""
+
+    url: str
+    worker: Worker
+    client: httpx.Client
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **options)
+
+
+def toy_pair(folder: Path, context: int = 2048) -> tuple[str, str]:
+    """(target, drafter): folders of a pair with a chat template. The end of its texts is a token that it seldom draws."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.chat_template = TEMPLATE
+    target = tiny.llama(0, vocab=258, context=context)
+    for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return str(folder / "target"), str(folder / "drafter")
+
+
+def toy_engine(folder: Path, context: int = 2048) -> Engine:
+    target, drafter = toy_pair(folder, context)
+    return foretoken.load(target, drafter=drafter, tree="chain:3", device="cpu")
+
+
+@contextmanager
+def served(engine: Engine, **settings: Any) -> Iterator[Served]:
+    """The real app behind a real uvicorn. Types are not checked meanwhile: that takes three times as long."""
+    chosen = Settings(name=NAME, port=0, **settings)
+    app = create_app(engine, chosen)
+    started = Event()
+
+    class Started(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    with bound(chosen.host, chosen.port) as listening:
+        server = Started(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+        thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+        config.update("jaxtyping_disable", True)
+        thread.start()
+        try:
+            assert started.wait(PATIENCE)
+            url = address(listening)
+            with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+                yield Served(url, app.state.service.worker, client)
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            config.update("jaxtyping_disable", False)
+            assert not thread.is_alive()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Return as soon as it is true; fail if it never is."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)

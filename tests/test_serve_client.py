@@ -1,0 +1,170 @@
+"""The server as OpenAI's own client sees it: the texts are the engine's, whole and as a stream."""
+
+import asyncio
+
+import openai
+import pytest
+
+import serving
+
+USER = [{"role": "user", "content": "hi"}]
+SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    return serving.toy_engine(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def server(engine):
+    with serving.served(engine) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def wanted(engine, prompt, seed=5, **more):
+    return engine.generate(prompt, temperature=0.8, seed=seed, max_new_tokens=24, **more)
+
+
+def test_a_seeded_text_is_the_engines(engine, client):
+    want = wanted(engine, "def f(x):")
+    got = client.completions.create(model=serving.NAME, prompt="def f(x):", **SETTINGS)
+    assert got.choices[0].text == want.text
+    assert got.choices[0].finish_reason == want.finish_reason
+    assert got.usage.prompt_tokens == len("def f(x):")
+    assert got.usage.completion_tokens == len(want.token_ids)
+    assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
+    assert got.usage.prompt_tokens_details.cached_tokens >= 0
+    assert got.seed == 5
+
+
+def test_an_answer_is_the_engines(engine, client):
+    want = wanted(engine, USER)
+    got = client.chat.completions.create(model=serving.NAME, messages=USER, **SETTINGS)
+    assert got.choices[0].message.content == want.text
+    assert got.choices[0].message.role == "assistant"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    got = client.chat.completions.create(
+        model=serving.NAME, messages=parts, temperature=0.8, seed=5, max_completion_tokens=24
+    )
+    assert got.choices[0].message.content == want.text
+
+
+def test_choices_and_prompts_have_the_seeds_that_follow(engine, client):
+    got = client.completions.create(model=serving.NAME, prompt=["abc", "xyz"], n=2, **SETTINGS)
+    assert [choice.index for choice in got.choices] == [0, 1, 2, 3]
+    want = [wanted(engine, prompt, seed).text for prompt, seed in zip(("abc", "abc", "xyz", "xyz"), range(5, 9))]
+    assert [choice.text for choice in got.choices] == want
+    ids = engine.encode("abc")
+    for prompt in (ids, [ids]):
+        got = client.completions.create(model=serving.NAME, prompt=prompt, echo=True, **SETTINGS)
+        assert got.choices[0].text == "abc" + want[0]
+
+
+def test_every_setting_reaches_the_sampling(engine, client):
+    given = {"top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": 0.3}
+    ours = {"top_k": 50, "min_p": 0.01, "repetition_penalty": 1.2}
+    want = wanted(engine, "abc", logit_bias={70: 3.0}, **given, **ours)
+    got = client.completions.create(
+        model=serving.NAME, prompt="abc", logit_bias={"70": 3}, extra_body=ours, **given, **SETTINGS
+    )
+    assert got.choices[0].text == want.text
+
+
+def test_a_stop_string_ends_the_text(engine, client):
+    text = wanted(engine, "abc").text
+    stop = text[5:7]
+    got = client.completions.create(model=serving.NAME, prompt="abc", stop=[stop, "never"], **SETTINGS)
+    assert got.choices[0].text == text[: text.index(stop)]
+    assert got.choices[0].finish_reason == "stop"
+
+
+def test_a_stream_of_a_chat(engine, client):
+    want = wanted(engine, USER)
+    chunks = list(
+        client.chat.completions.create(
+            model=serving.NAME, messages=USER, stream=True, stream_options={"include_usage": True}, **SETTINGS
+        )
+    )
+    *told, usage = chunks
+    assert told[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == want.text
+    assert [chunk.choices[0].finish_reason for chunk in told] == [None] * (len(told) - 1) + [want.finish_reason]
+    assert all(chunk.usage is None for chunk in told)
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert usage.choices == []
+    assert usage.usage.completion_tokens == len(want.token_ids)
+    assert usage.metrics["speculative_decoding"]["num_spec_steps"] > 0
+
+
+def test_a_stream_of_completions_with_several_choices(engine, client):
+    texts = ["", ""]
+    for chunk in client.completions.create(model=serving.NAME, prompt="abc", n=2, stream=True, **SETTINGS):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+    assert texts == [wanted(engine, "abc", seed).text for seed in (5, 6)]
+
+
+def test_many_at_once_do_not_disturb_each_other(engine, server):
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
+            async def whole(seed):
+                got = await client.completions.create(
+                    model=serving.NAME, prompt="abc", temperature=0.8, seed=seed, max_tokens=24
+                )
+                return got.choices[0].text
+
+            async def streamed(seed):
+                text = ""
+                async for chunk in await client.completions.create(
+                    model=serving.NAME, prompt="abc", temperature=0.8, seed=seed, max_tokens=24, stream=True
+                ):
+                    text += chunk.choices[0].text
+                return text
+
+            return await asyncio.gather(*(kind(seed) for seed in range(8) for kind in (whole, streamed)))
+
+    got = asyncio.run(ask())
+    want = [wanted(engine, "abc", seed).text for seed in range(8) for _ in range(2)]
+    assert got == want
+
+
+def test_the_metrics_of_a_request_add_up(engine, client):
+    got = client.completions.create(model=serving.NAME, prompt="def f(x):", **SETTINGS)
+    stats = wanted(engine, "def f(x):").stats
+    told = got.metrics["speculative_decoding"]
+    steps = stats.num_target_forwards - stats.num_plain
+    assert told["num_accepted_draft_tokens"] == stats.num_accepted
+    assert told["num_draft_tokens"] == stats.num_drafted
+    assert told["num_spec_steps"] == steps == sum(told["acceptance_histogram"])
+    assert told["mean_acceptance_length"] == pytest.approx(1 + stats.num_accepted / steps, abs=1e-3)
+    assert told["draft_acceptance_rate"] == pytest.approx(stats.num_accepted / stats.num_drafted, abs=1e-3)
+    assert got.metrics["time_to_first_token_ms"] > 0
+
+
+def test_errors_are_those_that_the_client_knows(client):
+    with pytest.raises(openai.BadRequestError, match="best_of") as caught:
+        client.completions.create(model=serving.NAME, prompt="x", best_of=2)
+    assert caught.value.param == "best_of"
+    with pytest.raises(openai.NotFoundError, match="toy"):
+        client.completions.create(model="gpt-4", prompt="x")
+    assert [model.id for model in client.models.list()] == [serving.NAME]
+    assert client.models.retrieve(serving.NAME).id == serving.NAME
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_the_program_llm_can_talk_with_it(engine, server):
+    models = pytest.importorskip("llm.default_plugins.openai_models")
+    chat = models.Chat("toy", model_name=serving.NAME, api_base=f"{server.url}/v1")
+    chat.key = "none"
+    want = wanted(engine, USER).text
+    for stream in (False, True):
+        assert chat.prompt("hi", temperature=0.8, seed=5, max_tokens=24, stream=stream).text() == want

@@ -1,0 +1,460 @@
+"""The server's endpoints, limits and manners, over real sockets."""
+
+import json
+import logging
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+import foretoken
+import serving
+from foretoken.core.errors import ForetokenError
+from foretoken.serve.batch import Batch
+from foretoken.serve.listen import bound
+from foretoken.serve.logs import Json, Text
+from foretoken.serve.run import serve
+from foretoken.serve.schema import ChatRequest, CompletionRequest
+from foretoken.serve.settings import KEYS, Settings
+
+LONG = {"prompt": "abc", "max_tokens": 16_000, "ignore_eos": True}  # takes far longer than any test waits
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    return serving.toy_engine(tmp_path_factory.mktemp("pair"), context=16_384)
+
+
+@pytest.fixture(scope="module")
+def server(engine):
+    with serving.served(engine, max_batch=2, max_queue=3, max_body=20_000) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small(engine):
+    """Another server, with keys, a short time limit, one row and no queue."""
+    with serving.served(engine, api_key=["first", "zweit\u00e9"], timeout=0.4, max_batch=1, max_queue=0) as running:
+        yield running
+
+
+def error(response, status=400):
+    assert response.status_code == status, response.text
+    body = response.json()["error"]
+    assert body.keys() == {"message", "type", "param", "code"}
+    assert "\n" not in body["message"]
+    return body
+
+
+def test_what_a_probe_asks(server):
+    assert server.client.get("/health").json() == {"status": "ok"}
+    assert server.client.get("/ready").json() == {"status": "ready"}
+    assert server.client.get("/version").json() == {"version": foretoken.__version__}
+    (model,) = server.client.get("/v1/models").json()["data"]
+    assert (model["id"], model["max_model_len"], model["chat"]) == (serving.NAME, 16_384, True)
+    error(server.client.get("/nothing"), 404)
+    error(server.client.get(CHAT), 405)
+
+
+def test_tokens_there_and_back(server, engine):
+    told = server.post("/tokenize", {"prompt": "h\u00e9"}).json()
+    assert told == {"count": 3, "max_model_len": 16_384, "tokens": engine.encode("h\u00e9")}
+    assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "h\u00e9"}
+    assert server.post("/tokenize", {"messages": USER}).json()["tokens"] == engine.encode(USER)
+    assert error(server.post("/tokenize", {}))["param"] == "prompt"
+    assert error(server.post("/detokenize", {"tokens": [258]}))["param"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"best_of": 2}, "best_of", "Unknown field best_of"),
+        (
+            {"stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "Unknown field",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "is for stream"),
+        ({"prompt": 5}, "prompt", "a valid string or a valid list"),
+        ({"prompt": ["a", 5]}, "prompt.1", "a valid string"),
+        ({"prompt": None}, "prompt", "a valid string"),
+        ({"prompt": ""}, "prompt", "The prompt is empty"),
+        ({"prompt": []}, "prompt", "at least one"),
+        ({"prompt": [999]}, "prompt", "has token id 999"),
+        ({"prompt": ["a", ""]}, "prompt", "Prompt 2 is empty"),
+        ({"prompt": "a\ud800"}, "prompt", "valid string"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": "5"}, "max_tokens", "a valid integer"),
+        ({"max_tokens": 1.5}, "max_tokens", "a valid integer"),
+        ({"max_tokens": True}, "max_tokens", "a valid integer"),
+        ({"n": 6}, "n", "6 texts at once, and 5 are the most"),
+        ({"prompt": ["a"] * 6}, "prompt", "6 texts at once"),
+        ({"temperature": -1}, "temperature", "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature", "temperature is nan"),
+        ({"top_p": 0}, "top_p", "top_p is 0"),
+        ({"top_k": -1}, "top_k", "top_k is -1"),
+        ({"min_p": 2}, "min_p", "min_p is 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty is 0"),
+        ({"frequency_penalty": 1e308}, "frequency_penalty", "frequency_penalty is 1e"),
+        ({"presence_penalty": "x"}, "presence_penalty", "a valid number"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias has token id 'x'"),
+        ({"logit_bias": {"258": 1}}, "logit_bias", "ids go from 0 to 257"),
+        ({"logit_bias": {"1": float("inf")}}, "logit_bias", "logit_bias of token 1 is inf"),
+        ({"seed": -1}, "seed", "seed is -1"),
+        ({"seed": 2**32 - 1, "n": 2}, "seed", "for every prompt of a list"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
+        ({"speculation": "on"}, "speculation", "'off'"),
+        ({"speculation": 0}, "speculation", "greater than or equal to 1"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"\ud800": 1}, "\ud800", "Unknown field"),
+    ],
+)
+def test_bad_completions_are_told_by_name(server, body, param, says):
+    sent = json.dumps({"prompt": "abc", "max_tokens": 4, **body})
+    told = error(server.client.post(COMPLETION, content=sent, headers={"content-type": "application/json"}))
+    assert told["param"] == param
+    assert says in told["message"]
+    assert told["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"messages": []}, "messages", "The conversation is empty"),
+        ({"messages": "hi"}, "messages", "a valid list"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "is missing"),
+        ({"messages": [{"role": "clown", "content": "x"}]}, "messages", "Only system, user and assistant"),
+        ({"messages": [{"role": "user", "content": "x", "name": "a"}]}, "messages.0.name", "Unknown field"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+            "messages.0.content.0.type",
+            "'text'",
+        ),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", "mean the same"),
+        ({"top_logprobs": 1}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": 1}, "logprobs", "a valid boolean"),
+        ({"tools": []}, "tools", "not supported"),
+        ({"tool_choice": "auto"}, "tool_choice", "not supported"),
+        ({"metadata": {}}, "metadata", "Unknown field"),
+    ],
+)
+def test_bad_chats_are_told_by_name(server, body, param, says):
+    told = error(server.post(CHAT, {"messages": USER, "max_completion_tokens": 4, **body}))
+    assert told["param"] == param
+    assert says in told["message"]
+
+
+def test_bodies_that_are_none(server):
+    for content, kind in (
+        (b"{", "application/json"),
+        (b"[" * 10_000, "application/json"),
+        (b"\xff", "application/json"),
+        (b"[]", "application/json"),
+        (b"5", "application/json"),
+        (b"", "application/json"),
+        (b'{"prompt": "x"}', "text/plain"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json"),
+    ):
+        error(server.client.post(COMPLETION, content=content, headers={"content-type": kind}))
+
+
+def test_fuzzed_bodies_are_never_the_servers_fault(server):
+    chosen = random.Random(0)
+    odd = [None, True, 0, 1, -1, 3, 2**31, 2**64, 1.5, -0.0, 1e308, "", "a", "off", "\x00", [], ["a"], [1], [[1]], {}]
+    odd += [{"type": "text"}, {"1": 2.0}, {"a": 1}, [{"role": "user", "content": "x"}], [{}], [None], ["a", 1]]
+    fields = {CHAT: [*ChatRequest.model_fields], COMPLETION: [*CompletionRequest.model_fields]}
+    statuses = set()
+    for _ in range(250):
+        path = chosen.choice([CHAT, COMPLETION])
+        body = {"messages": USER} if path == CHAT else {"prompt": "abc"}
+        body["max_tokens"] = 2
+        for _ in range(chosen.choice([1, 1, 2, 3])):
+            name = chosen.choice([*fields[path], "nothing"])
+            body[name] = chosen.choice(odd)
+        if body["max_tokens"] not in (1, 2, 3) or body.get("max_completion_tokens") == 2**31:
+            body["max_tokens"] = 2  # else the text would be a long one
+            body.pop("max_completion_tokens", None)
+        statuses.add(server.post(path, body).status_code)
+    assert statuses == {200, 400, 404}
+    serving.wait_until(lambda: (server.worker.running, server.worker.waiting) == (0, 0))
+
+
+def test_requests_have_ids(server):
+    assert server.client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    for bad in ("with blanks", "x" * 129, ""):
+        given = server.client.get("/health", headers={"X-Request-Id": bad}).headers["x-request-id"]
+        assert re.fullmatch("[0-9a-f]{32}", given)
+    answered = server.post(COMPLETION, {"prompt": "abc", "max_tokens": 1}, headers={"X-Request-Id": "mine-2"})
+    assert answered.json()["id"] == "cmpl-mine-2"
+    assert server.post(COMPLETION, {}, headers={"X-Request-Id": "mine-3"}).headers["x-request-id"] == "mine-3"
+
+
+def test_logs_tell_of_requests_and_not_of_texts(server, caplog):
+    caplog.set_level(logging.INFO, "foretoken.serve")
+    answered = server.post(COMPLETION, {"prompt": "SECRET", "max_tokens": 3}, headers={"X-Request-Id": "mine"})
+    server.post(COMPLETION, {"prompt": "SECRET", "best_of": 1})
+    server.client.get("/a%0Ab")
+    serving.wait_until(lambda: len(caplog.records) >= 3)
+    lines = [json.loads(Json().format(record)) for record in caplog.records]
+    assert [line["status"] for line in lines] == [200, 400, 404]
+    assert lines[0]["request_id"] == "mine"
+    assert (lines[0]["prompt_tokens"], lines[0]["completion_tokens"]) == (6, 3)
+    assert lines[0].keys() >= {"time", "level", "event", "method", "path", "seconds"}
+    for text in [*map(Json().format, caplog.records), *map(Text().format, caplog.records)]:
+        assert "SECRET" not in text
+        assert answered.json()["choices"][0]["text"] not in text
+        assert "\n" not in text
+
+
+def test_metrics_are_those_that_vllms_clients_read(server):
+    def figures():
+        lines = server.client.get("/metrics").text.splitlines()
+        return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+    def moved(name):
+        key = f'{name}{{model_name="{serving.NAME}"}}'
+        return after[key] - before[key]
+
+    before = figures()
+    told = server.post(COMPLETION, {"prompt": "abc", "max_tokens": 24, "seed": 1}).json()
+    after = figures()
+    spec = told["metrics"]["speculative_decoding"]
+    assert moved("vllm:spec_decode_num_drafts_total") == spec["num_spec_steps"] > 0
+    assert moved("vllm:spec_decode_num_draft_tokens_total") == spec["num_draft_tokens"]
+    assert moved("vllm:spec_decode_num_accepted_tokens_total") == spec["num_accepted_draft_tokens"]
+    per = [
+        after[key] - before[key]
+        for key in after
+        if key.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    ]
+    assert sum(per) == spec["num_accepted_draft_tokens"]
+    assert per == sorted(per, reverse=True)
+    assert moved("vllm:generation_tokens_total") == told["usage"]["completion_tokens"]
+    assert moved("vllm:prompt_tokens_total") == 3
+    assert moved("vllm:time_to_first_token_seconds_count") == moved("vllm:e2e_request_latency_seconds_count") == 1
+    assert after[f'vllm:num_requests_running{{model_name="{serving.NAME}"}}'] == 0
+    assert not [key for key in after if "_created" in key]  # `vllm bench serve` would add them up
+
+
+def test_plain_decoding_for_one_request(server):
+    asked = {"prompt": "abc", "max_tokens": 24, "temperature": 0}
+    drafted, plain, shallow = (
+        server.post(COMPLETION, {**asked, **more}).json() for more in ({}, {"speculation": "off"}, {"speculation": 1})
+    )
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"] == shallow["choices"][0]["text"]
+    assert plain["metrics"]["speculative_decoding"] is None
+    assert len(shallow["metrics"]["speculative_decoding"]["acceptance_histogram"]) <= 2
+
+
+def test_the_keys(small, monkeypatch):
+    def asked(path, key=None, scheme="Bearer"):
+        headers = {} if key is None else {"Authorization": f"{scheme} {key}".encode()}
+        return small.client.get(path, headers=headers)
+
+    for path in ("/", "/health", "/ready", "/metrics", "/version"):
+        assert asked(path).status_code == 200
+    for path in ("/v1/models", "/openapi.json", "/nothing"):
+        told = error(asked(path), 401)
+        assert (told["type"], told["code"]) == ("authentication_error", "invalid_api_key")
+    for key in ("first", "zweit\u00e9"):
+        assert asked("/v1/models", key).status_code == 200
+    for key in ("firs", "first1", "", "First"):
+        error(asked("/v1/models", key), 401)
+    error(asked("/v1/models", "first", "Basic"), 401)
+    monkeypatch.setenv(KEYS, " one, two,")
+    assert Settings().keys == ("one", "two")
+    assert Settings(api_key=["three"]).keys == ("three",)
+    with pytest.raises(ForetokenError, match="key is empty"):
+        Settings(api_key=[""])
+
+
+def test_large_bodies_are_refused(server):
+    large = {"prompt": "x" * 20_000}
+    assert "20000 bytes" in error(server.post(COMPLETION, large), 413)["message"]
+
+    def pieces():
+        for _ in range(30):
+            yield b" " * 1000
+
+    error(server.client.post(COMPLETION, content=pieces()), 413)
+
+
+def test_the_context_is_a_limit(server, engine):
+    with serving.served(engine, context=32) as narrow:
+        for body, path in (
+            ({"prompt": "x" * 32}, COMPLETION),
+            ({"messages": [{"role": "user", "content": "x" * 40}]}, CHAT),
+        ):
+            told = error(narrow.post(path, body))
+            assert told["code"] == "context_length_exceeded"
+            assert told["param"] in ("prompt", "messages")
+        whole = narrow.post(COMPLETION, {"prompt": "x" * 20, "max_tokens": 100, "ignore_eos": True}).json()
+        assert whole["usage"]["total_tokens"] == 32
+        assert whole["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_request_that_takes_too_long_is_ended(small):
+    headers = {"Authorization": "Bearer first"}
+    assert "0.4 seconds" in error(small.post(COMPLETION, LONG, headers=headers), 408)["message"]
+    with small.client.stream("POST", COMPLETION, json={**LONG, "stream": True}, headers=headers) as response:
+        assert response.status_code == 200
+        *texts, last = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert json.loads(texts[0])["choices"][0]["text"]
+    assert json.loads(last)["error"]["type"] == "timeout_error"
+    serving.wait_until(lambda: small.worker.running == 0)
+
+
+def test_clients_that_go_away_free_their_rows(server):
+    streams = [server.client.stream("POST", COMPLETION, json={**LONG, "stream": True}) for _ in range(5)]
+    opened = [stream.__enter__() for stream in streams[:2]]
+    texts = [response.iter_lines() for response in opened]
+    for text in texts:
+        assert next(text).startswith("data: ")
+    waiting = []
+    for _ in range(3):  # whole answers, in the queue
+        body = json.dumps(LONG).encode()
+        sock = socket.create_connection(server.client.base_url.netloc.decode().split(":"))
+        head = f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        waiting.append(sock)
+    serving.wait_until(lambda: (server.worker.running, server.worker.waiting) == (2, 3))
+    refused = server.post(COMPLETION, {"prompt": "abc", "max_tokens": 1})
+    error(refused, 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    for sock in waiting[:2]:
+        sock.close()
+    serving.wait_until(lambda: server.worker.waiting == 1)
+    for response in opened:
+        response.close()
+    serving.wait_until(lambda: (server.worker.running, server.worker.waiting) == (1, 0))
+    waiting[2].close()
+    serving.wait_until(lambda: server.worker.running == 0)
+    assert server.post(COMPLETION, {"prompt": "abc", "max_tokens": 1}).status_code == 200
+
+
+def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch):
+    class DiedError(BaseException):
+        pass
+
+    def die(batch):
+        raise DiedError
+
+    with serving.served(engine) as running:
+        monkeypatch.setattr(Batch, "step", die)
+        error(running.post(COMPLETION, {"prompt": "abc"}), 500)
+        error(running.client.get("/health"), 503)
+        error(running.client.get("/ready"), 503)
+        error(running.post(COMPLETION, {"prompt": "abc"}), 503)
+
+    left = []
+
+    def run(listening):
+        try:
+            serve(engine, Settings(), listening)
+        except SystemExit as leaving:
+            left.append(leaving.code)
+
+    with bound("127.0.0.1", 0) as listening:
+        thread = Thread(target=run, args=(listening,))
+        thread.start()
+        with httpx.Client(transport=httpx.HTTPTransport(retries=10), timeout=serving.PATIENCE) as client:
+            response = client.post(f"http://127.0.0.1:{listening.getsockname()[1]}{COMPLETION}", json={"prompt": "abc"})
+        error(response, 500)
+        thread.join(serving.PATIENCE)
+    assert left == [1]
+
+
+@pytest.fixture
+def process(engine, tmp_path):
+    """`foretoken serve` in a process of its own, and its address."""
+    package = str(Path(foretoken.__file__).parents[1])
+    line = [
+        sys.executable,
+        "-m",
+        "foretoken",
+        "serve",
+        engine.target.name,
+        "--drafter",
+        "ngram",
+        "--port",
+        "0",
+        "--compile",
+        "off",
+        "--log",
+        "json",
+    ]
+    with subprocess.Popen(
+        line, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}
+    ) as running:
+        assert running.stderr is not None
+        for told in running.stderr:
+            if "listens on" in told:
+                break
+        else:
+            pytest.fail("it ended before it listened")
+        yield running, re.search(r"http://[0-9.:]+", told)[0]
+        running.kill()
+
+
+def test_the_first_signal_drains_and_the_second_ends(process):
+    running, url = process
+    with httpx.stream("POST", url + COMPLETION, json={**LONG, "stream": True}, timeout=serving.PATIENCE) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        running.send_signal(signal.SIGTERM)
+        assert "drains" in running.stderr.readline()
+        for _ in range(20):  # the stream goes on
+            assert next(lines) is not None
+        with pytest.raises(httpx.ConnectError):
+            for _ in range(10_000):
+                httpx.get(url + "/health", timeout=serving.PATIENCE)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(serving.PATIENCE) == 0
+
+
+def test_a_port_that_is_taken_is_told_at_once(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run("serve", "--port", port)
+    assert code == 2
+    assert err.startswith(f"foretoken: Cannot listen on 127.0.0.1 port {port}: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["x", "--target", "y"], "Both x and --target y"),
+        (["--port", "70000"], "port is 70000"),
+        (["--max-queue", "-1"], "max_queue is -1"),
+        (["--max-batch", "0"], "max_batch is 0"),
+        (["--timeout", "0"], "timeout is 0"),
+        (["--drain", "-1"], "drain is -1"),
+        (["--log", "xml"], "Unknown log xml"),
+        (["--tree", "bush:3"], "bush"),
+    ],
+)
+def test_bad_options(run, given, says):
+    code, _, err = run("serve", *given)
+    assert code == 2
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_extra_that_is_missing_is_named(run, monkeypatch):
+    monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None)
+    code, _, err = run("serve")
+    assert (code, err) == (2, "foretoken: The server needs further packages: pip install 'foretoken[serve]'.\n")
