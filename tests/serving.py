@@ -42,7 +42,7 @@ class Served:
 
 
 def toy_pair(folder: Path, context: int = 2048) -> tuple[str, str]:
-    """(target, drafter): folders of a pair with a chat template. The end of its texts is a token that it seldom draws."""
+    """(target, drafter): folders of a pair with a chat template."""
     tokenizer = tiny.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.chat_template = TEMPLATE

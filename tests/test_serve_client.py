@@ -59,7 +59,8 @@ def test_an_answer_is_the_engines(engine, client):
 def test_choices_and_prompts_have_the_seeds_that_follow(engine, client):
     got = client.completions.create(model=serving.NAME, prompt=["abc", "xyz"], n=2, **SETTINGS)
     assert [choice.index for choice in got.choices] == [0, 1, 2, 3]
-    want = [wanted(engine, prompt, seed).text for prompt, seed in zip(("abc", "abc", "xyz", "xyz"), range(5, 9))]
+    seeds = (("abc", 5), ("abc", 6), ("xyz", 7), ("xyz", 8))
+    want = [wanted(engine, prompt, seed).text for prompt, seed in seeds]
     assert [choice.text for choice in got.choices] == want
     ids = engine.encode("abc")
     for prompt in (ids, [ids]):

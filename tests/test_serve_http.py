@@ -92,7 +92,7 @@ def test_tokens_there_and_back(server, engine):
         ({"prompt": []}, "prompt", "at least one"),
         ({"prompt": [999]}, "prompt", "has token id 999"),
         ({"prompt": ["a", ""]}, "prompt", "Prompt 2 is empty"),
-        ({"prompt": "a\ud800"}, "prompt", "valid string"),
+        ({"prompt": "a\ud800"}, "prompt", "not valid Unicode"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": "5"}, "max_tokens", "a valid integer"),
         ({"max_tokens": 1.5}, "max_tokens", "a valid integer"),
@@ -119,7 +119,6 @@ def test_tokens_there_and_back(server, engine):
         ({"speculation": "on"}, "speculation", "'off'"),
         ({"speculation": 0}, "speculation", "greater than or equal to 1"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"\ud800": 1}, "\ud800", "Unknown field"),
     ],
 )
 def test_bad_completions_are_told_by_name(server, body, param, says):
@@ -166,6 +165,7 @@ def test_bodies_that_are_none(server):
         (b"5", "application/json"),
         (b"", "application/json"),
         (b'{"prompt": "x"}', "text/plain"),
+        (b'{"prompt": "x", "\\ud800": 1}', "application/json"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "application/json"),
     ):
         error(server.client.post(COMPLETION, content=content, headers={"content-type": kind}))
@@ -177,15 +177,15 @@ def test_fuzzed_bodies_are_never_the_servers_fault(server):
     odd += [{"type": "text"}, {"1": 2.0}, {"a": 1}, [{"role": "user", "content": "x"}], [{}], [None], ["a", 1]]
     fields = {CHAT: [*ChatRequest.model_fields], COMPLETION: [*CompletionRequest.model_fields]}
     statuses = set()
-    for _ in range(250):
+    for _ in range(100):
         path = chosen.choice([CHAT, COMPLETION])
         body = {"messages": USER} if path == CHAT else {"prompt": "abc"}
-        body["max_tokens"] = 2
+        body["max_tokens"] = 1
         for _ in range(chosen.choice([1, 1, 2, 3])):
             name = chosen.choice([*fields[path], "nothing"])
             body[name] = chosen.choice(odd)
         if body["max_tokens"] not in (1, 2, 3) or body.get("max_completion_tokens") == 2**31:
-            body["max_tokens"] = 2  # else the text would be a long one
+            body["max_tokens"] = 1  # else the text would be a long one
             body.pop("max_completion_tokens", None)
         statuses.add(server.post(path, body).status_code)
     assert statuses == {200, 400, 404}
@@ -271,7 +271,7 @@ def test_the_keys(small, monkeypatch):
         assert (told["type"], told["code"]) == ("authentication_error", "invalid_api_key")
     for key in ("first", "zweit\u00e9"):
         assert asked("/v1/models", key).status_code == 200
-    for key in ("firs", "first1", "", "First"):
+    for key in ("firs", "first1", "x", "First"):
         error(asked("/v1/models", key), 401)
     error(asked("/v1/models", "first", "Basic"), 401)
     monkeypatch.setenv(KEYS, " one, two,")
@@ -327,8 +327,8 @@ def test_clients_that_go_away_free_their_rows(server):
     for _ in range(3):  # whole answers, in the queue
         body = json.dumps(LONG).encode()
         sock = socket.create_connection(server.client.base_url.netloc.decode().split(":"))
-        head = f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        sock.sendall(head.encode() + body)
+        head = [f"POST {COMPLETION} HTTP/1.1", "Host: x", "Content-Type: application/json"]
+        sock.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
         waiting.append(sock)
     serving.wait_until(lambda: (server.worker.running, server.worker.waiting) == (2, 3))
     refused = server.post(COMPLETION, {"prompt": "abc", "max_tokens": 1})
@@ -419,8 +419,7 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         for _ in range(20):  # the stream goes on
             assert next(lines) is not None
         with pytest.raises(httpx.ConnectError):
-            for _ in range(10_000):
-                httpx.get(url + "/health", timeout=serving.PATIENCE)
+            [httpx.get(url + "/health", timeout=serving.PATIENCE) for _ in range(10_000)]
         running.send_signal(signal.SIGTERM)
         assert running.wait(serving.PATIENCE) == 0
 

@@ -19,7 +19,7 @@ from foretoken.recipe import KINDS, LAWS, METHODS
 from foretoken.trees.grammar import TREES
 from foretoken.verify import VERIFIERS
 
-SLOW = ("torch", "transformers", "numba", "scipy", "matplotlib")
+SLOW = ("torch", "transformers", "numba", "scipy", "matplotlib", "fastapi", "uvicorn")
 # Runs the command lines of a JSON file in one process; prints of each the exit code, stderr and what was imported.
 PROGRAM = """
 import contextlib, io, json, sys
@@ -39,6 +39,7 @@ HELP = [
     [],
     ["generate"],
     ["chat"],
+    ["serve"],
     ["fetch"],
     ["demo"],
     ["audit"],
@@ -109,6 +110,8 @@ BAD = [
     (["tune", "--target", NONE], NONE),
     (["tune", "--workload", "EMPTY", "--prompts", "2"], "Prompt 2 is empty"),
     (["vocab", NONE, NONE], NONE),
+    (["serve", NONE, "--port", "0"], NONE),
+    (["serve", "--log", "xml"], "Unknown log xml"),
     (["train", "nope", "--data", "EMPTY", "--out", "new"], "nope"),
     (["train", "eagle", "--data", NONE, "--out", "new"], NONE),
     (["train", "eagle", "--data", "EMPTY", "--out", "TARGET"], "no training run"),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,11 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Desk:
-    """What every answer needs: the model's name and thread, its tokens' spelling, the figures, the seconds it may take."""
+    """What every answer needs.
+
+    name: of the model for clients. worker: the model's thread. spelling: of its tokens. metrics: the server's figures.
+    timeout: seconds that an answer may take.
+    """
 
     name: str
     worker: "Worker"
@@ -94,7 +98,7 @@ class Answer(Response):
         except TimeoutError:
             raise ApiError(408, f"The request took more than {self.desk.timeout:g} seconds, and was ended.") from None
 
-    async def _steps(self) -> AsyncIterator[tuple[int, Progress]]:
+    async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         """What each step adds to which choice, with all that is to be counted of it counted."""
         metrics = self.desk.metrics
         async with Running(self.desk.worker, self.asked.jobs) as running:
@@ -138,7 +142,7 @@ class Answer(Response):
                 await send(_body(f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"))
         await send(_body(DONE, more=False))
 
-    async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         frame = self._frame(self.form.chunk_name)
         if self.asked.usage:
             frame["usage"] = None

@@ -51,7 +51,10 @@ class ApiError(Exception):
 
 
 def refused(error: ForetokenError, fields: Mapping[str, Any]) -> ApiError:
-    """A 400 for what the engine would refuse. fields: of the request; the one that the sentence begins with is named."""
+    """A 400 for what the engine would refuse.
+
+    fields: of the request; the one that the sentence begins with is named.
+    """
     first = str(error).split(" ", 1)[0]
     return ApiError(400, str(error), first if first in fields else None)
 
@@ -88,6 +91,8 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
     kind, wanted = fitting[0]["type"], dict.fromkeys(error["msg"] for error in fitting)
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON: send a JSON object.")
+    if kind == "string_unicode" and not place:
+        return ApiError(400, "The name of a field is not valid Unicode: leave the field out.")
     if not place:
         return ApiError(400, "The body is no JSON object: send one, with content-type application/json.")
     if kind == "extra_forbidden":

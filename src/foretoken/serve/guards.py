@@ -6,6 +6,7 @@ import re
 import time
 from hashlib import sha256
 from hmac import compare_digest
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -53,7 +54,7 @@ class Logged:
         finally:
             record = {
                 "method": scope["method"],
-                "path": scope["path"],
+                "path": quote(scope["path"]),
                 "status": status,
                 "seconds": round(time.perf_counter() - start, 4),
                 **facts,

@@ -13,7 +13,7 @@ LEAST = -9999.0  # stands for -inf, which JSON lacks
 
 
 class Spelling:
-    """How single tokens are written. A token that is a part of a character has its exact bytes beside a sign for them."""
+    """How single tokens are written: as text, in which a sign stands for a part of a character, and as exact bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

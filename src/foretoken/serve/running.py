@@ -72,9 +72,10 @@ class Running:
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
-    """The work's result. Where the client disconnects before it is done, the work is cancelled and ClientGoneError raised.
+    """The work's result.
 
     receive: of ASGI, after the request's body was read.
+    Raises ClientGoneError where the client disconnects before the work is done, which is then cancelled.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:

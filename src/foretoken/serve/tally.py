@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """vLLM's per-request metrics, of all choices together; speculative_decoding is null where nothing was drafted."""
+        """vLLM's per-request metrics, of all choices together; no speculative_decoding where nothing was drafted."""
         first = self.last if self.first is None else self.first
         seconds, between = self.last - self.start, self.last - first
         return {
