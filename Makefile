@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench audit clean
+.PHONY: demo test lint lint-style lint-types lint-layers bench audit clean
 
 demo: .venv/installed
 	$(BIN)/foretoken demo
@@ -16,10 +16,16 @@ audit: .venv/installed
 bench: .venv/installed
 	$(BIN)/foretoken bench
 
-lint: .venv/linters
+lint: lint-style lint-types lint-layers  # may run at the same time: make --jobs=2 lint
+
+lint-style: .venv/linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: .venv/linters
 	$(BIN)/pyright
+
+lint-layers: .venv/linters
 	$(BIN)/lint-imports
 
 .venv/installed: pyproject.toml constraints.txt

@@ -1,7 +1,11 @@
 """Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares: in each
 test at its first calls and at some of the others, with --every-call at all of them."""
 
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -26,6 +30,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("every_call"):
         checking.EVERY = 1
+    if hasattr(config, "workerinput"):  # one of several processes
+        from compiling import share
+
+        share(Path(config.workerinput["locks"]))
+
+
+@cache
+def locks() -> tempfile.TemporaryDirectory:
+    """A folder for as long as this process runs."""
+    return tempfile.TemporaryDirectory()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """node: a process that pytest-xdist is about to start."""
+    node.workerinput["locks"] = locks().name
 
 
 @pytest.hookimpl(tryfirst=True)
