@@ -5,6 +5,7 @@ with. Rows are joined at the end; when row i leaves, the last row takes its plac
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -16,6 +17,19 @@ from foretoken.core.tree import TokenTree
 from foretoken.core.walk import NodeScores
 
 Path = tuple[int, ...]  # tree nodes from the root down
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A copy of what a session keeps of a row's committed ids from `start` to `end`; parts: as the session made it."""
+
+    start: int
+    end: int
+    parts: tuple[Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
 @runtime_checkable
@@ -57,6 +71,23 @@ class DraftSession(Protocol):
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Told after every step, once the sequences hold the new tokens, which nodes of its trees were accepted."""
+        ...
+
+
+@runtime_checkable
+class PrefixSession(Protocol):
+    """A session that can read the beginning of a row's text in pieces, and hand it to another session of its kind."""
+
+    def read(self, row: int, ids: Seq[int]) -> None:
+        """Read what the row has not read of these ids, with which its text begins; its last id is not among them."""
+        ...
+
+    def save(self, row: int, start: int, end: int) -> Saved | None:
+        """A copy of what is kept of the row's ids [start, end); None where it has not read so far."""
+        ...
+
+    def restore(self, row: int, saved: Saved) -> None:
+        """Take over what another row kept, of the same ids up to `saved.end`; this row has read `saved.start` ids."""
         ...
 
 

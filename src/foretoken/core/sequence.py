@@ -44,6 +44,7 @@ class Sequence:
 
     rng: a source of random numbers of this sequence alone, so its text does not depend on the batch around it.
     depth_limit: of all its trees; 0 is plain decoding.
+    shows_logits: whether an observer reads the logits of its nodes, which some compiled calls do not hand out.
     max_depth: of the next tree; whoever sets it does so before the tree is drawn.
     """
 
@@ -53,6 +54,7 @@ class Sequence:
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
     depth_limit: int = ANY_DEPTH
+    shows_logits: bool = False
     num_prompt: int = field(init=False)
     finished: bool = False
     max_depth: int = ANY_DEPTH

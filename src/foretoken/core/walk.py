@@ -50,7 +50,7 @@ class LogitScores:
 
     def __init__(self, model: str, sequence: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> None:
         """model: its name, for errors. logits: after every node of the tree."""
-        self._model, self._sequence, self._tree, self._logits = model, sequence, tree, logits
+        self._model, self._sequence, self._tree, self.logits = model, sequence, tree, logits
 
     @property
     def greedy(self) -> bool:
@@ -58,13 +58,13 @@ class LogitScores:
 
     def argmax(self) -> list[int]:
         try:
-            return likeliest(self._sequence.scores(self._logits, ())).tolist()
+            return likeliest(self._sequence.scores(self.logits, ())).tolist()
         except NotFiniteError as error:
-            raise explained(self._model, self._logits) from error
+            raise explained(self._model, self.logits) from error
 
     # A plain annotation: one with a shape would be built anew at every call.
     def p(self, nodes: range) -> Tensor:
-        rows = self._logits[nodes.start : nodes.stop]
+        rows = self.logits[nodes.start : nodes.stop]
         suffixes = ((self._tree.tokens[i] for i in self._tree.path_to(node)[1:]) for node in nodes)
         try:
             return self._sequence.probabilities(rows, suffixes)

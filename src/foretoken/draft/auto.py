@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession, Saved
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra
@@ -65,6 +65,9 @@ class AutoSession(WrappedSession[DraftSession]):
         self._lengths: list[int] = []
         if isinstance(inner, LearningSession):
             self.learn = inner.learn
+        if isinstance(inner, PrefixSession):
+            self._prefix, self.save = inner, inner.save
+            self.read, self.restore = self._read, self._restore
 
     def join(self) -> None:
         super().join()
@@ -77,6 +80,16 @@ class AutoSession(WrappedSession[DraftSession]):
         self.controller.leave(row)
         self._seen[row] = self._seen[-1]
         self._seen.pop()
+
+    def _read(self, row: int, ids: Seq[int]) -> None:
+        """Let the drafter read, unless nothing is drafted anyway."""
+        if self.controller.experience.drafting:
+            self._prefix.read(row, ids)
+            self._seen[row] = len(ids)
+
+    def _restore(self, row: int, saved: Saved) -> None:
+        self._prefix.restore(row, saved)
+        self._seen[row] = saved.end
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0

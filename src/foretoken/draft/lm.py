@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from foretoken.core.interfaces import Path
+from foretoken.core.interfaces import Path, Saved
 from foretoken.core.laws import Law, Opaque, draw_each
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
@@ -78,6 +78,15 @@ class DraftRows(Protocol):
     def keep(self, paths: Seq[Seq[int]]) -> None: ...
 
 
+@runtime_checkable
+class SavingRows(DraftRows, Protocol):
+    """Rows that can copy the beginning of a text to others: models.rows.Rows."""
+
+    def save(self, row: int, start: int, end: int) -> Saved | None: ...
+
+    def restore(self, row: int, saved: Saved) -> None: ...
+
+
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way.
 
@@ -94,6 +103,9 @@ class LMDraftSession:
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
         self._chains = fused_chain(rows, drafter.policy) if same_vocabulary else None
         self._scoring = rows if same_vocabulary and isinstance(rows, ScoringRows) else None
+        if isinstance(rows, SavingRows):  # then it is a PrefixSession
+            self.save, self.restore = rows.save, rows.restore
+            self.read = self._read
 
     def join(self) -> None:
         self.rows.join()
@@ -184,6 +196,9 @@ class LMDraftSession:
         if len(seq.ids) - self.rows.lengths[row] > CHAIN:
             self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
         return self._known(seq.ids[self.rows.lengths[row] :])
+
+    def _read(self, row: int, ids: Seq[int]) -> None:
+        self.rows.extend(row, self._known(list(ids[self.rows.lengths[row] :])))
 
     def _known(self, ids: list[int]) -> list[int]:
         """Ids of the target's padding columns, which the drafter cannot embed, become its last id: a poor context."""

@@ -156,3 +156,14 @@ class SlotCache(NodeCache):
         """Copy the first `used` slots of row `source` to row `target`."""
         for store in self.stores:
             store[:, target, :, :used] = store[:, source, :, :used]
+
+    @torch.inference_mode()
+    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
+        """A copy of a row's slots [start, end) in every layer, for `write`."""
+        return tuple(store[:, row, :, start:end].clone() for store in self.stores)
+
+    @torch.inference_mode()
+    def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
+        """Put what `read` gave into slots [start, end) of a row."""
+        for store, part in zip(self.stores, parts, strict=True):
+            store[:, row, :, start:end] = part

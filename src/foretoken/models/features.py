@@ -64,3 +64,8 @@ class FeatureStore:
 
     def read(self, row: int, length: int) -> Float[Tensor, "t f"]:
         return self._store[row, :length]
+
+    @torch.inference_mode()
+    def write_row(self, row: int, start: int, states: Float[Tensor, "t f"]) -> None:
+        """Put states that were read from another row into slots start, start + 1, ... of this one."""
+        self._store[row, start : start + len(states)] = states

@@ -201,6 +201,22 @@ class KernelSlots:
         self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
         self.values[:, target, :, :words] = self.values[:, source, :, :words]
 
+    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
+        """A copy of a row's slots [start, end) in every layer, for `write`; of whole panels, so that it also holds what
+        comes before `start` in its panel."""
+        return tuple(torch.from_numpy(part.copy()) for part in self._panels(row, start, end))
+
+    def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
+        """Put what `read` gave into slots [start, end) of a row whose text before `start` is the same."""
+        for place, part in zip(self._panels(row, start, end), parts, strict=True):
+            place[...] = part.numpy()
+
+    def _panels(self, row: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Views of the keys and the values of a row's panels that hold the slots [start, end)."""
+        first, last = start // COLUMNS, -(-end // COLUMNS)
+        words = COLUMNS // self._by_slot.shape[-1]
+        return self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
+
 
 def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wanted":
     """Room for the states of m nodes that `features` wants, the inputs of so many layers or FINAL."""

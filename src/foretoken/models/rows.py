@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Saved
 from foretoken.core.shapes import Float
 from foretoken.models.cache import write_place
 from foretoken.models.features import FeatureStore
@@ -193,6 +194,32 @@ class Rows:
                 "cut at most what is there."
             )
         self.lengths[row] = length
+
+    def save(self, row: int, start: int, end: int) -> Saved | None:
+        """A copy of what is kept of a row's committed tokens [start, end), hidden states included; None where there
+        are not so many."""
+        self._check_row(row)
+        if not 0 <= start <= end <= self.lengths[row]:
+            return None
+        states = () if self._features is None else (self._features.read(row, end)[start:].clone(),)
+        return Saved(start, end, (*self.cache.read(row, start, end), *states))
+
+    @torch.inference_mode()
+    def restore(self, row: int, saved: Saved) -> None:
+        """Commit to a row what was saved of the same text, which it has up to `saved.start`."""
+        self._check_row(row)
+        if len(self._trees[row]) or self.lengths[row] != saved.start:
+            raise ForetokenError(
+                f"Row {row} has {self.lengths[row]} tokens and {len(self._trees[row])} scored nodes: restore what "
+                "follows the tokens that are there."
+            )
+        self._check_room(row, saved.end - saved.start)
+        parts = saved.parts
+        if self._features is not None:
+            self._features.write_row(row, saved.start, parts[-1])
+            parts = parts[:-1]
+        self.cache.write(row, saved.start, saved.end, parts)
+        self.lengths[row] = saved.end
 
     def _counts(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
         if len(tokens) != len(self.lengths) or len(parents) != len(self.lengths):

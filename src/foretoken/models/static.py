@@ -271,3 +271,16 @@ class StaticRows:
         """Copy the first `used` slots of row `source` to row `target`."""
         for plane in self.planes:
             plane[target, :, :used] = plane[source, :, :used]
+
+    @torch.inference_mode()
+    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
+        """A copy of a row's slots [start, end) in every layer, for `write`."""
+        return tuple(plane[row, :, start:end].clone() for plane in self.planes)
+
+    @torch.inference_mode()
+    def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
+        """Put what `read` gave into slots [start, end) of a row."""
+        if end >= self.capacity:
+            self._grow(power_of_two(end + 1))
+        for plane, part in zip(self.planes, parts, strict=True):
+            plane[row, :, start:end] = part

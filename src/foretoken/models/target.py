@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.core.interfaces import Path
+from foretoken.core.interfaces import Path, Saved
 from foretoken.core.random import Random
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
@@ -58,7 +58,7 @@ class RootScores(LogitScores):
         if self._token is not None:
             return torch.nn.functional.one_hot(torch.tensor([self._token]), self._rows.vocab_size).float()
         if self._p is None:
-            (self._logits,) = self._rows.score([self._tree.tokens], [self._tree.parents])
+            (self.logits,) = self._rows.score([self._tree.tokens], [self._tree.parents])
             self._p = super().p(range(1))
         return self._p[nodes.start : nodes.stop]
 
@@ -108,7 +108,7 @@ class LMTargetSession:
     def _fused(self, sequence: Sequence, tree: TokenTree) -> NodeScores | None:
         """The same scores for one sequence by one compiled call, where there is one for them."""
         rows = self.rows
-        if not (isinstance(rows, FusedRows) and sequence.softmax_only):
+        if not (isinstance(rows, FusedRows) and sequence.softmax_only) or sequence.shows_logits:
             return None
         if tree.siblings[0] is None and sequence.rng.gives_numbers and rows.drafts_chains(0, 1):
             return RootScores(self.name, rows, sequence, tree)
@@ -123,3 +123,12 @@ class LMTargetSession:
 
     def keep(self, paths: Seq[Path]) -> None:
         self.rows.keep(paths)
+
+    def read(self, row: int, ids: Seq[int]) -> None:
+        self.rows.extend(row, ids[self.rows.lengths[row] :])
+
+    def save(self, row: int, start: int, end: int) -> Saved | None:
+        return self.rows.save(row, start, end)
+
+    def restore(self, row: int, saved: Saved) -> None:
+        self.rows.restore(row, saved)

@@ -1,18 +1,25 @@
 """The texts that are decoded side by side on the model's thread: they join, get their steps, and leave."""
 
 import logging
+import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.interfaces import Drafter
+from foretoken.core.interfaces import Drafter, Path
 from foretoken.core.random import Seeded, seeded
 from foretoken.core.sequence import ANY_DEPTH, Sequence, Step
+from foretoken.core.tree import TokenTree
+from foretoken.core.walk import NodeScores
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.engine import Engine, finish_reason, read_step
 from foretoken.models.text import TextStream
-from foretoken.serve.jobs import Deliver, Failed, Job, Progress
+from foretoken.serve.jobs import Deliver, Failed, Job, Progress, StepTree, TokenLogprob
+from foretoken.serve.prefill import Prefill
+from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
+from foretoken.serve.watch import step_logprobs, step_tree
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +42,17 @@ class Text:
 
     rng: the source of the sequence's random numbers.
     stream: turns its ids into text, None where the engine has no tokenizer.
+    num_cached: tokens of its prompt that the prefix cache held.
+    logprobs, tree: what its last step showed, where the job asks for it.
     """
 
     ticket: Ticket
     sequence: Sequence
     rng: Seeded
     stream: TextStream | None
+    num_cached: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    tree: StepTree | None = None
 
 
 @dataclass
@@ -62,56 +74,130 @@ class Mark:
         self.text.rng.generator.set_state(self.numbers)
 
 
-class Batch:
-    """The texts in work, one row of the decoder each."""
+class KeepingDecoder(Decoder):
+    """A decoder whose texts stay in the prefix cache when they leave."""
 
-    def __init__(self, engine: Engine, size: int, context: int) -> None:
-        """size: the most texts at once. context: the most ids of one text, its prompt included."""
+    cache: PrefixCache
+
+    def leave(self, sequence: Sequence) -> None:
+        ids = sequence.ids
+        self.cache.keep(self, self.sequences.index(sequence), ids, self.cache.match(ids))
+        super().leave(sequence)
+
+
+class Batch:
+    """The texts in work: those whose prompts are being read, and those with a row of the decoder each."""
+
+    def __init__(self, engine: Engine, size: int, context: int, cache_bytes: int) -> None:
+        """size: the most texts at once. context: the most ids of one text, its prompt included. cache_bytes: the most
+        memory of the prefix cache."""
         self._engine = engine
         self._size, self._context = size, context
+        self._reading: deque[Text] = deque()
         self._texts: dict[Sequence, Text] = {}
         self._drafter: Drafter = engine.drafter
+        self.cache = PrefixCache(cache_bytes)
+        self.prefill = Prefill(lambda: self._open(1), self.cache)
         self._decoder = self._open(size)
+        self._step_s: float | None = None  # of the last step
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._texts) + len(self._reading)
 
     @property
     def num_ids(self) -> int:
         """Committed ids of all texts in work."""
-        return sum(len(sequence.ids) for sequence in list(self._texts))
+        return sum(len(text.sequence.ids) for text in [*self._texts.values(), *self._reading])
 
     def _open(self, size: int) -> Decoder:
-        engine, drafter = self._engine, self._drafter
-        return Decoder(engine.target, drafter, engine.verifier, size, self._context + engine.drafter.max_nodes)
+        engine, slots = self._engine, self._context + self._engine.drafter.max_nodes
+        decoder = KeepingDecoder(engine.target, self._drafter, engine.verifier, size, slots, self._watch)
+        decoder.cache = self.cache
+        return decoder
 
     def join(self, ticket: Ticket) -> None:
-        """Take a job into work; its prompt is read with the next step."""
-        if not self._texts and self._drafter is not self._engine.drafter:
+        """Take a job into work; its prompt is read in pieces before its first step."""
+        if not len(self) and self._drafter is not self._engine.drafter:
             self._drafter = self._engine.drafter  # what made it fail may have left
             self._decoder = self._open(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         rng = seeded(job.seed)
         new = min(job.max_new_tokens, self._context - len(job.ids))
         limit = ANY_DEPTH if job.depth is None else job.depth
-        sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit)
+        shows = job.top_logprobs is not None
+        sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
         stream = TextStream(tokenizer, job.stops, job.ids) if tokenizer else None
-        self._texts[sequence] = Text(ticket, sequence, rng, stream)
-        self._decoder.join(sequence)
+        text = Text(ticket, sequence, rng, stream)
+        if len(job.ids) <= BLOCK:
+            self._look_up(text)
+            self._enter(text, [])
+        else:
+            self._reading.append(text)
+
+    def _look_up(self, text: Text) -> list[Block]:
+        """The blocks of a prompt that the prefix cache holds."""
+        chain = self.cache.look_up(text.sequence.ids)
+        text.num_cached = BLOCK * len(chain)
+        return chain
+
+    def _enter(self, text: Text, chain: list[Block]) -> None:
+        """Give a text its row of the decoder, of which the blocks of `chain` were read."""
+        self._texts[text.sequence] = text
+        self._decoder.join(text.sequence)
+        restore(self._decoder, len(self._decoder.sequences) - 1, chain)
 
     def drop_cancelled(self) -> None:
         """Let the texts leave that nobody waits for any more."""
         for sequence in [sequence for sequence, text in self._texts.items() if text.ticket.cancelled]:
             self._decoder.leave(sequence)
             del self._texts[sequence]
+        if self.prefill.busy and self._reading[0].ticket.cancelled:
+            self.prefill.end()
+        for text in [text for text in self._reading if text.ticket.cancelled]:
+            self._reading.remove(text)
 
     def fail(self, message: str) -> None:
         """End all texts with this sentence, for good."""
-        for text in list(self._texts.values()):
-            self._fail(text, message)
+        for text in [*self._texts.values(), *self._reading]:
+            tell(text.ticket, Failed(message))
+        self._texts.clear()
+        self._reading.clear()
 
     def step(self) -> None:
-        """One step of every text, and its news to those who wait."""
+        """A piece of the next prompt, and a step of every text that has read its own."""
+        if self._reading:
+            text = self._reading[0]
+            try:
+                chain = self._read(text)
+            except Exception as error:
+                log.exception("A prompt could not be read.")
+                self.prefill.reset()
+                self._reading.popleft()
+                tell(text.ticket, Failed(sentence(error)))
+            else:
+                if chain is not None:
+                    self._reading.popleft()
+                    self._enter(text, chain)
+        if self._texts:
+            began = time.perf_counter()
+            self._step()
+            self._step_s = time.perf_counter() - began
+
+    def _read(self, text: Text) -> list[Block] | None:
+        """Read a piece of a prompt. Returns: its blocks once all of them are read, None before."""
+        if not self.prefill.busy:
+            chain = self._look_up(text)
+            if len(text.sequence.ids) - 1 - text.num_cached < BLOCK:
+                return chain
+            self.prefill.begin(text.sequence, chain)
+        if not self.prefill.read(self._step_s if self._texts else None):
+            return None
+        chain = self.prefill.chain
+        self.prefill.end()
+        return chain
+
+    def _step(self) -> None:
+        """One step of every text with a row, and its news to those who wait."""
         marks = [Mark(text) for text in self._texts.values()]
         try:
             steps = self._decoder.step()
@@ -138,6 +224,7 @@ class Batch:
             sequence, decoder = mark.text.sequence, self._open(1)
             decoder.join(sequence)
             try:
+                restore(decoder, 0, self.cache.match(sequence.ids[:-1]))
                 steps = decoder.step()
             except Exception as error:
                 log.exception("A text failed.")
@@ -151,8 +238,8 @@ class Batch:
         for sequence in gave_up:
             sequence.depth_limit = 0
         self._decoder = self._open(self._size)
-        for sequence in self._texts:
-            self._decoder.join(sequence)
+        for text in self._texts.values():
+            self._enter(text, self.cache.match(text.sequence.ids[:-1]))
 
     def _report(self, decoder: Decoder, steps: list[tuple[Sequence, Step]]) -> None:
         for sequence, step in steps:
@@ -164,7 +251,18 @@ class Batch:
             if reason is not None:
                 del self._texts[sequence]
             origins = step.origins[: len(tokens)]
-            tell(text.ticket, Progress(new, tuple(tokens), origins, step.num_drafted, finish_reason=reason))
+            shown, tree = text.logprobs[: len(tokens)], text.tree
+            cached, drafted = text.num_cached, step.num_drafted
+            tell(text.ticket, Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, reason))
+
+    def _watch(self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
+        """The decoder's observer: remembers what the jobs ask for besides their tokens."""
+        text = self._texts[sequence]
+        job = text.ticket.job
+        if job.top_logprobs is not None:
+            text.logprobs = step_logprobs(tree, scores, path, token, job.top_logprobs)
+        if job.shows_trees:
+            text.tree = step_tree(tree, path)
 
     def _fail(self, text: Text, message: str) -> None:
         del self._texts[text.sequence]

@@ -12,6 +12,7 @@ from foretoken.serve.jobs import Deliver, DrainingError, Failed, Job, QueueFullE
 
 log = logging.getLogger(__name__)
 CONTEXT = 4096  # ids of one text where neither the caller nor the model says how many
+CACHE_BYTES = 1 << 30
 DIED = "The thread that runs the model has died: restart the server."
 
 
@@ -22,11 +23,17 @@ class Worker:
     """
 
     def __init__(
-        self, engine: Engine, max_batch: int | None = None, context: int | None = None, max_queue: int = 64
+        self,
+        engine: Engine,
+        max_batch: int | None = None,
+        context: int | None = None,
+        max_queue: int = 64,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """max_batch: the most jobs decoded at once; the engine's own number where it is None.
         context: the most ids of one text, its prompt included; the model's own context where it is None.
         max_queue: the most jobs that may wait for others to end.
+        cache_bytes: the most memory of the prefix cache; 0 for none.
         """
         size = engine.max_batch if max_batch is None else max_batch
         check_counts(max_batch=size, context=context)
@@ -35,7 +42,7 @@ class Worker:
         self.context = min(limits, default=CONTEXT)
         self.error: BaseException | None = None  # what the thread died of
         self._engine = engine
-        self._batch = Batch(engine, size, self.context)
+        self._batch = Batch(engine, size, self.context, cache_bytes)
         self._waiting: deque[Ticket] = deque()
         self._changed = Condition()
         self._draining, self._stopping = False, False
@@ -60,6 +67,21 @@ class Worker:
     def cache_use(self) -> float:
         """Share of the room for keys and values that the texts in work take."""
         return self._batch.num_ids / (self.max_batch * self.context)
+
+    @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens that were looked for in the prefix cache."""
+        return self._batch.cache.queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """Prompt tokens that the prefix cache held."""
+        return self._batch.cache.hits
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of prompts that were read between steps."""
+        return self._batch.prefill.num_chunks
 
     def start(self) -> None:
         """Start the thread."""

@@ -1,0 +1,81 @@
+"""Prompts that are read piece by piece between the steps of the texts in work, so that those do not wait for long."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from foretoken.core.interfaces import PrefixSession
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder
+from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
+
+log = logging.getLogger(__name__)
+MOST = 512  # ids of a piece
+STEPS = 1.0  # steps that a piece may take as long as
+
+
+class Prefill:
+    """Reads one prompt at a time, in a row of its own, and keeps what it read in the prefix cache.
+
+    chain: the blocks that were read of the prompt. num_chunks: pieces read so far, of all prompts.
+    """
+
+    def __init__(self, open_one: Callable[[], Decoder], cache: PrefixCache) -> None:
+        """open_one: makes a decoder of one row."""
+        self._open_one, self._cache = open_one, cache
+        self._decoder: Decoder | None = None
+        self._sequence: Sequence | None = None
+        self._token_s = 0.0  # seconds that one id took in the last piece
+        self.chain: list[Block] = []
+        self.num_chunks = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt is being read."""
+        return self._sequence is not None
+
+    def begin(self, sequence: Sequence, chain: list[Block]) -> None:
+        """Begin with a prompt, of which the blocks of `chain` are known."""
+        if self._decoder is None or self._decoder.gave_up:
+            self._decoder = self._open_one()
+        self._sequence, self.chain = sequence, chain
+        self._decoder.join(sequence)
+        restore(self._decoder, 0, chain)
+
+    def read(self, step_s: float | None) -> bool:
+        """Read the next piece. Returns: whether what is left is less than a block.
+
+        step_s: seconds of a step of the texts in work, None where nobody waits for one.
+        """
+        sequence, decoder = self._sequence, self._decoder
+        assert sequence is not None
+        assert decoder is not None
+        start, last = BLOCK * len(self.chain), len(sequence.ids) - 1
+        size = MOST
+        if step_s is not None:
+            size = int(STEPS * step_s / self._token_s) // BLOCK * BLOCK if self._token_s else BLOCK
+            size = min(max(size, BLOCK), MOST)
+        read = sequence.ids[: min(start + size, last // BLOCK * BLOCK)]
+        began = time.perf_counter()
+        assert isinstance(decoder.target, PrefixSession)
+        decoder.target.read(0, read)
+        if isinstance(decoder.drafter, PrefixSession) and sequence.depth_limit:
+            try:
+                decoder.drafter.read(0, read)
+            except Exception:  # it costs speed only: the text's steps will find out whether the drafter is broken
+                log.exception("The drafter failed at a prompt.")
+        self._cache.keep(decoder, 0, read, self.chain)
+        self._token_s = (time.perf_counter() - began) / (len(read) - start)
+        self.num_chunks += 1
+        return last - len(read) < BLOCK
+
+    def end(self) -> None:
+        """Forget the prompt."""
+        assert self._sequence is not None
+        assert self._decoder is not None
+        self._decoder.leave(self._sequence)
+        self._sequence, self.chain = None, []
+
+    def reset(self) -> None:
+        """Forget the prompt after something failed."""
+        self._decoder, self._sequence, self.chain = None, None, []

@@ -1,0 +1,115 @@
+"""The prefix cache: what the models made of earlier texts, in blocks, for later texts that begin alike.
+
+A block is a copy of the keys and values (and the hidden states, where the drafter reads them) of BLOCK ids after those
+of its parent. The block that was not used for longest goes first, and a child always goes before its parent.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from foretoken.core.interfaces import PrefixSession, Saved
+from foretoken.decode import Decoder
+
+BLOCK = 64  # ids: the kernel's panels are as long
+
+
+@dataclass(eq=False)
+class Block:
+    """Some ids after those of the parent. target, draft: what the sessions made of them; None where the drafter has not
+    read them, or keeps nothing. children: by their ids."""
+
+    ids: tuple[int, ...]
+    parent: "Block | None"
+    target: Saved
+    draft: Saved | None
+    children: dict[tuple[int, ...], "Block"] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.target.num_bytes + (0 if self.draft is None else self.draft.num_bytes)
+
+
+class PrefixCache:
+    """Blocks of earlier texts, within a bound of bytes.
+
+    queries: tokens that were looked for. hits: those of them that were there.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.num_bytes = 0
+        self.queries, self.hits = 0, 0
+        self._first: dict[tuple[int, ...], Block] = {}
+        self._order: OrderedDict[Block, None] = OrderedDict()  # least recently used first
+
+    def match(self, ids: Seq[int]) -> list[Block]:
+        """The blocks of the longest beginning of a text that is here; they count as used now."""
+        chain: list[Block] = []
+        level = self._first
+        for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+            block = level.get(tuple(ids[start : start + BLOCK]))
+            if block is None:
+                break
+            chain.append(block)
+            level = block.children
+        self._use(chain)
+        return chain
+
+    def look_up(self, prompt: Seq[int]) -> list[Block]:
+        """`match` of a prompt but for its last id, which is never read before a step; counted in `queries`, `hits`."""
+        chain = self.match(prompt[:-1])
+        self.queries += len(prompt)
+        self.hits += BLOCK * len(chain)
+        return chain
+
+    def keep(self, decoder: Decoder, row: int, ids: Seq[int], chain: list[Block]) -> None:
+        """Copy the whole blocks of a row that are not here; `chain`, those that are, grows by them."""
+        drafter = decoder.drafter if isinstance(decoder.drafter, PrefixSession) else None
+        assert isinstance(decoder.target, PrefixSession)
+        for i, block in enumerate(chain):
+            if block.draft is None and drafter is not None:
+                block.draft = drafter.save(row, i * BLOCK, (i + 1) * BLOCK)
+                if block.draft is not None and block in self._order:
+                    self.num_bytes += block.draft.num_bytes
+        for start in range(BLOCK * len(chain), len(ids) - BLOCK + 1, BLOCK):
+            end = start + BLOCK
+            target = decoder.target.save(row, start, end)
+            if target is None:
+                break
+            draft = None if drafter is None else drafter.save(row, start, end)
+            chain.append(Block(tuple(ids[start:end]), chain[-1] if chain else None, target, draft))
+            self._put(chain[-1])
+        self._use([block for block in chain if block in self._order])
+        while self.num_bytes > self.most_bytes:
+            self._drop(next(iter(self._order)))
+
+    def _put(self, block: Block) -> None:
+        """Take up a block; not one whose parent was dropped, which nobody would find."""
+        if block.parent is not None and block.parent not in self._order:
+            return
+        level = self._first if block.parent is None else block.parent.children
+        level[block.ids] = block
+        self._order[block] = None
+        self.num_bytes += block.num_bytes
+
+    def _drop(self, block: Block) -> None:
+        level = self._first if block.parent is None else block.parent.children
+        del level[block.ids], self._order[block]
+        self.num_bytes -= block.num_bytes
+
+    def _use(self, chain: list[Block]) -> None:
+        for block in reversed(chain):  # a parent after its child, so that the child goes first
+            self._order.move_to_end(block)
+
+
+def restore(decoder: Decoder, row: int, chain: list[Block]) -> None:
+    """Give a new row of a decoder what the blocks hold of the beginning of its text."""
+    assert isinstance(decoder.target, PrefixSession)
+    for block in chain:
+        decoder.target.restore(row, block.target)
+    if isinstance(decoder.drafter, PrefixSession):
+        for block in chain:
+            if block.draft is None:
+                break
+            decoder.drafter.restore(row, block.draft)
