@@ -1,7 +1,6 @@
 """The thread that owns the model: every job has the text that it would have alone, whoever joins, leaves or fails."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,15 +8,14 @@ import torch
 
 import foretoken
 import tiny
-from foretoken.core.sampling import Sampling
 from foretoken.decode import DraftFailedWarning
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
-from foretoken.serve.jobs import DrainingError, Failed, Job, Progress, QueueFullError
+from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.worker import Worker
+from listening import PATIENCE, Listener, finish, job, started
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-PATIENCE = 60.0  # seconds that only a test that fails waits
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "é", "return x"]
 
 
@@ -34,52 +32,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
     engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
     return replace(engine, eos_ids=frozenset())
-
-
-class Listener:
-    """Collects what is told of one job. on_news: called after each piece, on the worker's thread."""
-
-    def __init__(self, on_news: Callable[["Listener"], None] = lambda _: None) -> None:
-        self.news: list[Progress | Failed] = []
-        self.done = threading.Event()
-        self.on_news = on_news
-
-    def __call__(self, news: Progress | Failed) -> None:
-        self.news.append(news)
-        self.on_news(self)
-        if isinstance(news, Failed) or news.finish_reason:
-            self.done.set()
-
-    @property
-    def steps(self) -> list[Progress]:
-        return [x for x in self.news if isinstance(x, Progress)]
-
-    @property
-    def ids(self) -> list[int]:
-        return [token for step in self.steps for token in step.token_ids]
-
-    def wait(self) -> list[int]:
-        assert self.done.wait(PATIENCE)
-        assert isinstance(self.news[-1], Progress), self.news[-1]
-        return self.ids
-
-
-def job(engine: Engine, prompt: str, seed: int = 0, new: int = 24, temperature: float = 0.8, **options) -> Job:
-    sampling = Sampling(temperature=temperature, **options.pop("sampling", {}))
-    return Job(tuple(engine.encode(prompt)), sampling, seed, new, engine.eos_ids, **options)
-
-
-def started(engine: Engine, **options) -> Worker:
-    worker = Worker(engine, **options)
-    worker.start()
-    return worker
-
-
-def finish(worker: Worker, *listeners: Listener) -> None:
-    """Start a worker and wait for its jobs, as one call."""
-    worker.start()
-    for listener in listeners:
-        assert listener.done.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -301,3 +253,69 @@ def test_one_who_cannot_be_told_is_cancelled(folders):
     worker.drain()
     assert worker.join(PATIENCE)
     assert len(lost.news) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+def test_log_probabilities_are_the_models_own(folders, temperature, tree):
+    """Of drafted tokens as of others, before penalties and temperature; and asking for them changes no text."""
+    engine = load(folders, tree=tree)
+    penalty = {"sampling": {"frequency_penalty": 0.5}}
+    asked = [job(engine, prompt, 3, 20, temperature, top_logprobs=2, shows_trees=True, **penalty) for prompt in PROMPTS]
+    plain = [replace(one, top_logprobs=None, shows_trees=False) for one in asked]
+    alone = Listener(), Listener()
+    listeners = [Listener() for _ in asked + plain]
+    worker = Worker(engine, max_batch=5)
+    for one, listener in zip(asked + plain, listeners, strict=True):
+        worker.submit(one, listener)
+    finish(worker, *listeners)
+    for one, listener in zip((asked[0], plain[0]), alone, strict=True):  # with no job beside it
+        worker.submit(one, listener)
+        listener.wait()
+    assert [x.ids for x in listeners[:6]] == [x.ids for x in listeners[6:]]
+    assert alone[0].ids == alone[1].ids == listeners[0].ids
+    assert alone[0].steps[3].logprobs == listeners[0].steps[3].logprobs
+    for one, listener in zip(asked, listeners, strict=False):
+        ids = [*one.ids, *listener.ids]
+        rows = engine.target.lm.open(1, len(ids))
+        rows.join()
+        (logits,) = rows.score([ids[:-1]], [range(-1, len(ids) - 2)])
+        want = logits.double().log_softmax(-1)[len(one.ids) - 1 :]
+        told = [x for step in listener.steps for x in step.logprobs]
+        assert [x.token for x in told] == listener.ids
+        for x, row in zip(told, want, strict=True):
+            assert x.logprob == pytest.approx(float(row[x.token]), abs=1e-9)
+            assert [token for token, _ in x.top] == row.topk(2).indices.tolist()
+            assert [logprob for _, logprob in x.top] == pytest.approx(row.topk(2).values.tolist(), abs=1e-9)
+        trees = [step.tree for step in listener.steps]
+        assert all(isinstance(tree, StepTree) for tree in trees)
+        assert [len(tree.tokens) - 1 for tree in trees] == [step.num_drafted for step in listener.steps]
+        accepted = [[tree.tokens[node] for node in tree.path[1:]] for tree in trees]
+        assert all(
+            list(step.token_ids[: len(x)]) == x[: len(step.token_ids)]
+            for step, x in zip(listener.steps, accepted, strict=True)
+        )
+    assert any(len(step.logprobs) > 1 for x in listeners[:6] for step in x.steps)
+    assert not any(step.logprobs or step.tree for x in listeners[6:] for step in x.steps)
+    worker.stop()
+
+
+@pytest.mark.parametrize("method", ["fixed", "auto"])
+def test_every_job_has_its_own_depth(folders, method):
+    """0 is plain decoding, and n cuts the trees there; jobs beside each other differ in it."""
+    engine = load(folders, tree="chain:4", method=method)
+    worker = Worker(engine, max_batch=4)
+    depths = [0, 1, 2, None] * 2
+    listeners = [Listener() for _ in depths]
+    for i, (depth, listener) in enumerate(zip(depths, listeners, strict=True)):
+        worker.submit(job(engine, PROMPTS[i % 6], i, 24, 0.8 if i < 4 else 0.0, depth=depth), listener)
+    finish(worker, *listeners)
+    worker.stop()
+    for depth, listener in zip(depths, listeners, strict=True):
+        assert max(step.num_drafted for step in listener.steps) <= (4 if depth is None else depth)
+    for i, (depth, listener) in enumerate(zip(depths, listeners, strict=True)):
+        if method == "fixed" or i >= 4:
+            alike = load(folders, *(["drafter"] if depth != 0 else [None]), tree=f"chain:{depth or 4}")
+            temperature = 0.8 if i < 4 else 0.0
+            want = alike.generate(PROMPTS[i % 6], max_new_tokens=24, temperature=temperature, seed=i)
+            assert listener.ids == want.token_ids

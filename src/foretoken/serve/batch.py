@@ -99,7 +99,7 @@ class Batch:
         self.cache = PrefixCache(cache_bytes)
         self.prefill = Prefill(lambda: self._open(1), self.cache)
         self._decoder = self._open(size)
-        self._step_s: float | None = None  # of the last step
+        self._step_s = 0.0  # of the last step
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._reading)

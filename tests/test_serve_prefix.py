@@ -1,0 +1,239 @@
+"""Prompts in pieces and the prefix cache: they change when a text comes, never what it is."""
+
+import random
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import foretoken
+import tiny
+from foretoken.core.interfaces import PrefixSession
+from foretoken.decode import Decoder
+from foretoken.engine import Engine
+from foretoken.heads.checkpoint import save_head
+from foretoken.heads.head import new_head
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.kernel_layers import KernelSlots
+from foretoken.models.parts import parts
+from foretoken.models.static import StaticForward
+from foretoken.serve.jobs import Failed
+from foretoken.serve.prefill import Prefill
+from foretoken.serve.prefix import BLOCK, PrefixCache
+from foretoken.serve.worker import Worker
+from listening import PATIENCE, Listener, finish, job, started
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root: Path = tmp_path_factory.mktemp("models")
+    target = tiny.llama(0, hidden=64, context=1024)
+    torch.manual_seed(0)
+    save_head(new_head("eagle", parts(CausalLM(target))), root / "eagle")
+    return {
+        "target": tiny.save(target, root / "target"),
+        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
+        "eagle": str(root / "eagle"),
+    }
+
+
+def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
+    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
+    return replace(engine, eos_ids=frozenset())
+
+
+def ids(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(1, 257), k=length)
+
+
+CASES = [(None, {}), ("drafter", {"tree": "chain:3"}), ("eagle", {"tree": "chain:3"}), ("ngram", {"tree": "chain:3"})]
+
+
+@pytest.mark.parametrize(("drafter", "options"), CASES)
+def test_long_prompts_beside_running_texts_change_no_text(folders, drafter, options):
+    """Prompts below, at and above the edges of blocks; half of them begin alike, and some come twice."""
+    engine = load(folders, drafter, **options)
+    worker = Worker(engine, max_batch=3)
+    common = ids(0, 300)
+    prompts = [ids(1, 20), [*common, *ids(2, 21)], ids(3, 64), ids(4, 65), common[:128], ids(5, 129)]
+    prompts += [common, [*common, *ids(2, 21)], ids(5, 129)]
+    listeners = [Listener() for _ in prompts]
+    for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
+        worker.submit(job(engine, prompt, i, 12), listener)
+    finish(worker, *listeners)
+    for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
+        want = engine.generate(prompt, max_new_tokens=12, temperature=0.8, seed=i)
+        assert listener.wait() == want.token_ids, i
+        assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
+    assert [listener.steps[-1].num_cached for listener in listeners] == [0, 0, 0, 0, 64, 0, 256, 320, 128]
+    assert worker.prefix_queries == sum(map(len, prompts))
+    assert worker.prefix_hits == 64 + 256 + 320 + 128
+    assert worker.chunks >= 3  # prompts of which a block or more is new
+    worker.stop()
+
+
+def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, monkeypatch):
+    """A prompt of 900 ids is read in pieces of at most a step's time; no two without a step between them."""
+    engine = load(folders, None)
+    worker = Worker(engine)
+    happened: list[str] = []
+    sizes: list[int] = []
+    step, read = Decoder.step, Prefill.read
+
+    def stepped(self):
+        happened.append("step")
+        return step(self)
+
+    def piece(self, step_s):
+        happened.append("piece")
+        before, done = BLOCK * len(self.chain), read(self, step_s)
+        sizes.append(BLOCK * len(self.chain) - before)
+        return done
+
+    monkeypatch.setattr(Decoder, "step", stepped)
+    monkeypatch.setattr(Prefill, "read", piece)
+    running, long = Listener(), Listener()
+    worker.submit(job(engine, ids(0, 10), 1, 200), running)
+    worker.submit(job(engine, ids(1, 900), 2, 4), long)
+    finish(worker, running, long)
+    worker.stop()
+    assert sizes[0] == BLOCK  # as long as a piece takes is not known yet
+    assert sum(sizes) == 896
+    assert all((one, other) != ("piece", "piece") for one, other in pairwise(happened))
+    assert happened.count("piece") == worker.chunks == len(sizes)
+
+
+def test_a_conversation_goes_on_where_it_ended(folders):
+    engine = load(folders, tree="chain:3")
+    worker = started(engine)
+    first = Listener()
+    prompt = ids(0, 70)
+    worker.submit(job(engine, prompt, 1, 80), first)
+    first.wait()
+    second = Listener()
+    turn = [*prompt, *first.ids, *ids(1, 9)]
+    worker.submit(job(engine, turn, 2, 8), second)
+    assert second.wait() == engine.generate(turn, max_new_tokens=8, temperature=0.8, seed=2).token_ids
+    assert second.steps[0].num_cached == 128  # of 150 ids that were there
+    worker.stop()
+
+
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_the_cache_keeps_within_its_bound(folders, blocks):
+    """What was not used for longest goes first, from its end; a bound of nothing is no cache."""
+    engine = load(folders, None)
+    probe = started(engine)
+    one = Listener()
+    probe.submit(job(engine, ids(0, 65), 1, 1), one)
+    one.wait()
+    probe.stop()
+    size = probe._batch.cache.num_bytes
+    worker = started(engine, cache_bytes=blocks * size)
+    cached = []
+    for prompt in (ids(0, 140), ids(0, 140), ids(1, 70), ids(0, 70), ids(2, 70), ids(0, 140), ids(1, 70)):
+        listener = Listener()
+        worker.submit(job(engine, prompt, 1, 2), listener)
+        assert listener.wait() == engine.generate(prompt, max_new_tokens=2, temperature=0.8, seed=1).token_ids
+        cached.append(listener.steps[0].num_cached)
+        assert worker._batch.cache.num_bytes <= blocks * size
+    assert cached == [0] * 7 if blocks == 0 else [0, 128, 0, 64, 0, 64, 0]
+    worker.stop()
+
+
+def test_a_prompt_that_is_cancelled_or_fails_while_it_is_read_leaves_the_others(folders, monkeypatch):
+    engine = load(folders, tree="chain:3")
+    worker = Worker(engine, max_batch=3)
+    read = PrefixCache.keep
+    gone, broken, good = Listener(), Listener(), Listener()
+    tickets = [worker.submit(job(engine, ids(i, 400), i, 8), x) for i, x in enumerate((gone, broken, good))]
+
+    def keep(self, decoder, row, text, chain):
+        if text[:9] == ids(0, 9):
+            worker.cancel(tickets[0])
+        if text[:9] == ids(1, 9):
+            raise MemoryError
+        read(self, decoder, row, text, chain)
+
+    monkeypatch.setattr(PrefixCache, "keep", keep)
+    finish(worker, broken, good)
+    assert good.wait() == engine.generate(ids(2, 400), max_new_tokens=8, temperature=0.8, seed=2).token_ids
+    assert gone.news == []
+    assert isinstance(broken.news[0], Failed)
+    assert broken.news[0].message.startswith("The memory did not suffice")
+    assert (worker.running, worker.alive) == (0, True)
+    worker.stop()
+
+
+def test_a_drafter_that_fails_at_a_prompt_costs_speed_alone(folders, monkeypatch):
+    engine = load(folders, tree="chain:3")
+    session = type(engine.drafter.open(1, 16))
+    monkeypatch.setattr(session, "_read", lambda self, row, text: 1 / 0)
+    worker, listener = Worker(engine), Listener()
+    worker.submit(job(engine, ids(0, 200), 1, 20), listener)
+    finish(worker, listener)
+    assert listener.ids == engine.generate(ids(0, 200), max_new_tokens=20, temperature=0.8, seed=1).token_ids
+    worker.stop()
+
+
+def model_of(kind: str, folders: dict[str, str]) -> CausalLM:
+    if kind == "kernel":
+        return load(folders, None).target.lm
+    lm = CausalLM(tiny.llama(0), traced=kind == "static")
+    if kind == "static":
+        assert isinstance(lm.backend, StaticForward)
+        lm.backend.compiling = False
+    return lm
+
+
+@pytest.mark.parametrize("kind", ["kernel", "modules", "static"])
+def test_a_row_that_was_restored_scores_as_the_one_that_was_saved(folders, kind):
+    lm = model_of(kind, folders)
+    source, target = lm.open(2, 240, (0, 1)), lm.open(2, 240, (0, 1))
+    assert isinstance(source.cache, KernelSlots) == (kind == "kernel")
+    text = ids(0, 200)
+    for row in range(2):
+        source.join()
+        target.join()
+        source.extend(row, text if row else ids(1, 9))
+    assert source.save(0, 0, 64) is None
+    for start in range(0, 192, 64):
+        saved = source.save(1, start, start + 64)
+        assert saved is not None
+        target.restore(0, saved)
+    target.extend(0, text[192:])
+    chain = [range(-1, 2)], [5, 6, 7]
+    want = source.score([[], chain[1]], [[], chain[0][0]])[1]
+    got = target.score([chain[1], []], [chain[0][0], []])[0]
+    assert torch.equal(got, want) if kind == "kernel" else torch.allclose(got, want, atol=1e-4)
+    assert torch.equal(target.features(0)[:192], source.features(1)[:192])
+    saved = source.save(1, 0, 64)
+    assert saved is not None
+    with pytest.raises(foretoken.ForetokenError, match="restore what follows"):
+        target.restore(1, replace(saved, start=1))
+
+
+def test_sessions_that_cannot_be_copied_are_known(folders):
+    sessions = [load(folders, name, tree="chain:3").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
+    assert [isinstance(session, PrefixSession) for session in sessions] == [True, False, False]
+    auto = [load(folders, name, method="auto").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
+    assert [isinstance(session, PrefixSession) for session in auto] == [True, False, False]
+
+
+def test_a_cancelled_job_frees_its_row(folders):
+    """A job that is cancelled while it runs frees its row within a step, for the one that waits."""
+    engine = load(folders, None)
+    begun = threading.Event()
+    worker = started(engine, max_batch=1)
+    first, second = Listener(lambda _: begun.set()), Listener()
+    ticket = worker.submit(job(engine, ids(0, 200), 1, 800), first)
+    worker.submit(job(engine, ids(1, 200), 2, 3), second)
+    assert begun.wait(PATIENCE)
+    worker.cancel(ticket)
+    assert len(second.wait()) == 3
+    assert first.steps[-1].finish_reason is None
+    worker.stop()
