@@ -319,3 +319,23 @@ def test_every_job_has_its_own_depth(folders, method):
             temperature = 0.8 if i < 4 else 0.0
             want = alike.generate(PROMPTS[i % 6], max_new_tokens=24, temperature=temperature, seed=i)
             assert listener.ids == want.token_ids
+
+
+def test_a_cancelled_job_takes_no_place_of_the_queue(folders):
+    """Even before the step under way has ended, after which its row is free."""
+    engine = load(folders, None)
+    worker, second = Worker(engine, max_batch=1, max_queue=0), Listener()
+
+    def replaced(me: Listener) -> None:
+        if len(me.news) == 1:
+            with pytest.raises(QueueFullError):
+                worker.submit(job(engine, "b", 2, 5), second)
+            worker.cancel(ticket)
+            worker.submit(job(engine, "b", 2, 5), second)
+
+    first = Listener(replaced)
+    ticket = worker.submit(job(engine, "a", 1, 200), first)
+    finish(worker, second)
+    assert len(second.wait()) == 5
+    assert len(first.news) == 1
+    worker.stop()

@@ -105,6 +105,11 @@ class Batch:
         return len(self._texts) + len(self._reading)
 
     @property
+    def num_wanted(self) -> int:
+        """Number of texts in work that somebody waits for; the others leave before the next step."""
+        return sum(not text.ticket.cancelled for text in [*self._texts.values(), *self._reading])
+
+    @property
     def num_ids(self) -> int:
         """Committed ids of all texts in work."""
         return sum(len(text.sequence.ids) for text in [*self._texts.values(), *self._reading])

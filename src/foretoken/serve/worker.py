@@ -107,7 +107,7 @@ class Worker:
         with self._changed:
             if self._draining or self.error is not None:
                 raise DrainingError(DIED if self.error is not None else "The server is shutting down.")
-            if len(self._waiting) + len(self._batch) >= self.max_batch + self.max_queue:
+            if len(self._waiting) + self._batch.num_wanted >= self.max_batch + self.max_queue:
                 raise QueueFullError(f"{len(self._waiting)} requests are waiting already: try again later.")
             self._waiting.append(ticket)
             self._changed.notify_all()
