@@ -9,6 +9,7 @@ from pathlib import Path
 
 from foretoken.heads import HEADS
 from foretoken.recipe import AUTO, KINDS, LAWS, SCHEMES, VOCABS
+from foretoken.serve.schema import ChatRequest, CompletionRequest, StreamOptions
 from foretoken.trees.grammar import forms
 from foretoken.verify import RULES, VERIFIERS
 
@@ -56,8 +57,27 @@ def choices() -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (trees, rules, laws, vocabularies, choices)}
-PAGES = ("README.md", "docs/trees.md", "docs/verification.md", "docs/vocabularies.md")
+def fields() -> str:
+    """Every field of a request for texts, and where it may stand."""
+    chat, completion = ChatRequest.model_fields, CompletionRequest.model_fields
+    rows: list[tuple[str, ...]] = []
+    for name, field in {**chat, **completion}.items():
+        of_chat, of_completion = chat.get(name), completion.get(name)
+        if of_chat and of_completion and of_chat.description != of_completion.description:
+            rows.append((f"`{name}`", "chat", str(of_chat.description)))
+            rows.append((f"`{name}`", "completions", str(of_completion.description)))
+        else:
+            where = "both" if of_chat and of_completion else "chat" if of_chat else "completions"
+            rows.append((f"`{name}`", where, str(field.description)))
+    for name, field in StreamOptions.model_fields.items():
+        rows.append((f"`stream_options.{name}`", "both", str(field.description)))
+    return _table(("field", "of", "meaning"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    table.__name__: table for table in (trees, rules, laws, vocabularies, choices, fields)
+}
+PAGES = ("README.md", "docs/trees.md", "docs/verification.md", "docs/vocabularies.md", "docs/serving.md")
 
 
 def filled(page: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import uvicorn
-from jaxtyping import config
 
 import foretoken
 import tiny
@@ -60,7 +59,7 @@ def toy_engine(folder: Path, context: int = 2048) -> Engine:
 
 @contextmanager
 def served(engine: Engine, **settings: Any) -> Iterator[Served]:
-    """The real app behind a real uvicorn. Types are not checked meanwhile: that takes three times as long."""
+    """The real app behind a real uvicorn."""
     chosen = Settings(name=NAME, port=0, **settings)
     app = create_app(engine, chosen)
     started = Event()
@@ -73,7 +72,6 @@ def served(engine: Engine, **settings: Any) -> Iterator[Served]:
     with bound(chosen.host, chosen.port) as listening:
         server = Started(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
         thread = Thread(target=server.run, kwargs={"sockets": [listening]})
-        config.update("jaxtyping_disable", True)
         thread.start()
         try:
             assert started.wait(PATIENCE)
@@ -83,7 +81,6 @@ def served(engine: Engine, **settings: Any) -> Iterator[Served]:
         finally:
             server.should_exit = True
             thread.join(PATIENCE)
-            config.update("jaxtyping_disable", False)
             assert not thread.is_alive()
 
 

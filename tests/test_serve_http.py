@@ -24,6 +24,7 @@ from foretoken.serve.logs import Json, Text
 from foretoken.serve.run import serve
 from foretoken.serve.schema import ChatRequest, CompletionRequest
 from foretoken.serve.settings import KEYS, Settings
+from scripts import tables
 
 LONG = {"prompt": "abc", "max_tokens": 16_000, "ignore_eos": True}  # takes far longer than any test waits
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -247,6 +248,12 @@ def test_metrics_are_those_that_vllms_clients_read(server):
     assert moved("vllm:time_to_first_token_seconds_count") == moved("vllm:e2e_request_latency_seconds_count") == 1
     assert after[f'vllm:num_requests_running{{model_name="{serving.NAME}"}}'] == 0
     assert not [key for key in after if "_created" in key]  # `vllm bench serve` would add them up
+
+
+def test_the_page_on_serving_has_every_figure(server):
+    page = (tables.ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    names = {line.split()[2] for line in server.client.get("/metrics").text.splitlines() if line.startswith("# HELP")}
+    assert set(re.findall(r"`(vllm:\w+)`", page)) == names
 
 
 def test_plain_decoding_for_one_request(server):
