@@ -316,6 +316,7 @@ def test_the_context_is_a_limit(server, engine):
 def test_a_request_that_takes_too_long_is_ended(small):
     headers = {"Authorization": "Bearer first"}
     assert "0.4 seconds" in error(small.post(COMPLETION, LONG, headers=headers), 408)["message"]
+    serving.wait_until(lambda: small.worker.running == 0)  # its row is free before the next step
     with small.client.stream("POST", COMPLETION, json={**LONG, "stream": True}, headers=headers) as response:
         assert response.status_code == 200
         *texts, last = [line.removeprefix("data: ") for line in response.iter_lines() if line]
