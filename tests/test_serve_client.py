@@ -4,8 +4,11 @@ import asyncio
 
 import openai
 import pytest
+import torch
+import transformers
 
 import serving
+from foretoken.vocab.vocabulary import vocabulary
 
 USER = [{"role": "user", "content": "hi"}]
 SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
@@ -169,3 +172,28 @@ def test_the_program_llm_can_talk_with_it(engine, server):
     want = wanted(engine, USER).text
     for stream in (False, True):
         assert chat.prompt("hi", temperature=0.8, seed=5, max_tokens=24, stream=stream).text() == want
+
+
+def test_log_probabilities_are_the_targets_own(engine, client):
+    """At temperature 1, whatever the sampling; the same whole, in chunks, and in both shapes."""
+    asked = {"model": serving.NAME, "temperature": 0.5, "seed": 5, "max_tokens": 12}
+    want = engine.generate("abc", temperature=0.5, seed=5, max_new_tokens=12).token_ids
+    model = transformers.AutoModelForCausalLM.from_pretrained(engine.target.name)
+    with torch.no_grad():
+        rows = model(torch.tensor([engine.encode("abc") + want])).logits[0].log_softmax(-1)[2:-1]
+    whole = client.completions.create(prompt="abc", logprobs=2, **asked).choices[0].logprobs
+    emitted = [float(row[token]) for row, token in zip(rows, want, strict=True)]
+    assert whole.token_logprobs == pytest.approx(emitted, abs=1e-3)
+    assert [max(top.values()) for top in whole.top_logprobs] == pytest.approx(rows.amax(-1).tolist(), abs=1e-3)
+    assert [len(top) for top in whole.top_logprobs] == [2] * 12
+    parts = [c.choices[0].logprobs for c in client.completions.create(prompt="abc", logprobs=2, stream=True, **asked)]
+    parts = [part for part in parts if part is not None]
+    assert [x for part in parts for x in part.tokens] == whole.tokens
+    assert [x for part in parts for x in part.text_offset] == whole.text_offset
+    assert [x for part in parts for x in part.token_logprobs] == pytest.approx(whole.token_logprobs, abs=1e-3)
+    answer = client.chat.completions.create(messages=USER, logprobs=True, top_logprobs=2, **asked)
+    chat = answer.choices[0].logprobs.content
+    ids = engine.chat(USER, temperature=0.5, seed=5, max_new_tokens=12).token_ids
+    spelled = vocabulary(engine.tokenizer).tokens
+    assert [bytes(entry.bytes) for entry in chat] == [spelled[i] or engine.tokenizer.decode([i]).encode() for i in ids]
+    assert all(len(entry.top_logprobs) == 2 for entry in chat)

@@ -43,6 +43,13 @@ def test_a_stream_tells_its_steps_only_when_asked(server):
     assert "".join(token["text"] for step in steps for token in step["tokens"]) == text
     assert sum(len(step["tokens"]) for step in steps) == 12
     assert {token["origin"] for step in steps for token in step["tokens"]} >= {"accepted", "corrected"}
+    trees = [step for step in steps if step["num_drafted"]]
+    assert trees
+    for step in trees:
+        tree = step["tree"]
+        assert len(tree["tokens"]) == len(tree["labels"]) == len(tree["parents"]) == step["num_drafted"] + 1
+        accepted = [token["id"] for token in step["tokens"] if token["origin"] == "accepted"]
+        assert [tree["tokens"][node] for node in tree["path"][1:]][: len(accepted)] == accepted
 
 
 @needs_browser
@@ -70,6 +77,9 @@ def test_the_page_in_a_browser(server, tmp_path):
         assert set(kinds[1]) == {"plain"}
         assert "tokens per step" in page.value("document.querySelector('.figures').textContent")
         page.value("document.querySelector('.text .accepted').click()")
+        nodes = page.value("[...document.querySelectorAll('.tree svg g')].map((each) => each.getAttribute('class'))")
+        assert nodes[0] == "plain"
+        assert "accepted" in nodes
         assert page.value("document.querySelectorAll('.text .now').length") >= 2
         page.value("document.getElementById('reset').click()")
         assert page.value("document.querySelectorAll('.text').length") == 0

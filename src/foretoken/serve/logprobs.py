@@ -30,6 +30,14 @@ class Spelling:
         known = self._bytes[token] if token < len(self._bytes) else None
         return list(self.label(token).encode() if known is None else known)
 
+    def name_of(self, token: int) -> str:
+        """Its text; of a part of a character, whose text many tokens share, its bytes as OpenAI writes them."""
+        known = self._bytes[token] if self._bytes is not None and token < len(self._bytes) else None
+        try:
+            return self.label(token) if known is None else known.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in known or b"")
+
 
 def chat_logprobs(given: Sequence[TokenLogprob], spelling: Spelling) -> dict[str, Any]:
     """Of chat completions: one entry a token."""
@@ -43,14 +51,13 @@ def chat_logprobs(given: Sequence[TokenLogprob], spelling: Spelling) -> dict[str
 
 def completion_logprobs(given: Sequence[TokenLogprob], spelling: Spelling, offset: int) -> dict[str, Any]:
     """Of completions: lists side by side. offset: characters of the tokens before them."""
-    tokens = [spelling.label(x.token) for x in given]
     offsets: list[int] = []
-    for token in tokens:
+    for x in given:
         offsets.append(offset)
-        offset += len(token)
+        offset += len(spelling.label(x.token))
     return {
-        "tokens": tokens,
+        "tokens": [spelling.name_of(x.token) for x in given],
         "token_logprobs": [max(x.logprob, LEAST) for x in given],
-        "top_logprobs": [{spelling.label(token): max(logprob, LEAST) for token, logprob in x.top} for x in given],
+        "top_logprobs": [{spelling.name_of(token): max(logprob, LEAST) for token, logprob in x.top} for x in given],
         "text_offset": offsets,
     }
