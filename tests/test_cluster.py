@@ -1,0 +1,122 @@
+"""A batch file on real Ray actors: every row once, with the text of a single engine, whoever is killed meanwhile."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import foretoken
+from foretoken import ForetokenError
+from foretoken.cluster.batch import Actor, finished, generate_on_ray, runs
+from foretoken.engine import Result
+
+OPTIONS = {"max_new_tokens": 24, "temperature": 0.9}
+PROMPTS = [f"line {i}:" for i in range(64)]
+
+
+def load(folder: str, pids: str | None = None) -> foretoken.Engine:
+    """pids: folder in which every process that loads an engine leaves its number."""
+    if pids is not None:
+        (Path(pids) / str(os.getpid())).touch()
+    return foretoken.load(f"{folder}/target", drafter=f"{folder}/drafter", tree="chain:3", device="cpu")
+
+
+def wanted(demo: Path, seed: int) -> list[Result]:
+    results = load(str(demo)).generate(PROMPTS, seed=seed, **OPTIONS)
+    assert isinstance(results, list)
+    return results
+
+
+def test_rows_are_parted_where_seeds_are_not_consecutive():
+    rows = [{"index": i} for i in (7, 2, 3, 5, 6, 9)]
+    assert [[row["index"] for row in run] for run in runs(rows)] == [[2, 3], [5, 6, 7], [9]]
+
+
+def test_a_rows_text_is_its_own_whatever_the_rows_beside_it(demo):
+    want = wanted(demo, 11)
+    actor = Actor(partial(load, str(demo)), 11, OPTIONS)
+    batch = {"row": [json.dumps({"index": i, "prompt": PROMPTS[i]}) for i in (40, 3, 4, 41, 20)]}
+    got = [json.loads(row) for row in actor(batch)["row"]]
+    assert {row["index"]: row["text"] for row in got} == {i: want[i].text for i in (3, 4, 20, 40, 41)}
+    assert [row["seed"] for row in got] == [11 + row["index"] for row in got]
+
+
+def test_what_an_earlier_run_wrote_is_kept_but_for_half_a_line(tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert finished(out, PROMPTS, 5) == set()
+    line = json.dumps({"index": 3, "prompt": PROMPTS[3], "text": "x", "seed": 8})
+    out.write_text(f'{line}\n{{"index": 4, "pro')
+    assert finished(out, PROMPTS, 5) == {3}
+    assert out.read_text() == line + "\n"
+    out.write_text('{"index"')
+    assert finished(out, PROMPTS, 5) == set()
+    assert out.read_text() == ""
+    for bad in (line.replace('"seed": 8', '"seed": 9'), line.replace("line 3", "line 4"), "7", "{}", f"{line}\n{line}"):
+        out.write_text(bad + "\n")
+        with pytest.raises(ForetokenError, match=r"Line [12] of .* is not of this run"):
+            finished(out, PROMPTS, 5)
+
+
+def test_the_command_says_what_a_batch_on_ray_needs(run, tmp_path):
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('{"prompt": "x"}\n')
+    code, _, err = run("generate", "--batch-file", batch, "--ray", 2, "--out", tmp_path / "out.jsonl")
+    assert code == 2
+    assert "--seed" in err
+    assert run("generate", "x", "--out", tmp_path / "out.jsonl")[0] == 2
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray on this machine, with room for two actors."""
+    ray = pytest.importorskip("ray")
+    tests = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tests), str(tests.parent / "src"), *sys.path]))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_killed_actor_changes_nothing(cluster, demo, tmp_path):
+    want, out, pids = wanted(demo, 5), tmp_path / "out.jsonl", tmp_path / "pids"
+    pids.mkdir()
+    loading = partial(load, str(demo), str(pids))
+    killed: list[int] = []
+
+    def kill() -> None:
+        """As soon as the first rows are written, with others under way."""
+        while not (out.exists() and out.stat().st_size):
+            assert running.is_alive()
+        killed.append(int(min(pids.iterdir()).name))
+        os.kill(killed[0], signal.SIGKILL)
+
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1)
+        except BaseException as error:
+            failed.append(error)
+
+    running = Thread(target=work)
+    running.start()
+    kill()
+    running.join(240)
+    assert not running.is_alive()
+    assert not failed, failed
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(row["index"] for row in rows) == list(range(len(PROMPTS)))
+    assert {row["index"]: row["text"] for row in rows} == {i: result.text for i, result in enumerate(want)}
+    kept = out.read_text().splitlines()[:20]
+    out.write_text("\n".join(kept) + '\n{"ind')  # as a killed run leaves it
+    assert generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1) == len(PROMPTS) - 20
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["index"]: row["text"] for row in again} == {i: result.text for i, result in enumerate(want)}
