@@ -119,7 +119,16 @@ def test_tokens_there_and_back(server, engine):
         ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
         ({"speculation": "on"}, "speculation", "'off'"),
         ({"speculation": 0}, "speculation", "greater than or equal to 1"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+            "cannot be enforced",
+        ),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "leave out either"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "2 fields"),
     ],
 )
 def test_bad_completions_are_told_by_name(server, body, param, says):
@@ -465,3 +474,37 @@ def test_the_extra_that_is_missing_is_named(run, monkeypatch):
     monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None)
     code, _, err = run("serve")
     assert (code, err) == (2, "foretoken: The server needs further packages: pip install 'foretoken[serve]'.\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "valid"),
+    [
+        ({"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}, re.compile("[0-9]{3}-[0-9]{4}").fullmatch),
+        ({"structured_outputs": {"choice": ["yes (1)", "no"]}}, ("yes (1)", "no").__contains__),
+        ({"structured_outputs": {"json": {"enum": ["a", 7]}}}, lambda text: json.loads(text) in ("a", 7)),
+        ({"structured_outputs": {"grammar": 'start: "a"+ "b"'}}, re.compile("a+b").fullmatch),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}},
+                }
+            },
+            lambda text: set(json.loads(text)) <= {1, 2},
+        ),
+        ({"response_format": {"type": "text"}}, lambda text: True),
+    ],
+)
+def test_texts_keep_to_what_the_request_wants_them_to_be(server, asked, valid):
+    asking = {"max_tokens": 60, "seed": 3, **asked}
+    for path, prompt in ((CHAT, {"messages": USER}), (COMPLETION, {"prompt": "x", "n": 2})):
+        body = server.post(path, {**prompt, **asking}).json()
+        for choice in body["choices"]:
+            text = choice["text"] if path == COMPLETION else choice["message"]["content"]
+            assert valid(text), text
+
+
+def test_a_text_held_to_a_grammar_is_that_of_the_engine(server, engine):
+    asked = {"prompt": "ab", "max_tokens": 40, "seed": 9, "structured_outputs": {"regex": "([0-9]{3} ){1,6}end"}}
+    want = engine.generate("ab", grammar=foretoken.Grammar.regex("([0-9]{3} ){1,6}end"), max_new_tokens=40, seed=9)
+    assert server.post(COMPLETION, asked).json()["choices"][0]["text"] == want.text

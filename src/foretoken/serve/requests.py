@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_seed, check_stops
 from foretoken.core.sampling import Sampling
 from foretoken.engine import Engine
+from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
 from foretoken.serve.errors import ApiError, refused
 from foretoken.serve.jobs import Job
@@ -21,10 +22,11 @@ from foretoken.serve.schema import (
     Sampled,
     TokenizeRequest,
 )
+from foretoken.serve.structure import grammar_of
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-UNSUPPORTED = ("response_format", "tools", "tool_choice")
+UNSUPPORTED = ("tools", "tool_choice")
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,11 @@ class Intake:
         steps = bool(options and options.include_steps)
         depth = 0 if body.speculation == "off" else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
+        grammar = grammar_of(body)
         jobs = [
             Job(
                 tuple(ids),
-                sampling,
+                self._held(sampling, grammar, ends, len(ids)),
                 seed + i * n + k,
                 min(max_new_tokens, self.context - len(ids)),
                 ends,
@@ -170,6 +173,16 @@ class Intake:
                 raise ForetokenError(f"logit_bias has token id {token[:20]!a}: ids go from 0 to {size - 1}.")
             bias[int(token)] = added
         return Sampling(**given, logit_bias=bias)
+
+    def _held(self, sampling: Sampling, grammar: Grammar | None, ends: frozenset[int], num_prompt: int) -> Sampling:
+        """The settings of one text that is held to a grammar; the parser is that text's own."""
+        if grammar is None:
+            return sampling
+        try:
+            constraint = grammar.constraint(self.tokenizer, ends, num_prompt)
+        except ForetokenError as error:
+            raise ApiError(400, str(error), "response_format") from error
+        return replace(sampling, processors=(*sampling.processors, constraint))
 
     def _encode(self, prompt: Any, which: str, param: str) -> list[int]:
         try:

@@ -28,6 +28,26 @@ class Named(Strict):
     model: Annotated[str | None, Field(description="The model's name; by default the one that is served.")] = None
 
 
+class JsonSchema(Strict):
+    name: Annotated[str | None, Field(description="Of the schema; it changes nothing.")] = None
+    description: Annotated[str | None, Field(description="Changes nothing.")] = None
+    strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
+    of: Annotated[dict[str, Any], Field(alias="schema", description="The JSON schema.")]
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Annotated[JsonSchema | None, Field(description="For the type of that name.")] = None
+
+
+class StructuredOutputs(Strict):
+    of: Annotated[dict[str, Any] | str | None, Field(alias="json", description="A JSON schema.")] = None
+    json_object: Annotated[Literal[True] | None, Field(description="Any JSON object.")] = None
+    regex: Annotated[str | None, Field(description="A regular expression for the whole text.")] = None
+    choice: Annotated[list[str] | None, Field(min_length=1, max_length=1000, description="One of these texts.")] = None
+    grammar: Annotated[str | None, Field(description="A Lark grammar.")] = None
+
+
 Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
 Depth = Annotated[int, Field(ge=1, le=64)]
 
@@ -69,7 +89,14 @@ class Sampled(Named):
         Literal["off"] | Depth | None,
         Field(description='Ours: "off" decodes plainly, a number is the largest depth of the token trees.'),
     ] = None
-    response_format: Annotated[Any, Field(description="Not supported yet.")] = None
+    response_format: Annotated[
+        ResponseFormat | None,
+        Field(description="JSON, as `json_object` or by a `json_schema`; every token keeps to it."),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        Field(description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar`."),
+    ] = None
     user: Annotated[str | None, Field(description="An identifier of yours; it changes nothing.")] = None
 
 
