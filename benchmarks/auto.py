@@ -39,7 +39,7 @@ from foretoken.verify import VERIFIERS
 
 TREES = ["chain:1", "chain:2", "chain:3", "chain:5", "chain:8"]
 LOOKUP_TREES = ["chain:3", "chain:8"]
-COLUMNS = ["method", "tokens/s", "x plain", "x best fixed", "tokens a step"]
+COLUMNS = ["method", "tokens/s", "x plain", "x best fixed", "tokens per step"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def by_lookup(engine: Engine) -> Engine:
 
 
 def halves(runs: Runs, length: int) -> tuple[float, float]:
-    """Tokens a step in the first `length` tokens of a text, and after them."""
+    """Tokens per step in the first `length` tokens of a text, and after them."""
     first, second = [], []
     for run in runs.runs:
         for place, tokens in zip(accumulate(run.tokens), run.tokens, strict=True):
@@ -181,7 +181,9 @@ def command(
         table, runs = run(title, methods(by_lookup(engine), LOOKUP_TREES), chosen)
         for name, of in runs.items():
             before, after = halves(of, length)
-            table.notes.append(f"{name}: {before:.2f} tokens a step in the new half, {after:.2f} in the repeated one.")
+            table.notes.append(
+                f"{name}: {before:.2f} tokens per step in the new half, {after:.2f} in the repeated one."
+            )
     except KeyboardInterrupt:
         report.interrupted = True
     show(report, json_, False)

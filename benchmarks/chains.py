@@ -31,7 +31,7 @@ from foretoken.trees.static import StaticTree
 
 DRAFTS = 1 << 32  # added to the seed for drafts, which must not be drawn by what the texts were drawn by
 NO_MODEL = "is no language model"
-COLUMNS = ["tree", "nodes a step", "tokens a step"]
+COLUMNS = ["tree", "nodes a step", "tokens per step"]
 TREES = ["chain:8", "budget:8", "chain:16", "budget:16"]
 TEMPERATURES = [1.0, 0.6]
 
@@ -153,9 +153,9 @@ def command(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Tokens a step of chains under block verification, by probability on texts of the target's own.
+    """Tokens per step of chains under block verification, by probability on texts of the target's own.
 
-    On the same texts trees that differ by 1% are told apart in minutes, where trees takes days. Trees of one path
+    On the same texts trees that differ by 1% are resolved in minutes, where trees takes days. Trees of one path
     only: a budget tree draws one child a node here.
     """
     temperatures = list(dict.fromkeys(temperature or TEMPERATURES))
@@ -188,7 +188,7 @@ def command(
         for t in temperatures:
             found = measure(course, policies, t, options.progress)
             columns = [*COLUMNS, f"over {names[0]}", "over a chain of as many nodes"]
-            fill(report.table(f"Tokens a step, temperature {t:g}", columns, 2), found)
+            fill(report.table(f"Tokens per step, temperature {t:g}", columns, 2), found)
             if found.interrupted:
                 report.interrupted = True
                 break

@@ -123,7 +123,7 @@ def decoded(policy: TreePolicy, text: GivenText, runs: int, rng: np.random.Gener
     """Mean counts of decodings of the text, up to the first step that ends at its n-th place or behind it.
 
     What a step accepts is drawn given the text; what it spends, and what the policy remembers, is that of the path
-    which the drafter drew there. So a policy with an account is told of a path that does not depend on what was
+    which the drafter drew there. So a policy with an account is given a path that does not depend on what was
     accepted: an approximation, 0.3% in its favour on a toy pair. Without an account nothing is approximate.
     """
     at_least, n = text.kept.numpy(), len(text.drafted)

@@ -274,7 +274,7 @@ def command(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Tokens a step, speed-up over plain decoding and time by component, of every head with deterministic trees
+    """Tokens per step, speed-up over plain decoding and time by component, of every head with deterministic trees
     (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules."""
     check_counts(nodes=nodes, prompts=prompts, max_new_tokens=max_new_tokens, rounds=rounds)
     temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))

@@ -38,7 +38,7 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {  # name -> title, and what fills 
     "spechub-figures": ("SpecHub, Figures 4-5: three tokens, two drafts", spechub_figures),
     "spechub-table4": ("SpecHub, Table 4: toy distributions", spechub_table4),
     "spechub-tables1-3": ("SpecHub, Tables 1-3: first and second draft by temperature", spechub_drafts),
-    "spechub-tables5-7": ("SpecHub, Tables 5-7: tokens a step on binary, ternary and Sequoia trees", spechub_trees),
+    "spechub-tables5-7": ("SpecHub, Tables 5-7: tokens per step on binary, ternary and Sequoia trees", spechub_trees),
     "global-resolution-table1": ("Global Resolution, Table 1: solve time and success", table1),
     "global-resolution-table2": ("Global Resolution, Table 2: acceptance in 10 and 100 ms", table2),
     "global-resolution-table4": ("Global Resolution, Table 4: i.i.d. paths of several steps", table4),

@@ -40,7 +40,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Timing:
-    """mean_ms: None where nothing was run, and why is told then."""
+    """mean_ms: None where nothing was run, and then the reason is given."""
 
     mean_ms: float | None
     success: float = 1.0

@@ -26,7 +26,7 @@ class Sample:
 
     @property
     def efficiency(self) -> float:
-        """Tokens a step, the bonus counted."""
+        """Tokens per step, the bonus counted."""
         return float(self.tokens.sum() / self.steps.sum())
 
     @property
@@ -88,7 +88,7 @@ def tables(report: Report, found: dict[Place, TimedSample], base: str, speed: bo
         nodes = sorted({n for n, _ in here})
         methods = list(dict.fromkeys(name for _, name in here))
         columns = ["method", *(f"{n} nodes" for n in nodes)]
-        table = report.table(f"Tokens a step, temperature {temperature:g}", columns, 2)
+        table = report.table(f"Tokens per step, temperature {temperature:g}", columns, 2)
         for name in methods:
             cells = [here.get((n, name)) for n in nodes]
             table.add(name, *(None if s is None else with_error(s.efficiency, s.error, 2) for s in cells))
@@ -98,7 +98,7 @@ def tables(report: Report, found: dict[Place, TimedSample], base: str, speed: bo
             cells = [here.get((n, name)) for n in nodes]
             drafted.add(name, *(None if s is None else float(s.drafted.sum() / s.steps.sum()) for s in cells))
         if base in methods:
-            against = report.table(f"Tokens a step over {base}'s, temperature {temperature:g}", columns, 3)
+            against = report.table(f"Tokens per step over {base}'s, temperature {temperature:g}", columns, 3)
             for name in methods:
                 pairs = [(here.get((n, name)), here.get((n, base))) for n in nodes]
                 against.add(name, *(None if s is None or b is None else _ratio(s, b) for s, b in pairs))

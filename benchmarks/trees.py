@@ -60,7 +60,7 @@ def command(
     """Tokens a target forward by shape of the tree, verification rule, number of nodes and temperature.
 
     Interleaved in one process, all methods on the same prompts and seeds. The table is of all runs in the file.
-    Tokens a forward do not depend on time, so a busy machine does no harm without --speed. With it methods take turns
+    Tokens per forward do not depend on time, so a busy machine does no harm without --speed. With it methods take turns
     at every prompt, and a round that was stopped begins anew.
     """
     sizes = numbers(nodes, "nodes")

@@ -4,8 +4,8 @@ With another, the target's law of its next token becomes one of the drafter's ne
 each target token t says which drafter token comes next: the first one of its spelling. So the law of the next drafter
 token is the sum of p(t) over the t whose spelling begins with it. Inside a target token, after drafter tokens
 d_1 .. d_j of it, the same over those t whose spelling begins with d_1 .. d_j and goes on: whether the target's token
-ended there is told by the text itself, since it is drawn. Where the drafter's tokens reach over a target token's end,
-the label is the token that follows.
+ended there is known from the text itself, since it is drawn. Where the drafter's tokens reach over a target token's
+end, the label is the token that follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Acceptance vectors, the benchmark of trees, and the tables of tokens a step that it reproduces."""
+"""Acceptance vectors, the benchmark of trees, and the tables of tokens per step that it reproduces."""
 
 import importlib
 import json

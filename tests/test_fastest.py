@@ -70,7 +70,7 @@ def test_whole_decodings_have_the_targets_law(monkeypatch):
         chosen.add(ways)
     assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
     target, drafter = two_ways(Ticking())
-    own = own_law(Decoding(target, drafter.ways[0].inner, rule, num_tokens=5))
+    own = own_law(Decoding(target, drafter.drafters[0].inner, rule, num_tokens=5))
     assert deviation(dict(law), own) <= 1e-12
     assert any(0 in ways and 1 in ways for ways in chosen), "one way drafted everything"
     assert len({ways[-1] for ways in chosen if len(ways) > 2}) > 1, "what was accepted never changed the way"
@@ -107,7 +107,7 @@ def test_a_way_that_becomes_the_fastest_is_found():
 def test_greedy_text_is_the_plain_text_and_all_ways_draft(pair):
     drafting = load(pair, vocab="auto", method="auto", tree=None)
     assert isinstance(drafting.drafter, FastestDrafter)
-    assert {type(way.inner) for way in drafting.drafter.ways} >= {SLEMDrafter}
+    assert {type(way.inner) for way in drafting.drafter.drafters} >= {SLEMDrafter}
     assert drafting.verifier.name == "block"
     prompts = ["the hello", "  two\n\n lines", "the the the"]
     settings = {"max_new_tokens": 40, "temperature": 0.0}

@@ -211,7 +211,7 @@ def test_what_cannot_be_scored_is_not_in_the_tree():
     assert torch.equal(rows.score_tree(0, [5], [-1], 0.0), expected)
 
 
-def test_of_many_nodes_only_those_looked_at_are_tempered(trees, monkeypatch):
+def test_of_many_nodes_only_those_looked_at_are_computed(trees, monkeypatch):
     engine = load(drafter=str(demo_folder() / "drafter"), **TREES["kary"])
     options = {"max_new_tokens": 30, "temperature": 1.0, "seed": 1}
     expected = engine.generate(PROMPT, **options).token_ids

@@ -562,7 +562,7 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     rows = {(row["tree"], row["verifier"]): row for row in configurations["rows"]}
     speeds = [row["tokens/s"] for row in configurations["rows"]]
     assert speeds == sorted(speeds, reverse=True)
-    assert rows["chain:5", "block"]["tokens a step"] >= rows["chain:5", "rrsw"]["tokens a step"] - 0.2
+    assert rows["chain:5", "block"]["tokens per step"] >= rows["chain:5", "rrsw"]["tokens per step"] - 0.2
     assert sum(row["measured tokens/s"] is not None for row in rows.values()) == 3
     assert rows[PLAIN, ""]["measured x plain"] == 1
     profile = read_profile("foretoken-profile.json")
@@ -576,7 +576,7 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
         ("budget", "short run"),
     }
     full, cut = (rows[tree, "block"] for tree in ("chain:12", "chain:12@0.4"))
-    assert cut["tokens a step"] < full["tokens a step"]
+    assert cut["tokens per step"] < full["tokens per step"]
     assert cut["ms a step"] < full["ms a step"]
     profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
     code, out, err = run(*profiled, "--method", "fixed")
@@ -640,7 +640,7 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
     (code, out, err) = run("tune", *SMALL, "--drafter", "ngram", "--best", 1)
     assert code == 0, err
     rows = json.loads(out)["tables"][-1]["rows"]
-    tokens = [row["tokens a step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
+    tokens = [row["tokens per step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
     assert tokens == sorted(tokens), "a deeper chain cannot bring less"
     assert read_profile("foretoken-profile.json").drafter == "ngram"
 

@@ -45,7 +45,7 @@ def drafted(q: Table, tokens: tuple[int, ...]) -> TokenTree:
 
 
 def law_and_length(rule, p: Table, q: Table, v: int, length: int) -> tuple[dict[tuple[int, ...], float], float]:
-    """({first length + 1 tokens: probability}, expected tokens a step); after the step's last token comes the target's
+    """({first length + 1 tokens: probability}, expected tokens per step); after the last token comes the target's
     own text, as from a next step that is lossless."""
     law: dict[tuple[int, ...], float] = {}
     expected = 0.0

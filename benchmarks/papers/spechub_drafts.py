@@ -54,7 +54,7 @@ def spechub_drafts(run: Run) -> None:
         "The paper's figures are of Llama2-7B on CNN articles; ours of the pair named above, teacher-forced, rows "
         f"averaged over {run.count(DRAWS, QUICK_DRAWS)} sampled draws a position. Only the order can be compared.",
         "First and second are shares of all positions and add up: Table 5 gives RRS on one root with two children "
-        f"(2^2, CNN, T = 1) {BINARY_TREE_RRS} tokens a step, and 1 + {FIRST[1.0]['rrsw'][0]} + "
+        f"(2^2, CNN, T = 1) {BINARY_TREE_RRS} tokens per step, and 1 + {FIRST[1.0]['rrsw'][0]} + "
         f"{SECOND[1.0]['rrs'][0]} = {1 + FIRST[1.0]['rrsw'][0] + SECOND[1.0]['rrs'][0]:.4f}. "
         "The first draft of RRS is that of RRSw.",
     ]

@@ -20,7 +20,7 @@ from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import kary
 
 RULES = ("rrs", "rrsw", "spechub")
-# temperature -> tree -> tokens a step of RULES
+# temperature -> tree -> tokens per step of RULES
 Cited = dict[float, dict[str, tuple[float | None, ...]]]
 FIRST, SECOND = 0.4418, 0.1021  # citations: Tables 2 and 3, JF68m, T = 1, RRS
 PROMPTS, TOKENS = (31, 32), (1, 4)  # whole, and with --quick
@@ -39,7 +39,7 @@ def cited(table: int) -> Cited:
 
 @dataclass
 class Efficiencies:
-    """Tokens a step of one pair, each case measured when it is asked for first."""
+    """Tokens per step of one pair, each case measured when it is asked for first."""
 
     artefact: Run
     engine: Engine
@@ -48,7 +48,7 @@ class Efficiencies:
     vectors: dict[tuple[str, float], list[float]] = field(default_factory=dict)
 
     def of(self, drafter: LMDrafter, temperature: float, tree: str, rule: str) -> tuple[int, Sample]:
-        """(drafted nodes of the shape, tokens a step)."""
+        """(drafted nodes of the shape, tokens per step)."""
         key = (drafter.name, temperature, tree, rule)
         if key not in self.done:
             self.artefact.progress(f"{drafter.name}, temperature {temperature:g}, {tree}: {rule}")
@@ -99,7 +99,7 @@ def spechub_trees(artefact: Run) -> None:
 
 def _table(found: Efficiencies, title: str, who: str, theirs: Cited, drafter: LMDrafter) -> None:
     columns = ["T", "tree", "drafted", *(f"{rule}, {whose}" for rule in RULES for whose in (who, "ours"))]
-    table = found.artefact.report.table(f"{title}; tokens a step", columns, 2)
+    table = found.artefact.report.table(f"{title}; tokens per step", columns, 2)
     as_printed = []
     for temperature, trees in theirs.items():
         for tree, figures in trees.items():

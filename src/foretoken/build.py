@@ -63,7 +63,7 @@ from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
 T = TypeVar("T")
-FASTEST = ("slem", "tli")  # ways to draft in another vocabulary that were the fastest somewhere: docs/vocabularies.md
+FASTEST = ("slem", "tli")  # methods of another vocabulary that were the fastest somewhere: docs/vocabularies.md
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 
 
@@ -199,21 +199,21 @@ def load(
 
 
 def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> Engine:
-    """The engine whose drafter of another vocabulary drafts in the way that is measured to be the fastest.
+    """The engine whose drafter with another vocabulary uses the method that is measured to be the fastest.
 
     Args:
-        engine: one that drafts in the way that the vocabularies speak for.
-        first: the drafter of that way, under a controller.
-        policy: the tree of every way.
+        engine: one that drafts by the method that the vocabularies speak for.
+        first: the drafter of that method, under a controller.
+        policy: the tree of every method.
     """
-    ways, rule = [first], engine.verifier
+    drafters, rule = [first], engine.verifier
     for vocab in FASTEST:
         drafter, usual = assembled(replace(engine.recipe, vocab=vocab), engine.source)
         if vocab != engine.recipe.vocab:
-            ways.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
+            drafters.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
         if not usual.accepts(Opaque(1)):  # the rule that weighs q; draft tokens without one any walk matches exactly
             rule = usual
-    return replace(engine, drafter=FastestDrafter(tuple(ways)), verifier=rule)
+    return replace(engine, drafter=FastestDrafter(tuple(drafters)), verifier=rule)
 
 
 def with_recipe(engine: Engine, recipe: Recipe) -> Engine:

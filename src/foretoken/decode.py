@@ -127,7 +127,7 @@ class Decoder:
         return [draft.tree for draft in self._drafts]
 
     def _observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        """The drafter is told of its trees as it drew them, forbidden nodes included."""
+        """The drafter receives its trees as it drew them, forbidden nodes included."""
         drafts = self._drafts
         whole = [draft.path(path) for draft, path in zip(drafts, paths, strict=True)]
         self.drafter.observe(sequences, [draft.drafted for draft in drafts], whole)

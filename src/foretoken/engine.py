@@ -176,7 +176,7 @@ class Engine:
         """Continue one prompt (a text, ids, or a conversation), or a list of them, in which sequence i uses seed + i.
 
         A conversation is a list of messages, {"role": ..., "content": ...}; see `chat`.
-        max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, told in the result.
+        max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, which the result names.
         stop: strings that end the text before them. observer: sees every step, as foretoken.Trace does; see decode.py.
         grammar: what the text must be, as foretoken.Grammar.regex("[ab]+"); at max_new_tokens it is cut all the same.
         The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).

@@ -40,7 +40,7 @@ def tree_policy(spec: str) -> TreePolicy:
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
-    """The policy, told what the rule takes."""
+    """The policy for the draws that the rule takes."""
     if isinstance(policy, BudgetTree):
         return replace(policy, hub=rule.accepts(Hub(2)), joint=isinstance(rule, PathVerifier))
     return policy

@@ -22,7 +22,7 @@ class Profile:
     of the same; None where the drafter has the target's vocabulary, or tosses no coins. plain_s: seconds of a plain
     step. extra: what a drafted step takes beyond it, in plain steps: once, a level, a node. acceptance: of one draft,
     mean over the workload. versions, settings: how it was made. forwards: milliseconds by model, context and nodes.
-    configurations: tokens a step, predicted and measured tokens/s.
+    configurations: tokens per step, predicted and measured tokens/s.
     """
 
     target: str

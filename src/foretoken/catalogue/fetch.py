@@ -25,8 +25,8 @@ def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Pat
     behind the name, as a GGUF file.
 
     name: its short name (`foretoken fetch` lists them). The folder stands in the cache directory, which is
-    `$FORETOKEN_HOME`, or `foretoken` in the user's cache directory. progress: told what is done, how much and of how
-    much; bytes, or weights as they are converted.
+    `$FORETOKEN_HOME`, or `foretoken` in the user's cache directory. progress: called with what is done, and of how
+    much, in bytes, or in weights as they are converted.
     Returns the folder or file. Raises ForetokenError, one sentence, where that cannot be done; packages that have come
     whole are kept then, so that the next call goes on from there, and nothing else is.
     """

@@ -26,10 +26,10 @@ def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
 
     engine = replace(engine, eos_ids=frozenset())
     arguments = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, arguments["max_new_tokens"])}
-    ways = engine.drafter.ways if isinstance(engine.drafter, FastestDrafter) else (engine.drafter,)
-    for way in ways:
-        if isinstance(way, AutoDrafter):
-            replace(engine, drafter=way.inner).generate(prompt, **arguments)
+    drafters = engine.drafter.drafters if isinstance(engine.drafter, FastestDrafter) else (engine.drafter,)
+    for drafter in drafters:
+        if isinstance(drafter, AutoDrafter):
+            replace(engine, drafter=drafter.inner).generate(prompt, **arguments)
     for each in (engine, plain(engine)):
         each.generate(prompt, **arguments)
 

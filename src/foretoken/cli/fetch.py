@@ -28,7 +28,7 @@ def fetch(name: str | None = None, /, *, json_: bool = False) -> None:
 
 
 def bring(model: KnownModel) -> Path:
-    """The model's folder, fetched unless it is here; licence and source are told on stderr."""
+    """The model's folder, fetched unless it is here; licence and source are printed on stderr."""
     print(f"foretoken: {model.title} by {model.author}; licence: {model.licence}; from {model.source}", file=sys.stderr)
     if not model.fetched:
         _fetch(model)

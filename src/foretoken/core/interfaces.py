@@ -70,7 +70,7 @@ class DraftSession(Protocol):
         ...
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        """Told after every step, once the sequences hold the new tokens, which nodes of its trees were accepted."""
+        """Called after every step, once the sequences hold the new tokens, with the accepted nodes of its trees."""
         ...
 
 
@@ -96,7 +96,7 @@ class LearningSession(DraftSession, Protocol):
     """A drafter's session that drafts from the target's hidden states."""
 
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
-        """Told before every `propose`: per row the states of all committed ids but the last, as views."""
+        """Called before every `propose` with the states, per row, of all committed ids but the last, as views."""
         ...
 
 

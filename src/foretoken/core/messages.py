@@ -1,4 +1,4 @@
-"""Texts and conversations as they come in, checked without torch or a tokenizer: bad ones are told of at once."""
+"""Texts and conversations as they come in, checked without torch or a tokenizer: bad ones are refused at once."""
 
 from collections.abc import Mapping, Sequence
 

@@ -162,7 +162,7 @@ def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Trunca
     """
     fast = scores.device.type == "cpu" and scores.dtype == torch.float32
     if truncation != ALL and not (fast and temperature >= TINY):
-        return softmax(truncated(tempered(scores, temperature), truncation), 1.0)
+        return softmax(truncated(scaled(scores, temperature), truncation), 1.0)
     if not fast:
         return plain_softmax(scores, temperature)
     from foretoken.kernel.softmax import softmax as compiled
@@ -175,14 +175,14 @@ def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Trunca
 
 def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
     """`softmax` of whole rows in torch."""
-    p = torch.softmax(tempered(scores, temperature), -1)
+    p = torch.softmax(scaled(scores, temperature), -1)
     # One bad score makes its whole row NaN, so one column shows it.
     if bool(p[:, 0].isnan().any()):
         raise NotFiniteError(NOT_FINITE)
     return p
 
 
-def tempered(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
+def scaled(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
     """scores / temperature, up to a constant per row."""
     if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
         scores = scores - scores.amax(-1, keepdim=True)

@@ -1,10 +1,11 @@
-"""A drafter that is several ways to draft, of which each step uses the one that was measured to be the fastest.
+"""A drafter made of several, of which each step uses the one that was measured to be the fastest.
 
 Two vocabularies are the case: strings that are matched exactly (slem) or common tokens with their probabilities (tli).
-Which is faster depends on the text, the temperature and the models. Steps come in blocks; in each block one way drafts
-all sequences, and its tokens per second are noted. Most blocks are of the way that was faster so far, some try another.
+Which is faster depends on the text, the temperature and the models. Steps come in blocks; in each block one drafter
+drafts for all sequences, and its tokens per second are noted. Most blocks are given to the drafter that was the fastest
+so far, some to another. In the words of the field it is a bandit, and its drafters are the arms.
 
-The choice depends on earlier steps alone, so that every step is lossless as a step of the way that drafted it.
+The choice depends on earlier steps alone, so that every step is lossless as a step of its drafter.
 """
 
 import time
@@ -21,12 +22,12 @@ from foretoken.draft.auto import AutoDrafter
 # Chosen by the simulation of tests/test_fastest.py: half or double of one gains at most 2% in any case there.
 BLOCK = 8  # steps: some twenty tokens, a fifth of a short answer
 KEEP = 0.9  # per block: the last ten or so count
-SHARE = 0.02  # of the time, what tries of slower ways may lose
+SHARE = 0.02  # of the time, what tries of slower arms may lose
 
 
 @dataclass
 class Speed:
-    """Tokens and seconds of the steps of one way; older blocks count less."""
+    """Tokens and seconds of the steps of one arm; older blocks count less."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -38,14 +39,14 @@ class Speed:
 
 @dataclass
 class Choice:
-    """Which of `count` ways drafts the next block of steps. The first is the one that is expected to be the fastest.
+    """Which of `count` arms drafts the next block of steps. The first is the one that is expected to be the fastest.
 
-    speeds: of each way.
-    current: the way of this block.
-    left: steps of the block still to come. After a change of ways there is one more, which is not measured: the new way
+    speeds: of each arm.
+    current: the arm of this block.
+    left: steps of the block still to come. After a change of arms there is one more, which is not measured: the new arm
         first reads what it did not follow.
     took: seconds of this block.
-    since: seconds of blocks of the fastest way since another was tried.
+    since: seconds of blocks of the fastest arm since another was tried.
     """
 
     count: int
@@ -60,11 +61,11 @@ class Choice:
 
     @property
     def best(self) -> int:
-        """The way that was the fastest so far."""
-        return max(range(self.count), key=lambda way: self.speeds[way].per_second)
+        """The arm that was the fastest so far."""
+        return max(range(self.count), key=lambda arm: self.speeds[arm].per_second)
 
     def next(self) -> int:
-        """The way of the next step."""
+        """The arm of the next step."""
         if self.left == 0:
             before, self.current = self.current, self._next_block()
             self.left, self.took = BLOCK + (self.current != before), 0.0
@@ -73,7 +74,7 @@ class Choice:
 
     @property
     def measured(self) -> bool:
-        """Whether the present step tells how fast its way is."""
+        """Whether the present step tells how fast its arm is."""
         return self.left < BLOCK
 
     def learn(self, tokens: int, seconds: float) -> None:
@@ -83,18 +84,18 @@ class Choice:
         self.took += seconds
 
     def _next_block(self) -> int:
-        """The way of the next block: one that was never tried, a slower one if a try costs little, or the fastest."""
+        """The arm of the next block: one that was never tried, a slower one if a try costs little, or the fastest."""
         for speed in self.speeds:  # also of the others, so that a new try outweighs what is long ago
             speed.tokens *= KEEP
             speed.seconds *= KEEP
         best = self.best
         self.since += self.took if self.current == best else 0.0
-        others = [way for way in range(self.count) if way != best]
-        for way in sorted(others, key=lambda way: self.speeds[way].seconds):  # the one least known first
-            speed = self.speeds[way].per_second
+        others = [arm for arm in range(self.count) if arm != best]
+        for arm in sorted(others, key=lambda arm: self.speeds[arm].seconds):  # the one least known first
+            speed = self.speeds[arm].per_second
             if not speed or self.took * (self.speeds[best].per_second / speed - 1) <= SHARE * self.since:
                 self.since = 0.0
-                return way
+                return arm
         return best
 
 
@@ -102,39 +103,39 @@ class Choice:
 class FastestDrafter:
     """Several drafters of one target, each under a controller of its own depth, of which the fastest one drafts.
 
-    ways: the drafters; the first is the one that is expected to be the fastest.
+    drafters: the first is the one that is expected to be the fastest.
     choices: what was measured of them, kept from one text to the next: at temperature 0 and above it.
     """
 
-    ways: tuple[AutoDrafter, ...]
+    drafters: tuple[AutoDrafter, ...]
     choices: dict[bool, Choice] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return self.ways[0].name
+        return self.drafters[0].name
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """Those of the ways whose draft tokens have a q: any walk matches draft tokens without one exactly."""
-        priced = [way.laws for way in self.ways if not any(isinstance(law, Opaque) for law in way.laws)]
-        return tuple(law for laws in priced or [way.laws for way in self.ways] for law in laws)
+        """Those of the drafters whose draft tokens have a q: any walk matches draft tokens without one exactly."""
+        priced = [arm.laws for arm in self.drafters if not any(isinstance(law, Opaque) for law in arm.laws)]
+        return tuple(law for laws in priced or [arm.laws for arm in self.drafters] for law in laws)
 
     @property
     def max_nodes(self) -> int:
-        return max(way.max_nodes for way in self.ways)
+        return max(arm.max_nodes for arm in self.drafters)
 
     @property
     def outlook(self) -> tuple[float, float]:
-        """As AutoDrafter has it, of the way that was the fastest at the first temperature that was asked for."""
-        return self.ways[next((choice.best for choice in self.choices.values()), 0)].outlook
+        """As AutoDrafter has it, of the drafter that was the fastest at the first temperature that was asked for."""
+        return self.drafters[next((choice.best for choice in self.choices.values()), 0)].outlook
 
     def open(self, batch: int, slots: int) -> "FastestSession":
-        sessions = [way.open(batch, slots) for way in self.ways]
-        return FastestSession(sessions, self.choices, self.ways[0].session_clock() or time.perf_counter)
+        sessions = [arm.open(batch, slots) for arm in self.drafters]
+        return FastestSession(sessions, self.choices, self.drafters[0].session_clock() or time.perf_counter)
 
 
 class FastestSession:
-    """The sessions of all ways. Those that do not draft fall behind the text, and catch up when they are asked."""
+    """The sessions of all drafters. Those that do not draft fall behind the text, and catch up when they are asked."""
 
     def __init__(self, sessions: Seq[DraftSession], choices: dict[bool, Choice], clock: Callable[[], float]) -> None:
         self._sessions, self._choices, self._clock = sessions, choices, clock

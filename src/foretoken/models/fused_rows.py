@@ -35,7 +35,7 @@ class FusedRows(Rows):
         """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature), truncated if
         that is asked for, by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of
         the row, whose tree was empty. At temperature 0 the likeliest are taken, and q has no rows. It ends where the
-        product of q down to a draft, of the untempered q at temperature 0, is below `floor`.
+        product of q down to a draft, of the unscaled q at temperature 0, is below `floor`.
 
         NotFiniteError where logits have NaN or +inf, or nothing finite.
         """
@@ -63,14 +63,14 @@ class FusedRows(Rows):
             self._lm.check_position(max(positions))
             self._place(slice(row, row + 1), length + first, len(tokens), length + len(tree))
             masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
-            out = self._tempered(tokens, positions, masks, temperature)
+            out = self._probabilities(tokens, positions, masks, temperature)
         finally:
             if out is None:
                 tree.drop(first)
         return out
 
     @recorded(FORWARD)
-    def _tempered(
+    def _probabilities(
         self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
     ) -> Float[Tensor, "n v"] | None:
         """The compiled call of `score_tree`."""

@@ -2,7 +2,7 @@
 
 transformers maps a checkpoint into memory and makes every weight a view of it. A page of the file counts as memory of
 the process from when it is first read until the whole file is unmapped, which is when the last of its weights is gone.
-A model that is laid out anew would therefore stand in memory twice. The kernel is told here, weight by weight, that a
+A model that is laid out anew would therefore stand in memory twice. The kernel learns here, weight by weight, that a
 range of pages is not needed any more; whoever reads it again finds what the file holds, so that no weight that shares
 these pages, such as a tied one, can be harmed.
 """

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Ticket:
-    """One submitted job, and who is told of it.
+    """One submitted job, and who receives its news.
 
     cancelled: whether nobody waits for it any more.
     """
@@ -275,7 +275,7 @@ class Batch:
 
 
 def tell(ticket: Ticket, news: Progress | Failed) -> None:
-    """Deliver the news; one who cannot be told any more has left."""
+    """Deliver the news; one who cannot receive them any more has left."""
     if ticket.cancelled:
         return
     try:

@@ -88,7 +88,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
-        """Queue a job; `deliver` is told of it from the worker's thread.
+        """Queue a job; `deliver` is called with its news from the worker's thread.
 
         Returns: what `cancel` takes.
         Raises ForetokenError for a job that does not fit the context, QueueFullError where too many wait, DrainingError

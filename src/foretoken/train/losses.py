@@ -131,7 +131,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
     else:
         p = head.target.logits_of(texts.states[:, 1:], torch.nonzero(head.t2d).flatten()).float().softmax(-1)
         named = texts.mask[:, 2:] & head.t2d[texts.ids[:, 2:]]
-    told = F.pad(named, (0, 1), value=False)  # the token after the text's last one is in no text
+    follows = F.pad(named, (0, 1), value=False)  # the token after the text's last one is in no text
     embedded = head.target.embed(texts.ids[:, 1:])
     states = head.enter(texts.features[:, :-1])
     everywhere = torch.arange(n, device=states.device)
@@ -150,7 +150,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
         cos, sin = head.target.angles(at[None])
         states = head.step(embedded[:, place], states, cos, sin, [attend])
         loss = cross_entropy(head.draft_logits(states), p[:, place])
-        total = total + DECAY**j * mean(loss, told[:, place] & inside)
+        total = total + DECAY**j * mean(loss, follows[:, place] & inside)
     return total
 
 

@@ -137,7 +137,7 @@ def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Calla
 
 
 def _cut(log: Path, step: int) -> None:
-    """Without lines after the checkpoint's step, which will be told again, and one that was not written to its end."""
+    """Drop the lines after the checkpoint's step, which will be written again, and a line that is incomplete."""
     if log.exists():
         whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
         kept = [line for line in whole if json.loads(line)["step"] <= step]

@@ -51,7 +51,7 @@ def sequoia(acceptance: list[float], budget: int, levels: int = LEVELS) -> Stati
 
 
 def expected_tokens(tree: StaticTree, acceptance: list[float]) -> float:
-    """Tokens a step, the bonus counted, where children are accepted with these probabilities."""
+    """Tokens per step, the bonus counted, where children are accepted with these probabilities."""
     reach, seen = [1.0], [0] * len(tree.parents)
     for parent in tree.parents[1:]:
         reach.append(reach[parent] * acceptance[seen[parent]])

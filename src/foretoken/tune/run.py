@@ -37,7 +37,7 @@ from foretoken.vocab.tli import IntersectionLM
 
 PROBE_PROMPTS = 3
 FALLS = 0.95  # of a family's best tokens/s: below it larger members are not run
-MEASURED = ("tokens a step", "tokens/s", "x plain")
+MEASURED = ("tokens per step", "tokens/s", "x plain")
 MODEL, RUN = "model", "short run"
 
 
@@ -262,7 +262,7 @@ def _tables(
     table = report.table(
         "Configurations, the best predicted first",
         [
-            *("tree", "verifier", "vocab", "a", "predicted by", "tokens a step", "ms a step", "tokens/s"),
+            *("tree", "verifier", "vocab", "a", "predicted by", "tokens per step", "ms a step", "tokens/s"),
             *(f"measured {name}" for name in MEASURED),
         ],
         digits=2,
