@@ -134,7 +134,7 @@ def test_paths_are_followed_as_far_as_trees_are_grown(name: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_given_texts_count_what_decoding_counts() -> None:
-    """Tokens a step beside those of 450 real decodings: within 4 standard errors (false alarm: 1e-4 each). Verified
+    """Tokens per step beside those of 450 real decodings: within 4 standard errors (false alarm: 1e-4 each). Verified
     node by node a chain of the same drafts is out of them."""
     engine = tiny_engine(tree="chain:1", verifier="block")
     policies = {"chain:6": tree_policy("chain:6"), "budget:3": BudgetTree(3, depth=8, most_draws=1, joint=True)}

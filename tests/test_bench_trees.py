@@ -166,11 +166,11 @@ def test_the_commands(run, tmp_path: Path) -> None:
     code, printed, err = run(*arguments, *files, *asked)
     assert code == 0, err
     found = {table["title"]: table for table in json.loads(printed)["tables"]}
-    greedy = {row["method"]: row for row in found["Tokens a step, temperature 0"]["rows"]}
+    greedy = {row["method"]: row for row in found["Tokens per step, temperature 0"]["rows"]}
     assert {k: v for k, v in greedy["budget+exact-match"].items() if k != "method"} == {
         k: v for k, v in greedy["dynamic+exact-match"].items() if k != "method"
     }
-    against = {row["method"]: row for row in found["Tokens a step over sequoia+rrsw's, temperature 1"]["rows"]}
+    against = {row["method"]: row for row in found["Tokens per step over sequoia+rrsw's, temperature 1"]["rows"]}
     assert against["sequoia+rrsw"]["2 nodes"].startswith("1.000")
     for row in found["Milliseconds of a step, temperature 1"]["rows"]:
         step, *parts = (row[name] for name in PARTS)
@@ -181,7 +181,7 @@ def test_the_commands(run, tmp_path: Path) -> None:
     again = run(*arguments[:-2], *files[:-2], *asked, "--markdown")
     assert again[0] == 0
     assert "round" not in again[2]  # nothing is run again
-    assert "Tokens a step, temperature 1" in again[1]
+    assert "Tokens per step, temperature 1" in again[1]
     code, _, err = run(*arguments, *files[:-2], *asked, "--children", 3)
     assert code == 2
     assert "children 4, not 3: name another --out" in err
