@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from benchmarks.expand import Expand, check_expansion, expanded_pair
 from foretoken.audit import fit
-from foretoken.audit.models import plain_logits, sample
+from foretoken.audit.models import last_logits, sample
 from foretoken.build import assembled, plain
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
@@ -215,7 +215,7 @@ def _law(
     sampling = Sampling(temperature=temperature)
 
     def law(ids: Sequence[tuple[int, ...]]) -> Tensor:
-        return sampling(plain_logits(target, [prompt + list(x) for x in ids])[:, -1])
+        return sampling(last_logits(target, [prompt + list(x) for x in ids]))
 
     cells = fit.choose_cells(law, NUM_TOKENS, settings.samples)
     test = fit.FitTest.prepare(cells.probabilities(law), settings.samples, FALSE_ALARM, settings.seed)

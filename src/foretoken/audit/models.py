@@ -1,6 +1,7 @@
 """Losslessness on the given models: tree scores, greedy text, and the law of sampled tokens.
 
-Every reference comes from plain forwards of the model itself, without a cache and without foretoken's masks.
+Every reference comes from plain forwards of the model itself, without a cache and without foretoken's masks; of
+quantised weights from plain decoding, see `last_logits`.
 """
 
 import random
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.audit import fit
+from foretoken.audit.bits import KERNEL
 from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, verdict
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.interfaces import Drafter
@@ -65,8 +67,28 @@ def plain_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor
     return logits.double() if logits.dtype == torch.float64 else logits.float()
 
 
+@torch.inference_mode()
+def last_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor, "b v"]:
+    """Logits after the last position of b texts of one length, by plain forwards of the model.
+
+    Quantised weights meet rows that are rounded to 8 bits. Two orders of the same sums then differ by whole roundings,
+    so that transformers' own forward is no reference for them: theirs is plain decoding in the backend that is audited.
+    """
+    lm = target.lm
+    if not lm.quantised:
+        return plain_logits(target, ids)[:, -1]
+    rows = lm.open(len(ids), len(ids[0]))
+    for row in ids:
+        rows.extend(rows.join(), row[:-1])
+    return torch.cat(rows.score([row[-1:] for row in ids], [[-1]] * len(ids))).float()
+
+
 def tolerance(target: LMTarget, logits: Tensor) -> float:
-    return ROUNDING[target.lm.dtype] * max(1.0, float(logits[logits.isfinite()].abs().max()))
+    """The largest difference of two logits by rounding alone. Where torch does what is between products with quantised
+    weights, its sums have another order in a tree, and 8 bits of a row are then rounded otherwise, as in bfloat16."""
+    eight_bits = target.lm.quantised and target.lm.execution != KERNEL
+    dtype = torch.bfloat16 if eight_bits else target.lm.dtype
+    return ROUNDING[dtype] * max(1.0, float(logits[logits.isfinite()].abs().max()))
 
 
 def tree_scores(engine: Engine, seed: int) -> Section:
@@ -86,7 +108,7 @@ def tree_scores(engine: Engine, seed: int) -> Section:
         for r, ids in enumerate(texts):
             for node in range(sizes[r]):
                 path = _path(parents[r], node)
-                want = plain_logits(target, [ids + [tokens[r][i] for i in path]])[0, -1]
+                want = last_logits(target, [ids + [tokens[r][i] for i in path]])[0]
                 worst = max(worst, float((scores[r][node].to(want.dtype) - want).abs().max()))
                 allowed = max(allowed, tolerance(target, want))
                 num_nodes += 1
@@ -140,7 +162,7 @@ def _parting(target: LMTarget, prompt: list[int], one: list[int], other: list[in
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     if at == min(len(one), len(other)):
         return False, f"one text ends at token {at}, the other goes on"
-    logits = plain_logits(target, [prompt + one[:at]])[0, -1]
+    logits = last_logits(target, [prompt + one[:at]])[0]
     gap = float(logits.max() - logits[[one[at], other[at]]].min())
     allowed = 2 * tolerance(target, logits)
     return gap <= allowed, f"texts part at token {at}, where the logits are {gap:.1e} apart (rounding: {allowed:.1e})"
@@ -180,7 +202,7 @@ def _prepare(
     """The test, its cells, and the cells' probabilities at a temperature 15% lower."""
 
     def law(setting: Sampling) -> fit.Next:
-        return lambda ids: setting(plain_logits(target, [prompt + list(x) for x in ids])[:, -1])
+        return lambda ids: setting(last_logits(target, [prompt + list(x) for x in ids]))
 
     cells = fit.choose_cells(law(sampling), NUM_TOKENS, samples)
     test = fit.FitTest.prepare(cells.probabilities(law(sampling)), samples, alpha, seed)

@@ -17,6 +17,7 @@ from foretoken.models.fused_rows import FusedRows
 from foretoken.models.layout import decoder, layout
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
+from foretoken.models.panels import PackedLinear
 from foretoken.models.probe import check_probe
 from foretoken.models.recorder import Recorder
 from foretoken.models.rows import Rows
@@ -65,6 +66,11 @@ class CausalLM:
         """How its forwards are run: by "kernel", "torch.compile", "panels" (packed weights in transformers' modules)
         or transformers' "modules" as they are."""
         return self.backend.execution
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are packed in blocks, whose products round the rows that they meet to 8 bits."""
+        return any(isinstance(module, PackedLinear) for module in self.model.modules())
 
     @property
     def num_layers(self) -> int:

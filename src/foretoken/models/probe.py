@@ -35,7 +35,6 @@ from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
-from foretoken.models.panels import PackedLinear
 
 if TYPE_CHECKING:
     from foretoken.models.causal_lm import CausalLM
@@ -106,8 +105,7 @@ def _check_close(
     lm: "CausalLM", what: str, difference: float, seen: float, rows: "Rows", path: Float[Tensor, " v"]
 ) -> None:
     """Refuse a difference beyond a share of `seen` that the model's own rounding does not explain."""
-    quantised = any(isinstance(module, PackedLinear) for module in lm.model.modules())
-    if difference <= PATH[lm.dtype == torch.float32 and not quantised] * seen:
+    if difference <= PATH[lm.dtype == torch.float32 and not lm.quantised] * seen:
         return
     _, _, c, d, *_ = probe_tokens(lm.model)
     _scores(rows, [c], [-1], keep=[0])

@@ -45,9 +45,9 @@ class Desk:
 
 @dataclass
 class Choice:
-    """One text of an answer, as far as it has come. offset: characters of the tokens whose log probabilities were told.
+    """One text of an answer, as far as it has come. offset: characters of the tokens whose log probabilities were sent.
 
-    pieces: gives the text of single tokens, where the steps are told.
+    pieces: gives the text of single tokens, where the steps are shown.
     """
 
     job: Job
@@ -160,10 +160,10 @@ class Answer(Response):
                         yield chunk(index, opening)
                 logprobs = self._new_logprobs(self.choices[index], progress)
                 if progress.text or logprobs is not None or self.asked.steps:
-                    told = chunk(index, self.form.part(progress.text, logprobs))
+                    news = chunk(index, self.form.part(progress.text, logprobs))
                     if self.asked.steps:
-                        told["step"] = self._step(self.choices[index], progress)
-                    yield told
+                        news["step"] = self._step(self.choices[index], progress)
+                    yield news
                 if progress.finish_reason is not None:
                     yield chunk(index, self.form.part("", None), progress.finish_reason)
         if self.asked.usage:

@@ -124,8 +124,8 @@ class Sized:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None where the client has gone. Raises ApiError 413."""
-        told = Headers(scope=scope).get("content-length", "0")
-        pieces, size = [], int(told) if told.isdecimal() else 0
+        declared = Headers(scope=scope).get("content-length", "0")
+        pieces, size = [], int(declared) if declared.isdecimal() else 0
         if size <= self.most:
             size = 0
             while True:

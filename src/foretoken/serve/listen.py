@@ -1,4 +1,4 @@
-"""The socket of a server, bound before a model is loaded, so that a port that is taken is told of at once."""
+"""The socket of a server, bound before a model is loaded, so that a port that is taken is reported at once."""
 
 import socket
 

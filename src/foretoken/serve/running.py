@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foretoken.serve.worker import Worker
 
 T = TypeVar("T")
-RETRY_AFTER = 1  # seconds, told with a 429 or 503
+RETRY_AFTER = 1  # seconds, sent with a 429 or 503
 
 
 class ClientGoneError(Exception):

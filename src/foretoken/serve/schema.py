@@ -66,7 +66,8 @@ class Sampled(Named):
         Field(description=f"Strings that end the text before them, up to {MOST_STOPS}."),
     ] = None
     seed: Annotated[
-        int | None, Field(description="Of choice 0; choice i has seed + i. By default a fresh one, told in the answer.")
+        int | None,
+        Field(description="Of choice 0; choice i has seed + i. By default a fresh one: see the answer."),
     ] = None
     temperature: Annotated[float | None, Field(description="0 is greedy; default 1.")] = None
     top_p: Annotated[float | None, Field(description="Keep the likeliest tokens with this mass; default 1.")] = None

@@ -22,7 +22,7 @@ class Settings:
     context: Most tokens of one text, its prompt included. Default: the model's own.
     max_body: Largest body of a request, in bytes.
     timeout: Seconds after which a request is ended.
-    drain: Seconds that running requests have to end in, once the server is told to stop.
+    drain: Seconds that running requests have to end in, once the server is asked to stop.
     log: How requests are logged on stderr, without their texts: text, or json for one JSON object a line.
     """
 
