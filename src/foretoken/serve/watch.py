@@ -15,7 +15,7 @@ def step_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """Of each token of a step, the accepted ones and the one after them.
 
-    scores: of a sequence that shows its logits. top: number of the most probable tokens that are told of each.
+    scores: of a sequence that shows its logits. top: number of the most probable tokens that are reported for each.
     """
     assert isinstance(scores, LogitScores)
     return token_logprobs(scores.logits[list(path)], [*(tree.tokens[node] for node in path[1:]), token], top)
