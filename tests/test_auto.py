@@ -251,7 +251,7 @@ def test_a_text_that_changes_is_followed():
 def test_plain_steps_of_a_useless_drafter_rest(monkeypatch, look):
     """Nothing is asked or learnt of most steps until the next try, which comes when it would have come."""
     monkeypatch.setattr("foretoken.draft.controller.LOOK", look)
-    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0)}, drafting=False, balance=-1.0)
+    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0, drafting=False, balance=-1.0)})
     deciding, steps, rests = controller(known), 0, 0
     while not deciding.choose():
         rests += deciding.resting
@@ -263,14 +263,46 @@ def test_plain_steps_of_a_useless_drafter_rest(monkeypatch, look):
 
 def test_a_rest_outlasts_the_last_token_of_a_text():
     """Of which nothing is asked: it must not be paid for again."""
-    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0)}, drafting=False, balance=-2.0)
+    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0, drafting=False, balance=-2.0)})
     deciding = controller(known)
     assert deciding.choose() == 0
     deciding.learn_cost(0, 1.0, 1.0)
-    rest, balance = known.rest, known.balance
+    costs = known.costs[1]
+    rest, balance = costs.rest, costs.balance
     assert rest > 50
     deciding.learn_cost(0, 1.0, 1.0)
-    assert (known.rest, known.balance) == (rest, balance)
+    assert (costs.rest, costs.balance) == (rest, balance)
+
+
+def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
+    """Each batch size has an account of its own: a full batch where nothing pays says nothing of one text."""
+    extra = (0.0, 0.2, 0.3, 0.4)
+    known = Experience(extra, 0.8, 8.0)
+
+    def steps(batch: int, times: dict[int, float], count: int) -> list[int]:
+        deciding, depths = Controller(known), []
+        for _ in range(batch):
+            deciding.join()
+        for _ in range(count):
+            depth = deciding.choose()
+            if depth:
+                deciding.learn_acceptance([depth] * batch, [depth - 1] * batch)
+            deciding.learn_cost(depth, float(max(depth, 1)), times[min(depth, 1)])
+            depths.append(depth)
+        return depths
+
+    assert sum(map(bool, steps(1, {0: 1.0, 1: 1.2}, 100))) > 60
+    assert not any(steps(16, {0: 4.0, 1: 40.0}, 400)[-100:])
+    assert steps(1, {0: 1.0, 1: 1.2}, 20)[0] > 0
+
+
+def test_a_sequence_that_may_not_draft_counts_for_no_depth():
+    known = Experience((0.0, 0.9, 1.0), 0.9, 100.0, {2: Costs((0.0, 0.9, 1.0), 1.0)})
+    deciding = Controller(known)
+    deciding.join()
+    deciding.join()
+    assert deciding.choose(True, [2, 2]) > 0
+    assert deciding.choose(True, [2, 0]) == 0  # 1 + 2.71 tokens in 2 plain steps: fewer than the 2 of each plain one
 
 
 def learn(costs: Costs, num_steps: int, took: float, plain: float = 1.0) -> None:
@@ -348,7 +380,7 @@ def test_a_clock_that_did_not_tick_is_no_division_by_zero():
 
 def test_a_useless_drafter_does_not_read_every_prompt():
     """What a try at a new text costs above a draft, its prompt, is booked and kept from text to text."""
-    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0)}, drafting=False)
+    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0, drafting=False)})
     read = 0
     for _ in range(40):
         deciding, behind = controller(known), True
@@ -388,7 +420,7 @@ class Schedule(AutoSession):
 
     def propose(self, sequences):
         number = self.number = getattr(self, "number", -1) + 1
-        self.controller.choose = lambda timed=True: 3 if self.pattern[number % len(self.pattern)] == "d" else 0
+        self.controller.choose = lambda *_: 3 if self.pattern[number % len(self.pattern)] == "d" else 0
         return super().propose(sequences)
 
 

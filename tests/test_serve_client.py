@@ -1,12 +1,14 @@
 """The server as OpenAI's own client sees it: the texts are the engine's, whole and as a stream."""
 
 import asyncio
+import json
 
 import openai
 import pytest
 import torch
 import transformers
 
+import command
 import serving
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -197,3 +199,21 @@ def test_log_probabilities_are_the_targets_own(engine, client):
     spelled = vocabulary(engine.tokenizer).tokens
     assert [bytes(entry.bytes) for entry in chat] == [spelled[i] or engine.tokenizer.decode([i]).encode() for i in ids]
     assert all(len(entry.top_logprobs) == 2 for entry in chat)
+
+
+def test_the_load_benchmark_measures_servers_in_turn(server, monkeypatch, capsys, tmp_path):
+    workload = tmp_path / "prompts.jsonl"
+    workload.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("hi", "def f(x):", "a")))
+    args = ["--server", f"ours={server.url}", "--server", f"ours-plain={server.url}", "--workload", str(workload)]
+    args += ["--users", "1", "--users", "3", "--max-new-tokens", "6", "--rounds", "2", "--json"]
+    code, out, _ = command.run(monkeypatch, capsys, "benchmarks", "serving", *args)
+    assert code == 0
+    (table,) = json.loads(out)["tables"]
+    assert [(row["server"], row["users"]) for row in table["rows"]] == [
+        ("ours", 1), ("ours-plain", 1), ("ours", 3), ("ours-plain", 3),
+    ]  # fmt: skip
+    assert all(float(row["tokens/s"].split()[0]) > 0 for row in table["rows"])
+    for bad in ("ours", "ours=http://127.0.0.1:9"):
+        code, _, error = command.run(monkeypatch, capsys, "benchmarks", "serving", "--server", bad)
+        assert code == 2
+        assert "NAME=URL" in error or "start the server first" in error

@@ -83,7 +83,7 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def _read(self, row: int, ids: Seq[int]) -> None:
         """Let the drafter read, unless nothing is drafted anyway."""
-        if self.controller.experience.drafting:
+        if self.controller.costs.drafting:
             self._prefix.read(row, ids)
             self._seen[row] = len(ids)
 
@@ -93,8 +93,9 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
-        drafts = any(min(seq.num_left - 1, seq.depth_limit) > 0 for seq in sequences)
-        self._depth = self.controller.choose(self.clock is not None and not self._new) if drafts else 0
+        limits = [max(min(seq.num_left - 1, seq.depth_limit), 0) for seq in sequences]
+        timed = self.clock is not None and not self._new
+        self._depth = self.controller.choose(timed, limits) if any(limits) else 0
         if self._depth == 0:
             return [root_only(seq.ids[-1]) for seq in sequences]
         self._lengths = [len(seq.ids) for seq in sequences]

@@ -46,7 +46,10 @@ def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXT
 
 @dataclass
 class Costs:
-    """What steps cost at one batch size, by the machine's pace: other programs slow down every step alike.
+    """What steps cost at one batch size, by the machine's pace, and whether drafting paid there.
+
+    Other programs slow down every step alike. What pays for one text may not pay for sixteen, so that each batch size
+    has an account of its own, which stays as it is while others are in use.
 
     extra: as `expected_extra` gives it.
     pace_s: seconds that 1 stands for now, None before the first step.
@@ -56,6 +59,10 @@ class Costs:
     looks: times that plain steps were measured, plus 1, LOOKS at most.
     seen: per depth the number of its steps and the sum of what they took beyond 1; older ones count less.
     drafted: what all drafted steps took beyond 1, and what was expected of them.
+    drafting: whether it paid lately.
+    balance: plain steps won, or lost; kept between texts, since a text that pays nothing is no reason to read the next
+        one's prompt with the drafter too.
+    rest: plain steps ahead in which nothing is asked or learnt.
     """
 
     extra: Sequence[float]
@@ -66,6 +73,9 @@ class Costs:
     looks: int = 1
     seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     drafted: tuple[float, float] = (0.0, 0.0)
+    drafting: bool = True
+    balance: float = 0.0
+    rest: int = 0
 
     def learn(self, depth: int, seconds: float) -> None:
         """A step of this depth took so many seconds."""
@@ -125,7 +135,8 @@ class Costs:
 
     def like(self) -> "Costs":
         """A start for another batch size."""
-        return Costs([self._scale * extra for extra in self.extra], plain=self.plain, looks=self.looks)
+        extra = [self._scale * extra for extra in self.extra]
+        return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting)
 
 
 def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
@@ -170,19 +181,12 @@ class Experience:
     extra: as `expected_extra` gives it; a depth that it has no number for is never drafted.
     accepted, tried: draft tokens of the last steps, of all depths; what is assumed of them before the first.
     costs: by batch size.
-    drafting: whether it paid lately.
-    balance: plain steps won, or lost; kept between texts, since a text that pays nothing is no reason to read the next
-        one's prompt with the drafter too.
-    rest: plain steps ahead in which nothing is asked or learnt.
     """
 
     extra: tuple[float, ...]
     accepted: float = HOPE * WEIGHT
     tried: float = WEIGHT
     costs: dict[int, Costs] = field(default_factory=dict)
-    drafting: bool = True
-    balance: float = 0.0
-    rest: int = 0
 
     @property
     def acceptance(self) -> float:
@@ -209,6 +213,11 @@ class Controller:
     sequences: list[Acceptance] = field(default_factory=list)
     resting: bool = False
 
+    @property
+    def costs(self) -> Costs:
+        """Those of the present batch size."""
+        return self.experience.costs_of(len(self.sequences))
+
     def join(self) -> None:
         """A sequence joins at the end."""
         self.sequences.append(self._new(self.experience.acceptance, WEIGHT))
@@ -222,41 +231,43 @@ class Controller:
         none = [0.0] * (len(self.experience.extra) - 1)
         return Acceptance(mean, weight, none, none)
 
-    def choose(self, timed: bool = True) -> int:
+    def choose(self, timed: bool = True, limits: Sequence[int] | None = None) -> int:
         """The depth of the next step, one for all sequences: a forward is as long as its longest.
 
         timed: whether this step's time can be measured.
+        limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
         """
-        known = self.experience
-        self.resting = known.rest > 0
+        costs = self.costs
+        self.resting = costs.rest > 0
         if self.resting:
-            known.rest -= 1
+            costs.rest -= 1
             return 0
-        costs = known.costs_of(len(self.sequences))
-        if not known.drafting:
+        if not costs.drafting:
             return self._try_again(costs)
         if timed and costs.due:
             return 0
-        tokens = map(sum, zip(*(sequence.expected() for sequence in self.sequences), strict=True))
+        deepest = len(self.experience.extra) - 1
+        each = zip(self.sequences, limits or [deepest] * len(self.sequences), strict=True)
+        tokens = map(sum, zip(*(_until(limit, sequence.expected()) for sequence, limit in each), strict=True))
         rates = [expected / costs.steps(depth) for depth, expected in enumerate(tokens)]
         if max(rates[1:]) <= rates[0]:
-            known.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
+            costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return 0
         return max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
 
     def _try_again(self, costs: Costs) -> int:
         """1 where a step may be drafted again after plain ones, else 0."""
-        known = self.experience
-        if known.balance < 0:
+        if costs.balance < 0:
             return 0
-        if not any(depth + 1 > costs.steps(depth) for depth in range(1, len(known.extra))):
+        if not any(depth + 1 > costs.steps(depth) for depth in range(1, len(self.experience.extra))):
             # It would not win if everything were accepted. Only drafted steps could tell that it has become cheaper:
             # so it will be tried as if it had lost so much and were not known.
-            known.balance = -DEBT
+            costs.balance = -DEBT
             costs.forget()
             return 0
-        known.drafting = True
-        self.sequences = [self._new(max(HOPE, known.acceptance), TRY_WEIGHT) for _ in self.sequences]
+        costs.drafting = True
+        hope = max(HOPE, self.experience.acceptance)
+        self.sequences = [self._new(hope, TRY_WEIGHT) for _ in self.sequences]
         return 1
 
     def learn_acceptance(self, limits: Sequence[int], accepted: Sequence[int]) -> None:
@@ -276,26 +287,31 @@ class Controller:
         """
         if self.resting:
             return
-        known, costs = self.experience, self.experience.costs_of(len(self.sequences))
+        costs = self.costs
         if usual and seconds is not None:
             costs.learn(depth, seconds)
         if depth == 0:
-            if not known.drafting:
-                self._earn()
+            if not costs.drafting:
+                _earn(costs)
         elif costs.pace_s is not None or seconds is None:
             # By what such steps are known to take: a machine that became slower is no loss of drafting.
             one_off = None if usual or seconds is None else min(costs.plain_steps(seconds), READING + tokens)
             spent = costs.steps(depth) if one_off is None else one_off
-            least = min(known.balance, -DEBT if one_off is None else -READING)
-            known.balance = max(least, min(CREDIT, known.balance + tokens - spent))
+            least = min(costs.balance, -DEBT if one_off is None else -READING)
+            costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
-    def _earn(self) -> None:
-        """Book the allowance of a plain step, and of those until the next try at once if they are many.
 
-        These rest then, since to ask and to learn takes a twentieth of a small model's step.
-        """
-        known = self.experience
-        if known.rest:  # booked already
-            return
-        known.rest = max(int(-known.balance / ALLOWANCE) - LOOK, 0)
-        known.balance += ALLOWANCE * (1 + known.rest)
+def _until(limit: int, expected: list[float]) -> list[float]:
+    """E(d) of a sequence whose paths end at `limit`."""
+    return [expected[min(depth, limit)] for depth in range(len(expected))]
+
+
+def _earn(costs: Costs) -> None:
+    """Book the allowance of a plain step, and of those until the next try at once if they are many.
+
+    These rest then, since to ask and to learn takes a twentieth of a small model's step.
+    """
+    if costs.rest:  # booked already
+        return
+    costs.rest = max(int(-costs.balance / ALLOWANCE) - LOOK, 0)
+    costs.balance += ALLOWANCE * (1 + costs.rest)
