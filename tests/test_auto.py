@@ -292,12 +292,12 @@ def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
         return depths
 
     assert sum(map(bool, steps(1, {0: 1.0, 1: 1.2}, 100))) > 60
-    assert not any(steps(16, {0: 4.0, 1: 40.0}, 400)[-100:])
+    assert sum(map(bool, steps(16, {0: 4.0, 1: 40.0}, 400)[-100:])) <= 2  # tries
     assert steps(1, {0: 1.0, 1: 1.2}, 20)[0] > 0
 
 
 def test_a_sequence_that_may_not_draft_counts_for_no_depth():
-    known = Experience((0.0, 0.9, 1.0), 0.9, 100.0, {2: Costs((0.0, 0.9, 1.0), 1.0)})
+    known = Experience((0.0, 0.9, 1.0), 90.0, 100.0, {2: Costs((0.0, 0.9, 1.0), 1.0)})
     deciding = Controller(known)
     deciding.join()
     deciding.join()

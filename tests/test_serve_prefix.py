@@ -2,6 +2,7 @@
 
 import random
 import threading
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,13 @@ import torch
 
 import foretoken
 import tiny
+import tokenizers_zoo as zoo
 from foretoken.core.interfaces import PrefixSession
-from foretoken.decode import Decoder
+from foretoken.core.random import seeded
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder, DraftFailedWarning
+from foretoken.draft.lm import LMDraftSession
 from foretoken.engine import Engine
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
@@ -44,6 +50,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
     engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
+    return replace(engine, eos_ids=frozenset())
+
+
+@pytest.fixture(scope="module")
+def byte_pair():
+    return tiny.llama(0, vocab=len(zoo.byte_level()), context=1024), tiny.llama(1, vocab=257, context=1024)
+
+
+def load_bytes(pair, **options) -> Engine:
+    tokenizers = {"tokenizer": zoo.byte_level(), "drafter_tokenizer": zoo.byte_only()}
+    engine = foretoken.load(pair[0], drafter=pair[1], device="cpu", **tokenizers, **options)
     return replace(engine, eos_ids=frozenset())
 
 
@@ -215,6 +232,75 @@ def test_a_row_that_was_restored_scores_as_the_one_that_was_saved(folders, kind)
     assert saved is not None
     with pytest.raises(foretoken.ForetokenError, match="restore what follows"):
         target.restore(1, replace(saved, start=1))
+
+
+def test_a_block_that_another_text_put_is_taken(folders):
+    """Two texts keep the same block, one after the other looked it up: it stands in the cache once, and goes once."""
+    engine = load(folders, None)
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, 2, 400)
+    sequences = [Sequence(ids(7, 200), Sampling(), seeded(0), 4) for _ in range(2)]
+    for sequence in sequences:
+        decoder.join(sequence)
+    decoder.step()
+    cache = PrefixCache(1 << 30)
+    chains = [cache.match(sequence.ids) for sequence in sequences]
+    for row, (sequence, chain) in enumerate(zip(sequences, chains, strict=True)):
+        cache.keep(decoder, row, sequence.ids[:192], chain)
+    assert chains[0] == chains[1]
+    assert cache.num_bytes == sum(block.num_bytes for block in chains[0])
+    cache.most_bytes = 0
+    cache.keep(decoder, 0, sequences[0].ids[:192], cache.match(sequences[0].ids))
+    assert cache.num_bytes == 0
+    assert cache.match(sequences[0].ids) == []
+
+
+@pytest.mark.parametrize("vocab", ["tli", "slem", "slrs", "auto"])
+def test_drafters_with_another_vocabulary_read_for_themselves(byte_pair, vocab):
+    """Nothing of theirs is kept; prompts of several blocks and long texts come out as the engine's."""
+    method = "auto" if vocab == "auto" else "fixed"
+    engine = load_bytes(byte_pair, vocab=vocab, tree=None if vocab == "auto" else "chain:3", method=method)
+    worker = Worker(engine, max_batch=2)
+    prompts = [[5 + i % 90 for i in range(length)] for length in (20, 150, 150)]
+    listeners = [Listener() for _ in prompts]
+    for prompt, listener in zip(prompts, listeners, strict=True):
+        worker.submit(job(engine, prompt, 0, 60, temperature=0.0), listener)
+    finish(worker, *listeners)
+    for prompt, listener in zip(prompts, listeners, strict=True):
+        assert listener.wait() == engine.generate(prompt, max_new_tokens=60, temperature=0.0).token_ids
+    assert worker.alive
+    worker.stop()
+
+
+def test_the_cache_does_not_outlive_its_drafter(folders, monkeypatch):
+    """A head that fails for every text is left, and with it the hidden states that were kept for it; it comes back."""
+    engine = load(folders, "eagle", tree="chain:3")
+    worker = Worker(engine, max_batch=2)
+    broken = threading.Event()
+    propose = LMDraftSession.propose
+
+    def failing(self, sequences):
+        if broken.is_set():
+            raise RuntimeError("broken")
+        return propose(self, sequences)
+
+    monkeypatch.setattr(LMDraftSession, "propose", failing)
+    first = Listener()
+    worker.submit(job(engine, ids(8, 150), 0, 4), first)
+    worker.start()
+    first.wait()
+    broken.set()
+    pair = [Listener(), Listener()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DraftFailedWarning)
+        for listener in pair:
+            worker.submit(job(engine, ids(8, 150), 0, 12, temperature=0.0), listener)
+        texts = [listener.wait() for listener in pair]
+    broken.clear()
+    last = Listener()
+    worker.submit(job(engine, ids(8, 150), 0, 12, temperature=0.0), last)
+    want = engine.generate(ids(8, 150), max_new_tokens=12, temperature=0.0).token_ids
+    assert [*texts, last.wait()] == [want] * 3
+    worker.stop()
 
 
 def test_sessions_that_cannot_be_copied_are_known(folders):

@@ -1,6 +1,7 @@
 """The thread that owns the model: every job has the text that it would have alone, whoever joins, leaves or fails."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -215,12 +216,27 @@ def test_stopping_ends_the_jobs_in_work(folders):
     begun = threading.Event()
     running, waiting = Listener(lambda _: begun.set()), Listener()
     worker = started(engine, max_batch=1)
+    held = threading.Event()
+
+    def hold(_: Listener) -> None:
+        """The first news keep the thread until `stop` was called, so that the text cannot end before."""
+        begun.set()
+        assert held.wait(PATIENCE)
+
+    running.on_news = hold
     worker.submit(job(engine, "a", new=200), running)
     worker.submit(job(engine, "b"), waiting)
     assert begun.wait(PATIENCE)
-    worker.stop()
-    assert isinstance(running.news[-1], Failed) or running.steps[-1].finish_reason
-    assert waiting.news == [Failed("The server is shutting down.")] or waiting.steps
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    while not worker._stopping:
+        time.sleep(0.001)
+    held.set()
+    stopping.join(PATIENCE)
+    down = Failed("The server is shutting down.")
+    assert running.news[-1] == down
+    assert len(running.ids) < 200
+    assert waiting.news == [down]
     assert not worker.alive
 
 

@@ -1,4 +1,4 @@
-"""Drafts that a grammar forbids are not drafted: the part of a token tree that constraints allow.
+"""Draft tokens that a grammar forbids are not scored: the part of a drafted tree that constraints allow.
 
 What is left out is chosen by the constraints and by the text before a node, never by p or q. Children of opaque law are
 matched exactly, so that any of them may be left out without a change of the law. A priced draw that is forbidden is

@@ -224,7 +224,7 @@ class LMDraftSession:
         Where a constraint leaves none of the drafter's own tokens, the others that it allows are all alike.
         """
         if seq.sampling.constraints:
-            logits = logits.clamp(min=FAINT)
+            logits = (logits if logits.dtype == torch.float64 else logits.float()).clamp(min=FAINT)
         if g.needs_probabilities(seq.sampling):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)

@@ -23,6 +23,7 @@ from foretoken.serve.guards import Keyed, Logged, Sized
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.requests import Asked, Intake
+from foretoken.serve.running import RETRY_AFTER
 from foretoken.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
@@ -47,12 +48,28 @@ class Service:
         most = settings.max_batch + settings.max_queue
         self.intake = Intake(own, self.name, self.worker.context, most)
         self.metrics = Metrics(self.name, self.worker)
-        self.desk = Desk(self.name, self.worker, Spelling(self.intake.tokenizer), self.metrics, settings.timeout)
+        self.desk = Desk(
+            self.name, self.worker, Spelling(copy.deepcopy(self.intake.tokenizer)), self.metrics, settings.timeout
+        )
         self.reader = ThreadPoolExecutor(1, "foretoken-intake")
+        self.timeout, self.most, self.being_read = settings.timeout, most, 0
 
     async def read(self, read: Callable[[Any], T], body: Any) -> T:
-        """Call a method of `intake` on its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.reader, read, body)
+        """Call a method of `intake` on its thread.
+
+        Raises ApiError: 429 where too many requests wait for it, 408 where it takes too long.
+        """
+        if self.being_read >= self.most:
+            retry = {"Retry-After": str(RETRY_AFTER)}
+            raise ApiError(429, "Too many requests wait to be read: try again later.", None, "queue_full", retry)
+        self.being_read += 1
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(self.reader, read, body)
+            return await asyncio.wait_for(reading, self.timeout)
+        except TimeoutError:
+            raise ApiError(408, f"To read the request took more than {self.timeout:g} seconds.") from None
+        finally:
+            self.being_read -= 1
 
     async def answer(self, request: Request, form: Form, read: Callable[[Any], Asked], body: Any) -> Response:
         """The answer to a request for texts."""

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
@@ -81,7 +82,11 @@ class KeepingDecoder(Decoder):
 
     def leave(self, sequence: Sequence) -> None:
         ids = sequence.ids
-        self.cache.keep(self, self.sequences.index(sequence), ids, self.cache.match(ids))
+        try:
+            self.cache.keep(self, self.sequences.index(sequence), ids, self.cache.match(ids))
+        except Exception:  # as for want of memory; the step is over, and must not come twice
+            log.exception("The prefix cache could not keep a text.")
+            self.cache.clear()
         super().leave(sequence)
 
 
@@ -120,10 +125,16 @@ class Batch:
         decoder.cache = self.cache
         return decoder
 
+    def _draft_by(self, drafter: Drafter) -> None:
+        """Draft by another drafter from now on, which may need hidden states that were not kept, or not know them."""
+        self._drafter = drafter
+        self.cache.clear()
+        self.prefill.reset()
+
     def join(self, ticket: Ticket) -> None:
         """Take a job into work; its prompt is read in pieces before its first step."""
         if not len(self) and self._drafter is not self._engine.drafter:
-            self._drafter = self._engine.drafter  # what made it fail may have left
+            self._draft_by(self._engine.drafter)  # what made it fail may have left
             self._decoder = self._open(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         rng = seeded(job.seed)
@@ -146,10 +157,15 @@ class Batch:
         return chain
 
     def _enter(self, text: Text, chain: list[Block]) -> None:
-        """Give a text its row of the decoder, of which the blocks of `chain` were read."""
+        """Give a text its row of the decoder, of which the blocks of `chain` were read; fail it where that fails."""
         self._texts[text.sequence] = text
         self._decoder.join(text.sequence)
-        restore(self._decoder, len(self._decoder.sequences) - 1, chain)
+        try:
+            restore(self._decoder, len(self._decoder.sequences) - 1, chain)
+        except Exception as error:
+            log.exception("A text could not take over what was read of it.")
+            Decoder.leave(self._decoder, text.sequence)
+            self._fail(text, sentence(error))
 
     def drop_cancelled(self) -> None:
         """Let the texts leave that nobody waits for any more."""
@@ -239,11 +255,11 @@ class Batch:
                 gave_up.append(sequence)
             self._report(decoder, steps)
         if len(gave_up) > 1 and len(gave_up) >= len(drafted):
-            self._drafter = NoDrafter()  # it fails for every text
+            self._draft_by(NoDrafter())  # it fails for every text
         for sequence in gave_up:
             sequence.depth_limit = 0
         self._decoder = self._open(self._size)
-        for text in self._texts.values():
+        for text in list(self._texts.values()):
             self._enter(text, self.cache.match(text.sequence.ids[:-1]))
 
     def _report(self, decoder: Decoder, steps: list[tuple[Sequence, Step]]) -> None:
@@ -289,6 +305,6 @@ def sentence(error: Exception) -> str:
     """Why a job failed, for the one who asked for it."""
     if isinstance(error, ForetokenError):
         return str(error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "The memory did not suffice for this request: shorten the prompt, or ask for fewer tokens."
     return f"The model failed at this request ({type(error).__name__})."

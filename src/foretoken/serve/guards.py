@@ -84,7 +84,7 @@ class Keyed:
 
     def _allowed(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = sha256(key.strip().encode("latin-1")).digest()
+        given = sha256(key.strip(" \t").encode("latin-1")).digest()
         same = [compare_digest(given, digest) for digest in self.digests]  # all of them, whichever it is
         return scheme.lower() == "bearer" and any(same)
 

@@ -73,7 +73,7 @@ class Prefill:
         """Forget the prompt."""
         assert self._sequence is not None
         assert self._decoder is not None
-        self._decoder.leave(self._sequence)
+        Decoder.leave(self._decoder, self._sequence)  # its blocks are kept already
         self._sequence, self.chain = None, []
 
     def reset(self) -> None:

@@ -74,12 +74,15 @@ class PrefixCache:
                     self.num_bytes += block.draft.num_bytes
         for start in range(BLOCK * len(chain), len(ids) - BLOCK + 1, BLOCK):
             end = start + BLOCK
-            target = decoder.target.save(row, start, end)
-            if target is None:
-                break
-            draft = None if drafter is None else drafter.save(row, start, end)
-            chain.append(Block(tuple(ids[start:end]), chain[-1] if chain else None, target, draft))
-            self._put(chain[-1])
+            key, parent = tuple(ids[start:end]), chain[-1] if chain else None
+            block = (self._first if parent is None else parent.children).get(key)
+            if block is None:  # else another text put it here since the chain was looked up
+                target = decoder.target.save(row, start, end)
+                if target is None:
+                    break
+                block = Block(key, parent, target, None if drafter is None else drafter.save(row, start, end))
+                self._put(block)
+            chain.append(block)
         self._use([block for block in chain if block in self._order])
         while self.num_bytes > self.most_bytes:
             self._drop(next(iter(self._order)))
@@ -92,6 +95,12 @@ class PrefixCache:
         level[block.ids] = block
         self._order[block] = None
         self.num_bytes += block.num_bytes
+
+    def clear(self) -> None:
+        """Forget all blocks, as where other sessions are opened, which keep something else."""
+        self.num_bytes = 0
+        self._first.clear()
+        self._order.clear()
 
     def _drop(self, block: Block) -> None:
         level = self._first if block.parent is None else block.parent.children

@@ -39,7 +39,7 @@ def _formatted(wanted: ResponseFormat | None) -> Grammar | None:
 def _structured(outputs: StructuredOutputs) -> Grammar:
     given = [name for name in type(outputs).model_fields if getattr(outputs, name) is not None]
     if len(given) != 1:
-        one = "json_schema, json_object, regex, choice or grammar"
+        one = "json, json_object, regex, choice or grammar"
         raise ApiError(400, f"structured_outputs has {len(given)} fields: give one of {one}.", "structured_outputs")
     if outputs.of is not None:
         return Grammar.json_schema(outputs.of)

@@ -44,6 +44,7 @@ class Worker:
         self._engine = engine
         self._batch = Batch(engine, size, self.context, cache_bytes)
         self._waiting: deque[Ticket] = deque()
+        self._joining: deque[Ticket] = deque()  # those that the thread has taken, and not yet given a row
         self._changed = Condition()
         self._draining, self._stopping = False, False
         self._thread = Thread(target=self._run, name="foretoken-worker", daemon=True)
@@ -107,7 +108,7 @@ class Worker:
         with self._changed:
             if self._draining or self.error is not None:
                 raise DrainingError(DIED if self.error is not None else "The server is shutting down.")
-            if len(self._waiting) + self._batch.num_wanted >= self.max_batch + self.max_queue:
+            if len(self._waiting) + len(self._joining) + self._batch.num_wanted >= self.max_batch + self.max_queue:
                 raise QueueFullError(f"{len(self._waiting)} requests are waiting already: try again later.")
             self._waiting.append(ticket)
             self._changed.notify_all()
@@ -150,23 +151,30 @@ class Worker:
             self.error, left = error, DIED
         with self._changed:
             self._draining = True
-            waiting = list(self._waiting)
+            waiting = [*self._joining, *self._waiting]
             self._waiting.clear()
         self._batch.fail(left)
         for ticket in waiting:
             tell(ticket, Failed(left))
 
     def _take(self) -> bool:
-        """Let cancelled jobs leave and waiting ones join; sleeps while there is nothing to do. False to end."""
-        with self._changed:
-            while True:
-                self._batch.drop_cancelled()
-                while self._waiting and len(self._batch) < self.max_batch:
-                    self._batch.join(self._waiting.popleft())
+        """Let cancelled jobs leave and waiting ones join; sleeps while there is nothing to do. False to end.
+
+        Rows are copied without the lock, for which `submit` and `cancel` would wait.
+        """
+        while True:
+            self._batch.drop_cancelled()
+            with self._changed:
                 if self._stopping:
                     return False
-                if len(self._batch):
-                    return True
-                if self._draining:
-                    return False
-                self._changed.wait()
+                while self._waiting and len(self._batch) + len(self._joining) < self.max_batch:
+                    self._joining.append(self._waiting.popleft())
+                if not self._joining and not len(self._batch):
+                    if self._draining:
+                        return False
+                    self._changed.wait()
+            while self._joining:
+                self._batch.join(self._joining[0])
+                self._joining.popleft()
+            if len(self._batch):
+                return True

@@ -99,6 +99,9 @@ class TranslatedRows(Rows):
             state[row] = state[-1]
             state.pop()
 
+    def save(self, row: int, start: int, end: int) -> None:
+        """Nothing: where the drafter's tokens of a text end depends on what follows them, so that no part is kept."""
+
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Prefill: the text is split as the drafter's tokenizer splits it."""
         if not tokens:
