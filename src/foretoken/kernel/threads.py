@@ -14,22 +14,31 @@ from dataclasses import dataclass, field
 from foretoken.kernel.compile import use_threads
 
 TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find cold caches
-AGAIN = 200  # forwards after which the others are tried once more: at twice the time, a trial costs 0.5%
+SOON, AGAIN = (
+    25,
+    200,
+)  # forwards after which the others are tried once more, at first and in the long run: a number that
+# another program disturbed at first comes back soon, and a trial at twice the time costs 0.5% in the end
 NEWEST = 0.25  # weight of the newest time in the mean
 
 
 @dataclass
 class Trials:
-    """What forwards of one size took in one number of threads: how many there were, since when, and their mean."""
+    """What forwards of one size took in one number of threads.
+
+    count: of these forwards. last: number of the last one among all of the size. seconds: their mean. wait: forwards
+    until it is tried again while another number is chosen; it doubles with every trial.
+    """
 
     count: int = 0
     last: int = 0
     seconds: float = float("inf")
+    wait: int = SOON
 
     def learn(self, seconds: float, now: int) -> None:
         """seconds: of one forward. now: the number of forwards of this size so far."""
         self.last, self.count = now, self.count + 1
-        if self.count <= 2:  # the first of all is not part of the mean
+        if self.count <= 2 or seconds < self.seconds / 2:  # the first of all, and a disturbed one, are no part of it
             self.seconds = seconds
         else:
             self.seconds += NEWEST * (seconds - self.seconds)
@@ -45,7 +54,10 @@ class Size:
     def choose(self) -> int:
         """The number of threads of the next forward."""
         for threads, trials in self.by_threads.items():
-            if trials.count < TRIALS or self.forwards - trials.last >= AGAIN:
+            if trials.count < TRIALS:
+                return threads
+            if self.forwards - trials.last >= trials.wait:
+                trials.wait = min(2 * trials.wait, AGAIN)
                 return threads
         return min(self.by_threads, key=lambda threads: self.by_threads[threads].seconds)
 
