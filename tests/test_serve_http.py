@@ -473,7 +473,10 @@ def test_bad_options(run, given, says):
 def test_the_extra_that_is_missing_is_named(run, monkeypatch):
     monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None)
     code, _, err = run("serve")
-    assert (code, err) == (2, "foretoken: The server needs further packages: pip install 'foretoken[serve]'.\n")
+    assert (code, err) == (
+        2,
+        "foretoken: The server needs further packages: pip install -e '.[serve]'.\n",
+    )
 
 
 @pytest.mark.parametrize(

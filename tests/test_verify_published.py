@@ -74,7 +74,7 @@ def test_too_large_to_enumerate() -> None:
 @pytest.mark.parametrize("name", [*SOLVERS, "global-resolution", "global-resolution-thinned"])
 def test_without_scipy_one_sentence_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "find_spec", lambda _: None)
-    with pytest.raises(ForetokenError, match=rf"{name} needs scipy: pip install 'foretoken\[transport\]'"):
+    with pytest.raises(ForetokenError, match=rf"{name} needs scipy: pip install -e '\.\[transport\]'"):
         foretoken.verifier(name)
 
 

@@ -23,7 +23,7 @@ def serve(model: str | None = None, /, *, engine: EngineOptions, server: Setting
     if model is not None and engine.target is not None:
         raise ForetokenError(f"Both {model} and --target {engine.target} are given: name one of them.")
     if any(find_spec(name) is None for name in EXTRA):
-        raise ForetokenError("The server needs further packages: pip install 'foretoken[serve]'.")
+        raise ForetokenError("The server needs further packages: pip install -e '.[serve]'.")
     options = engine if model is None else replace(engine, target=model)
     with bound(server.host, server.port) as listening:
         loaded = options.load(None, server.max_batch)

@@ -30,7 +30,7 @@ def replicas(
     try:
         from ray import serve  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ForetokenError("Ray is not installed: pip install 'foretoken[cluster]'.") from error
+        raise ForetokenError("Ray is not installed: pip install -e '.[cluster]'.") from error
     check_counts(fewest=fewest, most=most)
 
     def build() -> "FastAPI":

@@ -75,7 +75,7 @@ def generate_on_ray(
     try:
         import ray.data  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ForetokenError("Ray is not installed: pip install 'foretoken[cluster]'.") from error
+        raise ForetokenError("Ray is not installed: pip install -e '.[cluster]'.") from error
     todo = [{"index": i, "prompt": prompt} for i, prompt in enumerate(prompts)]
     done = finished(out, prompts, seed)
     todo = [row for row in todo if row["index"] not in done]

@@ -86,7 +86,7 @@ def check_plot(path: str) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
-        raise ForetokenError("Plots need matplotlib: pip install 'foretoken[bench]'.") from error
+        raise ForetokenError("Plots need matplotlib: pip install -e '.[bench]'.") from error
     known = FigureCanvasBase.get_supported_filetypes()
     if _kind(path) not in known:
         raise ForetokenError(f"Cannot plot to {path}: end its name in one of {', '.join(sorted(known))}.")

@@ -196,7 +196,7 @@ def _llguidance() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise ForetokenError("Grammars need llguidance: pip install 'foretoken[grammar]'.") from error
+        raise ForetokenError("Grammars need llguidance: pip install -e '.[grammar]'.") from error
     return llguidance
 
 

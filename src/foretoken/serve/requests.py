@@ -147,7 +147,7 @@ class Intake:
         jobs = [
             Job(
                 tuple(ids),
-                self._held(sampling, grammar, ends, len(ids)),
+                self._held(sampling, grammar, ends, len(ids), _grammar_field(body)),
                 seed + i * n + k,
                 min(max_new_tokens, self.context - len(ids)),
                 ends,
@@ -174,14 +174,16 @@ class Intake:
             bias[int(token)] = added
         return Sampling(**given, logit_bias=bias)
 
-    def _held(self, sampling: Sampling, grammar: Grammar | None, ends: frozenset[int], num_prompt: int) -> Sampling:
-        """The settings of one text that is held to a grammar; the parser is that text's own."""
+    def _held(
+        self, sampling: Sampling, grammar: Grammar | None, ends: frozenset[int], num_prompt: int, param: str
+    ) -> Sampling:
+        """The settings of one text that is held to a grammar, by a parser of its own. param: the field in errors."""
         if grammar is None:
             return sampling
         try:
             constraint = grammar.constraint(self.tokenizer, ends, num_prompt)
         except ForetokenError as error:
-            raise ApiError(400, str(error), "response_format") from error
+            raise ApiError(400, str(error), param) from error
         return replace(sampling, processors=(*sampling.processors, constraint))
 
     def _encode(self, prompt: Any, which: str, param: str) -> list[int]:
@@ -208,6 +210,11 @@ class Intake:
         if texts > self.most:
             param = "n" if prompts == 1 else "prompt"
             raise ApiError(400, f"{param} asks for {texts} texts at once, and {self.most} are the most.", param)
+
+
+def _grammar_field(body: Sampled) -> str:
+    """The field by which a request asks for a grammar."""
+    return "response_format" if body.structured_outputs is None else "structured_outputs"
 
 
 def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:

@@ -99,7 +99,7 @@ def _by_falling_ratio(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"]) -> tuple
 def _by_linear_program(law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
     """Return the value of the relaxed transport problem; see published/sets.py."""
     if find_spec("scipy") is None:
-        raise ForetokenError(f"alpha_star for law {law.name} needs scipy: pip install 'foretoken[transport]'.")
+        raise ForetokenError(f"alpha_star for law {law.name} needs scipy: pip install -e '.[transport]'.")
     return float(flow_by_program(draw_sets(law, q.cpu().numpy()), p.cpu().numpy()).sum())
 
 

@@ -101,7 +101,7 @@ class Solver(ABC):
 
     def check_installed(self) -> None:
         if find_spec("scipy") is None:
-            raise ForetokenError(f"Verifier {self.name} needs scipy: pip install 'foretoken[transport]'.")
+            raise ForetokenError(f"Verifier {self.name} needs scipy: pip install -e '.[transport]'.")
 
     def plan(self, p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Solution:
         """Return the rows for all draws of `law` at p and q."""
