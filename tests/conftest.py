@@ -1,6 +1,7 @@
 """Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares: in each
 test at its first calls and at some of the others, with --every-call at all of them."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,6 +16,7 @@ from jaxtyping import install_import_hook
 
 import checking
 
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # bars of models that a test saves are no output of a command
 jaxtyping.jaxtyped = checking.jaxtyped
 install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")
 pytest_plugins = ["command"]  # after the hook: it imports both
