@@ -23,7 +23,7 @@ from foretoken.serve.guards import Keyed, Logged, Sized
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.requests import Asked, Intake
-from foretoken.serve.running import RETRY_AFTER
+from foretoken.serve.running import unavailable
 from foretoken.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
@@ -60,8 +60,8 @@ class Service:
         Raises ApiError: 429 where too many requests wait for it, 408 where it takes too long.
         """
         if self.being_read >= self.most:
-            retry = {"Retry-After": str(RETRY_AFTER)}
-            raise ApiError(429, "Too many requests wait to be read: try again later.", None, "queue_full", retry)
+            self.metrics.rejections.inc()
+            raise unavailable(429, "Too many requests wait to be read: try again later.")
         self.being_read += 1
         try:
             reading = asyncio.get_running_loop().run_in_executor(self.reader, read, body)

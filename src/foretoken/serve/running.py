@@ -17,6 +17,12 @@ T = TypeVar("T")
 RETRY_AFTER = 1  # seconds, sent with a 429 or 503
 
 
+def unavailable(status: int, message: str) -> ApiError:
+    """What a request is answered with that may come again: 429 where a queue is full, 503 where no more are taken."""
+    code = "queue_full" if status == 429 else "unavailable"
+    return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
+
+
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
@@ -40,8 +46,7 @@ class Running:
                 self._open[index] = self.worker.submit(job, self._deliver(index))
         except (QueueFullError, DrainingError) as error:
             self._cancel()
-            status, code = (429, "queue_full") if isinstance(error, QueueFullError) else (503, "unavailable")
-            raise ApiError(status, str(error), code=code, headers={"Retry-After": str(RETRY_AFTER)}) from error
+            raise unavailable(429 if isinstance(error, QueueFullError) else 503, str(error)) from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
