@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
+from leaks import leak
 from models_zoo import tiny
 from tables import tiny_engine
 
@@ -102,20 +102,10 @@ def test_a_wrong_rule_cannot_be_seen_where_drafter_and_target_agree() -> None:
 
 def test_a_wrong_mask_fails_scores_and_greedy_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 1 sees node 2, its own continuation."""
-    from foretoken.models.growing_tree import GrowingTree
-
-    rows_of = GrowingTree.rows
-
-    def leaky(self: GrowingTree, first: int) -> np.ndarray:
-        seen = rows_of(self, first).copy()
-        if first == 0 and len(seen) > 2:
-            seen[1, 2] = 0.0
-        return seen
-
     engine = tiny_engine(drafter=tiny("llama"), tree="chain:3")
     assert outcomes_of(models.tree_scores(engine, 0)) == [OK]
     assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]
-    monkeypatch.setattr(GrowingTree, "rows", leaky)
+    leak(monkeypatch, 1, 2)
     assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
     assert FAILED in outcomes_of(models.greedy(engine, 0))
 

@@ -1,7 +1,6 @@
 """The thread that owns the model: every job has the text that it would have alone, whoever joins, leaves or fails."""
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.worker import Worker
 from listening import PATIENCE, Listener, finish, job, started
+from serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "é", "return x"]
@@ -229,8 +229,7 @@ def test_stopping_ends_the_jobs_in_work(folders):
     assert begun.wait(PATIENCE)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    while not worker._stopping:
-        time.sleep(0.001)
+    wait_until(lambda: worker._stopping)
     held.set()
     stopping.join(PATIENCE)
     down = Failed("The server is shutting down.")

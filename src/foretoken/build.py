@@ -207,10 +207,9 @@ def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> Engine:
         policy: the tree of every method.
     """
     drafters, rule = [first], engine.verifier
-    for vocab in FASTEST:
+    for vocab in (other for other in FASTEST if other != engine.recipe.vocab):
         drafter, usual = assembled(replace(engine.recipe, vocab=vocab), engine.source)
-        if vocab != engine.recipe.vocab:
-            drafters.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
+        drafters.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
         if not usual.accepts(Opaque(1)):  # the rule that weighs q; draft tokens without one any walk matches exactly
             rule = usual
     return replace(engine, drafter=FastestDrafter(tuple(drafters)), verifier=rule)

@@ -2,8 +2,8 @@
 
 A row's text depends on its prompt, the settings and its seed alone, which is the file's seed plus the row's number; but
 for method auto at a temperature above 0, where it also depends on measured times. So a killed actor changes nothing:
-Ray gives its rows to another one, which writes the same texts. A killed run is started
-again with the same output file: rows that are in it are not done again.
+Ray gives its rows to another one, which writes the same texts. A killed run is started again with the same output file:
+rows that are in it are not done again.
 """
 
 import json

@@ -73,7 +73,7 @@ class Sampling:
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        """Those of the processors that rule tokens out; drafts that they forbid are not drafted."""
+        """Those of the processors that rule tokens out; draft tokens that they forbid are not scored."""
         return tuple(processor for processor in self.processors if isinstance(processor, Constraint))
 
     @property

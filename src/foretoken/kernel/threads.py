@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from foretoken.kernel.compile import use_threads
 
 TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find cold caches
-SOON, AGAIN = (
-    25,
-    200,
-)  # forwards after which the others are tried once more, at first and in the long run: a number that
-# another program disturbed at first comes back soon, and a trial at twice the time costs 0.5% in the end
+# Forwards after which the others are tried once more, at first and in the long run. So a number that another program
+# disturbed at first comes back soon, and in the end a trial at twice the time costs 0.5%.
+SOON, AGAIN = 25, 200
 NEWEST = 0.25  # weight of the newest time in the mean
 
 

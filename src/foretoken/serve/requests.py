@@ -7,7 +7,7 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_seed, check_stops
-from foretoken.core.sampling import Sampling
+from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
 from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
@@ -22,10 +22,10 @@ from foretoken.serve.schema import (
     Sampled,
     TokenizeRequest,
 )
-from foretoken.serve.structure import grammar_of
+from foretoken.serve.structure import grammar_field, grammar_of
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # whose tokens are texts in JSON
 UNSUPPORTED = ("tools", "tool_choice")
 
 
@@ -147,7 +147,7 @@ class Intake:
         jobs = [
             Job(
                 tuple(ids),
-                self._held(sampling, grammar, ends, len(ids), _grammar_field(body)),
+                self._held(sampling, grammar, ends, len(ids), grammar_field(body)),
                 seed + i * n + k,
                 min(max_new_tokens, self.context - len(ids)),
                 ends,
@@ -210,11 +210,6 @@ class Intake:
         if texts > self.most:
             param = "n" if prompts == 1 else "prompt"
             raise ApiError(400, f"{param} asks for {texts} texts at once, and {self.most} are the most.", param)
-
-
-def _grammar_field(body: Sampled) -> str:
-    """The field by which a request asks for a grammar."""
-    return "response_format" if body.structured_outputs is None else "structured_outputs"
 
 
 def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ def grammar_of(body: Sampled) -> Grammar | None:
     wanted, outputs = body.response_format, body.structured_outputs
     if wanted is not None and wanted.type != "text" and outputs is not None:
         raise ApiError(400, "response_format and structured_outputs mean the same: give one.", "response_format")
-    param = "response_format" if outputs is None else "structured_outputs"
+    param = grammar_field(body)
     try:
         made = _formatted(wanted) if outputs is None else _structured(outputs)
     except ForetokenError as error:
@@ -24,6 +24,11 @@ def grammar_of(body: Sampled) -> Grammar | None:
     if made is not None and body.ignore_eos:
         raise ApiError(400, f"ignore_eos goes on after the end, and {param} has one: leave out either.", "ignore_eos")
     return made
+
+
+def grammar_field(body: Sampled) -> str:
+    """The field by which a request asks for a grammar, if it does."""
+    return "response_format" if body.structured_outputs is None else "structured_outputs"
 
 
 def _formatted(wanted: ResponseFormat | None) -> Grammar | None:
