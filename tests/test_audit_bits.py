@@ -61,6 +61,30 @@ def test_scores_and_greedy_texts(dtype: torch.dtype) -> None:
     assert all(ids == want[: len(ids)] for ids in texts.values()), texts
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 4.0}, {"temperature": 4.0, "top_p": 0.99}, {"temperature": 4.0, "presence_penalty": 1e6}],
+)
+def test_with_exact_match_a_seed_gives_plain_decodings_text_at_any_temperature(settings: dict[str, float]) -> None:
+    """One uniform for each token, from the same p: docs/losslessness.md, section 3. A rule with draws of its own differs."""
+    model, drafting = real_shape(torch.bfloat16), real_shape(torch.bfloat16)
+    texts: dict[str, list[list[int]]] = {}
+    for name, options in {
+        "plain": {},
+        "n-gram": {"drafter": "ngram", "tree": "chain:4"},
+        "n-gram, auto": {"drafter": "ngram"},
+        "chain": {"drafter": drafting, "tree": "chain:3", "verifier": "exact-match"},
+        "k-ary tree, auto": {"drafter": drafting, "tree": "kary:2x3", "verifier": "exact-match", "method": "auto"},
+        "dynamic tree": {"drafter": drafting, "tree": "dynamic:8"},
+        "block": {"drafter": drafting, "tree": "chain:3", "verifier": "block"},
+    }.items():
+        engine = foretoken.load(model, max_batch=len(TEXTS), **options)
+        results = engine.generate(TEXTS, max_new_tokens=24, seed=11, **settings)
+        texts[name] = [result.token_ids for result in results]
+    assert texts.pop("block") != texts["plain"]
+    assert all(ids == texts["plain"] for ids in texts.values()), texts
+
+
 def test_one_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, right = CausalLM(real_shape(torch.float32)), KernelRows.__call__
 
