@@ -241,6 +241,9 @@ def test_metrics_are_those_that_vllms_clients_read(server):
     before = figures()
     told = server.post(COMPLETION, {"prompt": "abc", "max_tokens": 24, "seed": 1}).json()
     after = figures()
+    assert moved("vllm:time_to_first_token_seconds_sum") == pytest.approx(
+        moved("vllm:request_queue_time_seconds_sum") + moved("vllm:request_prefill_time_seconds_sum")
+    )
     spec = told["metrics"]["speculative_decoding"]
     assert moved("vllm:spec_decode_num_drafts_total") == spec["num_spec_steps"] > 0
     assert moved("vllm:spec_decode_num_draft_tokens_total") == spec["num_draft_tokens"]

@@ -106,7 +106,7 @@ class Answer(Response):
                 choice, now = self.choices[index], time.perf_counter()
                 self.tally.record(index, progress)
                 if choice.last is None:
-                    metrics.began(len(choice.job.ids), progress.num_cached, now - self.tally.start)
+                    metrics.began(len(choice.job.ids), progress, now - self.tally.start)
                 else:
                     metrics.between.observe(now - choice.last)
                 choice.last = now

@@ -30,11 +30,13 @@ class Ticket:
     """One submitted job, and who receives its news.
 
     cancelled: whether nobody waits for it any more.
+    submitted: when it came, in seconds of time.perf_counter.
     """
 
     job: Job
     deliver: Deliver
     cancelled: bool = False
+    submitted: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(eq=False)
@@ -44,6 +46,7 @@ class Text:
     rng: the source of the sequence's random numbers.
     stream: turns its ids into text, None where the engine has no tokenizer.
     num_cached: tokens of its prompt that the prefix cache held.
+    waited_s: seconds from its coming to the start of its work.
     logprobs, tree: what its last step showed, where the job asks for it.
     """
 
@@ -52,6 +55,7 @@ class Text:
     rng: Seeded
     stream: TextStream | None
     num_cached: int = 0
+    waited_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     tree: StepTree | None = None
 
@@ -143,7 +147,7 @@ class Batch:
         shows = job.top_logprobs is not None
         sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
         stream = TextStream(tokenizer, job.stops, job.ids) if tokenizer else None
-        text = Text(ticket, sequence, rng, stream)
+        text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
         if len(job.ids) <= BLOCK:
             self._look_up(text)
             self._enter(text, [])
@@ -273,8 +277,8 @@ class Batch:
                 del self._texts[sequence]
             origins = step.origins[: len(tokens)]
             shown, tree = text.logprobs[: len(tokens)], text.tree
-            cached, drafted = text.num_cached, step.num_drafted
-            tell(text.ticket, Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, reason))
+            cached, waited, drafted = text.num_cached, text.waited_s, step.num_drafted
+            tell(text.ticket, Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, waited, reason))
 
     def _watch(self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
         """The decoder's observer: remembers what the jobs ask for besides their tokens."""

@@ -67,7 +67,7 @@ class Progress:
     text: the text that became certain. token_ids: the ids emitted. origins: of each id, whether it was drafted.
     num_drafted: draft tokens of the step's tree. logprobs: of each id, where the job asked for them.
     tree: the step's token tree, where the job asked for it. num_cached: prompt tokens that the prefix cache held.
-    finish_reason: None before the last step.
+    waited_s: seconds that the job waited for others to end. finish_reason: None before the last step.
     """
 
     text: str
@@ -77,6 +77,7 @@ class Progress:
     logprobs: tuple[TokenLogprob, ...] = ()
     tree: StepTree | None = None
     num_cached: int = 0
+    waited_s: float = 0.0
     finish_reason: FinishReason | None = None
 
 

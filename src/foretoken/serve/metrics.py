@@ -56,6 +56,8 @@ class Metrics:
         self.first = histogram("time_to_first_token_seconds", "Until the first token.", FIRST)
         self.between = histogram("inter_token_latency_seconds", "Between the steps of a text.", BETWEEN)
         self.per_token = histogram("request_time_per_output_token_seconds", "Mean after the first token.", BETWEEN)
+        self.queue = histogram("request_queue_time_seconds", "Waiting for other texts to end.", WHOLE)
+        self.prefill = histogram("request_prefill_time_seconds", "From there to the first token.", WHOLE)
         self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", WHOLE)
         self.decoding = histogram("request_decode_time_seconds", "From the first token to the last.", WHOLE)
         for depth in range(8):
@@ -74,12 +76,14 @@ class Metrics:
         if progress.finish_reason is not None:
             self.success.labels(self.name, progress.finish_reason).inc()
 
-    def began(self, num_prompt: int, num_cached: int, seconds: float) -> None:
-        """The first step of a job. seconds: since its request came."""
+    def began(self, num_prompt: int, first: Progress, seconds: float) -> None:
+        """The first step of a job. num_prompt: tokens of its prompt. seconds: since its request came."""
         self.prompt_tokens.inc(num_prompt)
         self.queries.inc(num_prompt)
-        self.hits.inc(num_cached)
+        self.hits.inc(first.num_cached)
         self.first.observe(seconds)
+        self.queue.observe(first.waited_s)
+        self.prefill.observe(seconds - first.waited_s)
 
     def ended(self, tally: Tally) -> None:
         """A request whose texts are all finished."""

@@ -19,6 +19,7 @@ class Tally:
         self.prompt_tokens = sum(len(job.ids) for job in jobs[::n])
         self.n = n
         self.cached = 0
+        self.waited_s = 0.0  # of the job that waited longest
         self.num_tokens = 0
         self.num_steps = 0  # with drafts
         self.num_drafted = 0
@@ -31,6 +32,7 @@ class Tally:
         self.last = time.perf_counter()
         if self.first is None:
             self.first = self.last
+        self.waited_s = max(self.waited_s, progress.waited_s)
         if index % self.n == 0:
             self.cached += progress.num_cached
         self.num_tokens += len(progress.token_ids)
@@ -56,6 +58,7 @@ class Tally:
         seconds, between = self.last - self.start, self.last - first
         return {
             "time_to_first_token_ms": _ms(first - self.start),
+            "queue_time_ms": _ms(self.waited_s),
             "generation_time_ms": _ms(between),
             "mean_itl_ms": _ms(between / (self.num_tokens - 1)) if self.num_tokens > 1 else None,
             "tokens_per_second": round(self.num_tokens / seconds, 3) if seconds else None,
