@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 from torch import Tensor
 
@@ -199,7 +199,8 @@ class Engine:
         """The model's answer to a conversation, or to each of a list of them; options as in `generate`.
 
         messages: {"role": "user", "content": "..."} each, written by the tokenizer's chat template up to where the
-        answer begins. The answer ends where the model ends its turn. `stream` takes conversations as well.
+        answer begins; an assistant's may have tool_calls in OpenAI's form. The answer ends where the model ends its
+        turn. `stream` takes conversations as well.
         Raises ForetokenError for what is no conversation, or a tokenizer without a template.
         """
         many = isinstance(messages, Sequence) and bool(messages) and not any(isinstance(x, Mapping) for x in messages)
@@ -248,9 +249,10 @@ class Engine:
             requests.append(Request(i, ids, ends, seed + i, text, held))
         return requests
 
-    def encode(self, prompt: Prompt, which: str = "The prompt") -> list[int]:
-        """The ids of a prompt: a text's, or a conversation's up to where the answer begins. which: names it in errors.
+    def encode(self, prompt: Prompt, which: str = "The prompt", tools: Sequence[Any] | None = None) -> list[int]:
+        """The ids of a prompt: a text's, or a conversation's up to where the answer begins.
 
+        which: names it in errors. tools: functions that the answer to a conversation may call, in OpenAI's form.
         Raises ForetokenError for a prompt that cannot be continued, as one that fills the context.
         """
         if isinstance(prompt, (bytes, bytearray)):
@@ -260,8 +262,10 @@ class Engine:
                 raise ForetokenError(
                     "A text prompt needs a tokenizer: pass token ids, or tokenizer= to foretoken.load."
                 )
-            write: Any = encode if isinstance(prompt, str) else chat_prompt
-            ids = write(self.tokenizer, prompt, which)
+            if isinstance(prompt, str):
+                ids = encode(self.tokenizer, prompt, which)
+            else:
+                ids = chat_prompt(self.tokenizer, cast(Messages, prompt), which, tools)
         else:
             try:
                 ids = [index(token) for token in _plain(prompt)]

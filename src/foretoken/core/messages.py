@@ -1,11 +1,14 @@
 """Texts and conversations as they come in, checked without torch or a tokenizer: bad ones are refused at once."""
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from foretoken.core.errors import ForetokenError
 
-Message = Mapping[str, str]  # {"role": "user", "content": "..."}
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what else the chat template reads
 SHAPE = '{"role": "user", "content": "..."}'
+CALL = '{"type": "function", "id": "...", "function": {"name": "...", "arguments": "{...}"}}'
 
 
 def check_text(text: str, which: str) -> None:
@@ -24,7 +27,10 @@ def check_text(text: str, which: str) -> None:
 
 
 def check_messages(messages: object, which: str = "The conversation") -> None:
-    """Refuse what is no list of messages, each with a text as role and a text as content."""
+    """Refuse what is no list of messages, each with a text as role and a text as content.
+
+    An assistant's message may have `tool_calls` in OpenAI's form instead of, or beside, its content.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes, bytearray)):
         raise ForetokenError(f"{which} is a {type(messages).__name__}: give a list of messages, {SHAPE} each.")
     if not messages:
@@ -33,12 +39,44 @@ def check_messages(messages: object, which: str = "The conversation") -> None:
         name = f"Message {number} of {which[0].lower()}{which[1:]}"
         if not isinstance(message, Mapping):
             raise ForetokenError(f"{name} is a {type(message).__name__}: write {SHAPE}.")
+        calls = message.get("tool_calls")
+        if calls is not None:
+            _check_calls(calls, message.get("role"), name)
         for key in ("role", "content"):
+            if key == "content" and calls and message.get(key) is None:
+                continue
             if key not in message:
                 raise ForetokenError(f"{name} has no {key}: write {SHAPE}.")
             if not isinstance(message[key], str):
                 raise ForetokenError(f"The {key} of {name[0].lower()}{name[1:]} is no text: write {SHAPE}.")
             check_text(message[key], f"The {key} of {name[0].lower()}{name[1:]}")
+
+
+def call_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the `function` of a tool call, as an object; OpenAI's form has its JSON text, or an empty one.
+
+    Raises ValueError for what is no object.
+    """
+    given = function.get("arguments")
+    read = (json.loads(given) if given else {}) if isinstance(given, str) else given
+    if not isinstance(read, Mapping):
+        raise ValueError("they are no object")
+    return dict(read)
+
+
+def _check_calls(calls: object, role: object, name: str) -> None:
+    """Refuse tool calls that no template could write. name: of the message."""
+    if role != "assistant":
+        raise ForetokenError(f"{name} has tool_calls, which only the assistant's messages may have: leave them out.")
+    for number, call in enumerate(calls if isinstance(calls, Sequence) else [calls], start=1):
+        which = f"call {number} of {name[0].lower()}{name[1:]}"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ForetokenError(f"C{which[1:]} has no function with a name: write {CALL}.")
+        try:
+            call_arguments(function)
+        except (ValueError, RecursionError) as error:
+            raise ForetokenError(f"The arguments of {which} are not those of a call ({error}): write {CALL}.") from None
 
 
 def is_conversation(prompt: object) -> bool:

@@ -70,12 +70,15 @@ class Grammar:
         return _checked("The regular expression", pattern, _llguidance().LLMatcher.grammar_from_regex)
 
     @staticmethod
-    def lark(grammar: str) -> "Grammar":
+    def lark(grammar: str, parts: Mapping[str, "Grammar"] | None = None) -> "Grammar":
         """The texts of a context-free grammar.
 
         grammar: in the Lark syntax as llguidance reads it; its rule `start` is the whole text.
+        parts: grammars of JSON or a regular expression to which it may refer, as @name.
         """
-        return _checked("The Lark grammar", grammar, _llguidance().LLMatcher.grammar_from_lark)
+        named = [{**json.loads(part.source)["grammars"][0], "name": name} for name, part in (parts or {}).items()]
+        joined = json.dumps({"grammars": [{"lark_grammar": grammar}, *named]}) if named else grammar
+        return _checked("The Lark grammar", joined, _llguidance().LLMatcher.grammar_from_lark)
 
     def constraint(self, tokenizer: Tokenizer | None, ends: frozenset[int], num_prompt: int) -> "GrammarConstraint":
         """The processor that holds one text to the grammar.

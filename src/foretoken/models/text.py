@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.messages import Message, check_messages, check_text
+from foretoken.core.messages import Message, call_arguments, check_messages, check_text
 
 CONTEXT = 8  # prompt ids decoded along with the first output, since decoders treat the start of a text specially
 REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
@@ -19,10 +19,17 @@ def encode(tokenizer: Tokenizer, text: str, which: str = "The prompt") -> list[i
     return list(tokenizer(text)["input_ids"])
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = "The conversation") -> list[int]:
+def chat_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    which: str = "The conversation",
+    tools: Sequence[Any] | None = None,
+) -> list[int]:
     """Ids of a conversation as the tokenizer's chat template writes it, up to where the model's answer begins.
 
-    messages: {"role": ..., "content": ...} each. The template writes all special tokens itself, begin-of-text as well.
+    messages: {"role": ..., "content": ...} each, and what else the template reads; tool calls in OpenAI's form.
+    tools: functions that the answer may call, in OpenAI's form.
+    The template writes all special tokens itself, begin-of-text as well.
     Raises ForetokenError where there is no template, the messages are malformed, or the template refuses them.
     """
     check_messages(messages, which)
@@ -33,7 +40,11 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = 
         )
     try:
         ids: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            [_for_template(message, str(tokenizer.chat_template)) for message in messages],
+            tools=None if tools is None else list(tools),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
         )
     except Exception as error:  # templates are programs that come with a model: they fail as they like
         why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -41,14 +52,41 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], which: str = 
     return [int(token) for token in ids]
 
 
+def _for_template(message: Message, template: str) -> dict[str, Any]:
+    """A message as templates read it: arguments of calls as objects, and no content as an empty one.
+
+    A developer's message, which most templates would drop, is the system's where the template does not name the role.
+    """
+    read = {"content": "", **{key: value for key, value in message.items() if value is not None}}
+    if read["role"] == "developer" and "developer" not in template:
+        read["role"] = "system"
+    if calls := read.get("tool_calls"):
+        read["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": call_arguments(call["function"])}} for call in calls
+        ]
+    return read
+
+
+def rendered(
+    tokenizer: Tokenizer, messages: Sequence[Any], tools: Sequence[Any] | None = None, prompt: bool = False
+) -> str | None:
+    """What the chat template writes for a probe; None where it fails, or there is none.
+
+    prompt: whether it goes on to where an answer begins.
+    """
+    offered = None if tools is None else list(tools)
+    try:
+        return str(
+            tokenizer.apply_chat_template(list(messages), tools=offered, add_generation_prompt=prompt, tokenize=False)
+        )
+    except Exception:  # templates fail as they like: one that fails on a probe tells nothing
+        return None
+
+
 def turn_end(tokenizer: Tokenizer) -> int | None:
     """The special token that the chat template writes right after an answer, if there is one."""
-    try:
-        turns = [{"role": "user", "content": "0"}, {"role": "assistant", "content": ANSWER}]
-        written = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except Exception:  # a template that fails on these turns tells nothing of their end
-        return None
-    if ANSWER not in written:
+    written = rendered(tokenizer, [{"role": "user", "content": "0"}, {"role": "assistant", "content": ANSWER}])
+    if written is None or ANSWER not in written:
         return None
     after = written.rpartition(ANSWER)[2].lstrip()
     specials = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content}

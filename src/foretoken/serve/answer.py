@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from foretoken.models.text import TextStream
+from foretoken.serve.calls import Call, CallReader
 from foretoken.serve.errors import ApiError
 from foretoken.serve.forms import Form
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
@@ -47,16 +48,29 @@ class Desk:
 class Choice:
     """One text of an answer, as far as it has come. offset: characters of the tokens whose log probabilities were sent.
 
-    pieces: gives the text of single tokens, where the steps are shown.
+    pieces: gives the text of single tokens, where the steps are shown. reader: finds calls, where there may be some.
+    text: without them.
     """
 
     job: Job
     pieces: TextStream
+    reader: CallReader | None
     text: str = ""
+    calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offset: int = 0
     finish_reason: str | None = None
     last: float | None = None  # moment of the last step
+
+    def read(self, progress: Progress) -> tuple[str, list[Call]]:
+        """What a step adds for the client: text and calls."""
+        reason, text, calls = progress.finish_reason, progress.text, []
+        if self.reader is not None:
+            text, calls = self.reader.read(text, last=reason is not None)
+        self.text += text
+        self.calls += calls
+        self.finish_reason = "tool_calls" if reason == "stop" and self.calls else reason
+        return text, calls
 
 
 class Answer(Response):
@@ -71,7 +85,10 @@ class Answer(Response):
         self.created = int(time.time())
         self.tally = Tally(asked.jobs, asked.n)
         tokenizer = desk.spelling.tokenizer
-        self.choices = [Choice(job, TextStream(tokenizer, job.stops, job.ids)) for job in asked.jobs]
+        self.choices = [
+            Choice(job, TextStream(tokenizer, job.stops, job.ids), asked.calls.reader() if asked.calls else None)
+            for job in asked.jobs
+        ]
         self.begun = False  # whether the response has
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +127,6 @@ class Answer(Response):
                 else:
                     metrics.between.observe(now - choice.last)
                 choice.last = now
-                choice.finish_reason = progress.finish_reason
                 metrics.step(progress)
                 yield index, progress
         metrics.ended(self.tally)
@@ -118,7 +134,7 @@ class Answer(Response):
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._steps()) as steps:
             async for index, progress in steps:
-                self.choices[index].text += progress.text
+                self.choices[index].read(progress)
                 self.choices[index].logprobs += progress.logprobs
         choices = []
         for index, choice in enumerate(self.choices):
@@ -126,7 +142,7 @@ class Answer(Response):
             logprobs = None
             if choice.job.top_logprobs is not None:
                 logprobs = self.form.logprobs(choice.logprobs, self.desk.spelling, 0)
-            written = self.form.whole(text, logprobs)
+            written = self.form.whole(text, choice.calls, logprobs)
             choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
         body = {**self._frame(self.form.name), "choices": choices, **self._end()}
         self.begun = True
@@ -155,17 +171,20 @@ class Answer(Response):
             async for index, progress in steps:
                 if index not in opened:
                     opened.add(index)
-                    opening = self.form.opening(self.asked.echoed[index] if self.asked.echoed else "")
+                    before = self.asked.echoed[index] if self.asked.echoed else None if self.asked.calls else ""
+                    opening = self.form.opening(before)
                     if opening is not None:
                         yield chunk(index, opening)
-                logprobs = self._new_logprobs(self.choices[index], progress)
-                if progress.text or logprobs is not None or self.asked.steps:
-                    news = chunk(index, self.form.part(progress.text, logprobs))
+                choice = self.choices[index]
+                logprobs = self._new_logprobs(choice, progress)
+                text, calls = choice.read(progress)
+                if text or calls or logprobs is not None or self.asked.steps:
+                    news = chunk(index, self.form.part(text, calls, logprobs))
                     if self.asked.steps:
-                        news["step"] = self._step(self.choices[index], progress)
+                        news["step"] = self._step(choice, progress)
                     yield news
-                if progress.finish_reason is not None:
-                    yield chunk(index, self.form.part("", None), progress.finish_reason)
+                if choice.finish_reason is not None:
+                    yield chunk(index, self.form.part("", (), None), choice.finish_reason)
         if self.asked.usage:
             yield {**frame, "choices": [], **self._end()}
 

@@ -85,7 +85,7 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
     """errors: pydantic's, at least one. body: what was sent. Of the members of a union all tell what they want: those
     that got furthest are believed."""
     found = errors[0]
-    places = {id(error): _place(error["loc"][1:], body) for error in errors if error["loc"][:2] == found["loc"][:2]}
+    places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}
     place = max(places.values(), key=lambda each: each.count("."))
     fitting = [error for error in errors if places.get(id(error)) == place]
     kind, wanted = fitting[0]["type"], dict.fromkeys(error["msg"] for error in fitting)
@@ -104,12 +104,12 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
     return ApiError(400, said, place)
 
 
-def _place(path: tuple[int | str, ...], body: Any) -> str:
+def _place(error: Any, body: Any) -> str:
     """The field that pydantic means, such as messages.0.content; it also names the members of unions, left out here."""
-    place: list[str] = []
+    path, place = error["loc"][1:], []
     for key in path:
         if isinstance(body, Mapping):
-            if key not in body and place and key != path[-1]:
+            if key not in body and place and not (key == path[-1] and error["type"] == "missing"):
                 continue
             place.append(str(key))
             body = body.get(key)

@@ -11,6 +11,7 @@ from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
 from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
+from foretoken.serve.calls import CallForm
 from foretoken.serve.errors import ApiError, refused
 from foretoken.serve.jobs import Job
 from foretoken.serve.schema import (
@@ -21,12 +22,13 @@ from foretoken.serve.schema import (
     Named,
     Sampled,
     TokenizeRequest,
+    Tool,
 )
-from foretoken.serve.structure import grammar_field, grammar_of
+from foretoken.serve.structure import grammar_of
+from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # whose tokens are texts in JSON
-UNSUPPORTED = ("tools", "tool_choice")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Asked:
     """A request, checked. jobs: one per choice, prompt by prompt. n: choices of each prompt. seed: of choice 0.
 
     stream: whether the text is sent as it grows. usage, steps: what a stream's chunks tell beside it. echoed: the text
-    before each choice, where it was asked for.
+    before each choice, where it was asked for. calls: how calls are written in the texts; None where none are read.
     """
 
     jobs: tuple[Job, ...]
@@ -44,6 +46,7 @@ class Asked:
     usage: bool
     steps: bool
     echoed: tuple[str, ...] | None = None
+    calls: CallForm | None = None
 
 
 class Intake:
@@ -59,6 +62,7 @@ class Intake:
         self.engine, self.tokenizer = engine, engine.tokenizer
         self.name, self.context, self.most = name, context, most
         end = turn_end(engine.tokenizer)
+        self.use = tool_use(engine.tokenizer)
         self.turn_ends = engine.eos_ids if end is None else engine.eos_ids | {end}
 
     def chat(self, body: ChatRequest) -> Asked:
@@ -68,10 +72,11 @@ class Intake:
             raise ApiError(400, "max_tokens and max_completion_tokens mean the same: give one of them.", "max_tokens")
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
-        ids = self._encode(_conversation(body.messages), "The conversation", "messages")
+        calls = wanted_form(body, self.use)
+        ids = self._conversation(body.messages, body.tools)
         top = (body.top_logprobs or 0) if body.logprobs else None
         new = body.max_tokens or body.max_completion_tokens or self.context
-        return self._asked(body, [ids], new, top, self.turn_ends)
+        return self._asked(body, [ids], new, top, self.turn_ends, calls=calls)
 
     def completion(self, body: CompletionRequest) -> Asked:
         """The continuation of each prompt."""
@@ -99,7 +104,9 @@ class Intake:
         if (body.prompt is None) is (body.messages is None):
             raise ApiError(400, "Give a prompt or messages, one of them.", "prompt")
         if body.messages is not None:
-            return self._encode(_conversation(body.messages), "The conversation", "messages")
+            return self._conversation(body.messages, body.tools)
+        if body.tools is not None:
+            raise ApiError(400, "tools is for messages: give some, or leave it out.", "tools")
         return self._encode(body.prompt, "The prompt", "prompt")
 
     def detokenize(self, body: DetokenizeRequest) -> str:
@@ -123,10 +130,8 @@ class Intake:
         top_logprobs: int | None,
         eos_ids: frozenset[int],
         echoed: tuple[str, ...] | None = None,
+        calls: CallForm | None = None,
     ) -> Asked:
-        for name in UNSUPPORTED:
-            if getattr(body, name, None) is not None:
-                raise ApiError(400, f"{name} is not supported yet: leave it out.", name, "unsupported_parameter")
         options = body.stream_options
         if options is not None and not body.stream:
             raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
@@ -143,11 +148,11 @@ class Intake:
         steps = bool(options and options.include_steps)
         depth = 0 if body.speculation == "off" else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
-        grammar = grammar_of(body)
+        grammar, param = grammar_of(body, calls)
         jobs = [
             Job(
                 tuple(ids),
-                self._held(sampling, grammar, ends, len(ids), grammar_field(body)),
+                self._held(sampling, grammar, ends, len(ids), param),
                 seed + i * n + k,
                 min(max_new_tokens, self.context - len(ids)),
                 ends,
@@ -159,9 +164,8 @@ class Intake:
             for i, ids in enumerate(prompts)
             for k in range(n)
         ]
-        return Asked(
-            tuple(jobs), n, seed, bool(body.stream), bool(options and options.include_usage), steps, echoed
-        )  # fmt: skip
+        usage = bool(options and options.include_usage)
+        return Asked(tuple(jobs), n, seed, bool(body.stream), usage, steps, echoed, calls)
 
     def _sampling(self, body: Sampled) -> Sampling:
         """The settings that are given; OpenAI's defaults, which are also `Sampling`'s, for the others."""
@@ -186,9 +190,14 @@ class Intake:
             raise ApiError(400, str(error), param) from error
         return replace(sampling, processors=(*sampling.processors, constraint))
 
-    def _encode(self, prompt: Any, which: str, param: str) -> list[int]:
+    def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> list[int]:
+        offered = for_template(tools, self.use)
+        check_history(messages, self.use)
+        return self._encode([_message(message) for message in messages], "The conversation", "messages", offered)
+
+    def _encode(self, prompt: Any, which: str, param: str, tools: Sequence[Any] | None = None) -> list[int]:
         try:
-            ids = self.engine.encode(prompt, which)
+            ids = self.engine.encode(prompt, which, tools)
         except ForetokenError as error:
             raise ApiError(400, str(error), param) from error
         if len(ids) >= self.context:
@@ -212,14 +221,9 @@ class Intake:
             raise ApiError(400, f"{param} asks for {texts} texts at once, and {self.most} are the most.", param)
 
 
-def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """As the chat template takes it; text parts are joined by line ends."""
-    return [
-        {
-            "role": message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else "\n".join(part.text for part in message.content),
-        }
-        for message in messages
-    ]
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """As the engine takes it; text parts are joined by line ends."""
+    made = message.model_dump(exclude_none=True, exclude={"tool_calls": {"__all__": {"index"}}})
+    if not isinstance(message.content, str | None):
+        made["content"] = "\n".join(part.text for part in message.content)
+    return made

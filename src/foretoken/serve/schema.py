@@ -1,13 +1,15 @@
 """What clients may send, field by field; anything else is refused by name. The page's table is made of these models."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_STOPS = 16  # each is looked for at every token
 MOST_STOP = 1000  # characters of one
 MOST_BIASES = 1024  # tokens whose score is changed at every step
 MOST_TOP = 20  # alternatives that are reported at each token
+MOST_TOOLS = 128
 
 
 class Strict(BaseModel):
@@ -101,20 +103,70 @@ class Sampled(Named):
     user: Annotated[str | None, Field(description="An identifier of yours; it changes nothing.")] = None
 
 
+class Function(Strict):
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments, an object.")] = None
+    strict: Annotated[bool | None, Field(description="Whether calls are held to the schema at every token.")] = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Strict):
+    name: str
+
+
+class ChosenTool(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+Tools = Annotated[
+    list[Tool] | None, Field(min_length=1, max_length=MOST_TOOLS, description="Functions that the answer may call.")
+]
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Strict):
-    role: str
-    content: str | list[TextPart]
+class Sent(Strict):
+    """What clients send back as they got it: of fields that are not ours, those that are null are left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, sent: Any) -> Any:
+        return {key: value for key, value in sent.items() if value is not None} if isinstance(sent, Mapping) else sent
+
+
+class CalledFunction(Sent):
+    name: str
+    arguments: Annotated[str, Field(description="The JSON text of an object.")]
+
+
+class ToolCall(Sent):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Annotated[int | None, Field(description="Of a call that a client put together from a stream.")] = None
+
+
+class ChatMessage(Sent):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall] | None, Field(description="Of an earlier answer.")] = None
+    tool_call_id: Annotated[str | None, Field(description="The call whose result this is.")] = None
 
 
 class ChatRequest(Sampled):
     messages: Annotated[
         list[ChatMessage],
-        Field(description="The conversation: `role` and `content` each, a text or a list of text parts."),
+        Field(description="The conversation; see [below](#messages-and-tools)."),
     ]
     max_completion_tokens: Annotated[int | None, Field(ge=1, description="The same as `max_tokens`.")] = None
     logprobs: Annotated[
@@ -123,8 +175,14 @@ class ChatRequest(Sampled):
     top_logprobs: Annotated[
         int | None, Field(ge=0, le=MOST_TOP, description="And of so many of the likeliest; needs `logprobs`.")
     ] = None
-    tools: Annotated[Any, Field(description="Not supported yet.")] = None
-    tool_choice: Annotated[Any, Field(description="Not supported yet.")] = None
+    tools: Tools = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ChosenTool | None,
+        Field(description="Whether it calls, or the one that it calls; default `auto`."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Field(description="Whether it may call several times; default true.")
+    ] = None
 
 
 class CompletionRequest(Sampled):
@@ -142,6 +200,7 @@ class CompletionRequest(Sampled):
 class TokenizeRequest(Named):
     prompt: Annotated[str | None, Field(description="A text.")] = None
     messages: Annotated[list[ChatMessage] | None, Field(description="Or a conversation.")] = None
+    tools: Tools = None
 
 
 class DetokenizeRequest(Named):

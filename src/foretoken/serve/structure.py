@@ -1,34 +1,40 @@
-"""What a request wants its text to be, as a grammar: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""What a request wants its text to be, as a grammar: OpenAI's `response_format` and `tools`, and vLLM's
+`structured_outputs`."""
 
+import json
 import re
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.grammar import Grammar
+from foretoken.serve.calls import BEGIN, MARK, CallForm
 from foretoken.serve.errors import ApiError
-from foretoken.serve.schema import ResponseFormat, Sampled, StructuredOutputs
+from foretoken.serve.schema import ChatRequest, ChosenTool, Function, ResponseFormat, Sampled, StructuredOutputs
+
+TEXT = r"(.|\n)"
 
 
-def grammar_of(body: Sampled) -> Grammar | None:
-    """The grammar of a request; None where it asks for none.
+def grammar_of(body: Sampled, form: CallForm | None) -> tuple[Grammar | None, str]:
+    """The grammar of a request, None where it asks for none, and the field that asks for it.
 
+    form: of the calls that are read in the answer; None where none are.
     Raises ApiError for one that cannot be enforced, or two at once.
     """
     wanted, outputs = body.response_format, body.structured_outputs
     if wanted is not None and wanted.type != "text" and outputs is not None:
         raise ApiError(400, "response_format and structured_outputs mean the same: give one.", "response_format")
-    param = grammar_field(body)
+    param = "response_format" if outputs is None else "structured_outputs"
     try:
         made = _formatted(wanted) if outputs is None else _structured(outputs)
     except ForetokenError as error:
         raise ApiError(400, str(error), param) from error
+    if form is not None and isinstance(body, ChatRequest):
+        if made is not None:
+            said = f'{param} is for answers without calls: leave it or tools out, or set tool_choice to "none".'
+            raise ApiError(400, said, param)
+        made, param = _calls(body, form), "tools"
     if made is not None and body.ignore_eos:
         raise ApiError(400, f"ignore_eos goes on after the end, and {param} has one: leave out either.", "ignore_eos")
-    return made
-
-
-def grammar_field(body: Sampled) -> str:
-    """The field by which a request asks for a grammar, if it does."""
-    return "response_format" if body.structured_outputs is None else "structured_outputs"
+    return made, param
 
 
 def _formatted(wanted: ResponseFormat | None) -> Grammar | None:
@@ -53,3 +59,48 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
     if outputs.choice is not None:
         return Grammar.regex("|".join(map(re.escape, outputs.choice)))
     return Grammar.json_object() if outputs.grammar is None else Grammar.lark(outputs.grammar)
+
+
+def _calls(body: ChatRequest, form: CallForm) -> Grammar | None:
+    """What the calls of an answer are held to; None where the model is free.
+
+    It is held where a call is asked for, where calls are not to be parallel, and where a function is strict: to the
+    form, the names, and the schemas of the functions that are asked for or strict. Raises ApiError.
+    """
+    chosen = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else None
+    forced, single = chosen is not None or body.tool_choice == "required", body.parallel_tool_calls is False
+    tools = [(i, tool.function) for i, tool in enumerate(body.tools or ()) if chosen in (None, tool.function.name)]
+    if not tools:
+        raise ApiError(400, f"tool_choice names {chosen!a}, which is none of the tools.", "tool_choice")
+    if not (forced or single or any(function.strict for _, function in tools)):
+        return None
+    arguments = {f"f{i}": _arguments(function, forced, f"tools.{i}.function.parameters") for i, function in tools}
+    mark = MARK if form.before else BEGIN
+    rest = " | ".join(
+        f"{json.dumps(form.head(function.name).removeprefix(mark))} @f{i} {json.dumps(form.tail)}"
+        for i, function in tools
+    )
+    call, other = f"{json.dumps(mark)} rest", f"/{TEXT}+/"
+    if not form.before:
+        start = call if forced else f"{call} | TEXT?"
+        other += rf" & ~/\s*{re.escape(mark)}{TEXT}*/"
+    elif forced:
+        start = call if single or chosen else f'{call} ("\\n" {call})*'
+    else:
+        start = "text rest | TEXT?" if single else "(text rest)* TEXT?"
+    lark = f"start: {start}\nrest: {rest}\ntext[lazy]: /{TEXT}*{re.escape(mark)}/\nTEXT: {other}\n"
+    return Grammar.lark(lark, arguments)
+
+
+def _arguments(function: Function, forced: bool, param: str) -> Grammar:
+    """What the arguments of a function are held to. forced: whether it must be called. param: the field in errors."""
+    if not (forced or function.strict):
+        return Grammar.json_object()
+    if function.parameters is None:
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    else:
+        schema = {"type": "object", **function.parameters}
+    try:
+        return Grammar.json_schema(schema)
+    except ForetokenError as error:
+        raise ApiError(400, str(error), param) from error

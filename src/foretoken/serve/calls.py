@@ -1,0 +1,135 @@
+"""Tool calls in a model's text: how chat templates write them, and how they are read back while the text grows."""
+
+import re
+from dataclasses import dataclass
+from json import JSONDecoder
+from uuid import uuid4
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a template writes a call: before {"name": NAME, key: ARGUMENTS} after.
+
+    before, after: the marks around a call; without marks a call is the whole answer.
+    key: of the arguments.
+    """
+
+    before: str
+    after: str
+    key: str
+
+    def head(self, name: str) -> str:
+        """What stands before the arguments of a function."""
+        return f'{self.before}{{"name": "{name}", "{self.key}": '
+
+    @property
+    def tail(self) -> str:
+        """What stands behind the arguments."""
+        return "}" + self.after
+
+    def reader(self) -> "CallReader":
+        """For one answer."""
+        return MarkedCalls() if self.before else WholeCall()
+
+
+HERMES = CallForm("<tool_call>\n", "\n</tool_call>", "arguments")  # Hermes, Qwen and many others
+LLAMA = CallForm("", "", "parameters")  # Llama 3.1
+MARK, BEGIN = HERMES.before.rstrip(), '{"name": "'
+# A call with its marks: up to the first closing one that is not inside a JSON string.
+BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+TAIL = re.compile(r"\s*\}\s*")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function.
+
+    index: its place among the calls of the answer. name: of the function.
+    arguments: JSON text of an object, as the model wrote it. id: for the client, who names it beside the result.
+    """
+
+    index: int
+    name: str
+    arguments: str
+    id: str
+
+
+class MarkedCalls:
+    """Text in; text and calls out as soon as they are certain, which does not depend on how the text is cut.
+
+    White space before a call, and at the end of a text with calls, is left out. What begins like a call and is none is
+    text.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""  # undecided
+        self._num_calls = 0
+
+    def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
+        """What is certain after more text. last: whether this is all. Returns: (text, calls)."""
+        said, calls, held = "", [], self._held + text
+        while (begin := held.find(MARK)) >= 0:
+            block = BLOCK.match(held, begin)
+            if block is None and not last:
+                break
+            call = None if block is None else call_of(block[1], self._num_calls)
+            end = begin + len(MARK) if block is None else block.end()
+            said += held[:end] if call is None else held[:begin].rstrip()
+            if call is not None:
+                calls.append(call)
+                self._num_calls += 1
+            held = held[end:]
+        certain = held if last else held[: begin if begin >= 0 else _without_beginning(held)]
+        if self._num_calls or not last:
+            certain = certain.rstrip()
+        self._held = held[len(certain) :]
+        return said + certain, calls
+
+
+class WholeCall:
+    """The same where a call has no marks, and is all that the answer says."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text = False
+
+    def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
+        """What is certain after more text. last: whether this is all. Returns: (text, calls)."""
+        held = self._held + text
+        self._is_text = self._is_text or not BEGIN.startswith(held.lstrip()[: len(BEGIN)])
+        if not self._is_text and not last:
+            self._held = held
+            return "", []
+        self._held = ""
+        call = None if self._is_text else call_of(held, 0)
+        return (held, []) if call is None else ("", [call])
+
+
+CallReader = MarkedCalls | WholeCall
+
+
+def call_of(text: str, index: int) -> Call | None:
+    """The call of a JSON text; None where it is none. index: its place in the answer."""
+    head = HEAD.match(text)
+    if head is None:
+        return None
+    try:
+        _, end = DECODER.raw_decode(text, head.end())
+    except (ValueError, RecursionError):
+        return None
+    if not TAIL.fullmatch(text, end):
+        return None
+    return Call(index, head[1], text[head.end() : end], f"call_{uuid4().hex[:24]}")
+
+
+def _without_beginning(text: str) -> int:
+    """Length of a text without a tail that may be the beginning of a mark."""
+    return len(text) - next((n for n in range(len(MARK) - 1, 0, -1) if text.endswith(MARK[:n])), 0)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON.")
+
+
+DECODER = JSONDecoder(parse_constant=_refuse)
