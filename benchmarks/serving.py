@@ -5,12 +5,16 @@ Start the servers first, each with the same weights, and name them:
     foretoken serve smollm2-135m-instruct --port 8001 &
     python -m benchmarks serving --server ours=http://127.0.0.1:8001 --server other=http://127.0.0.1:8002
 
+With --long N a prompt of some N tokens comes while all users read their answers: what that does to the time between
+their tokens, and how much sooner the first token comes when the same prompt comes again.
+
 Every server meets the same prompts in every round, before any of them meets the next round. A server whose name ends in
 "-plain" is asked for plain decoding (`speculation: off`), so that one server of ours can stand in the table twice.
 """
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +33,11 @@ from foretoken.measure.report import Report, Spread, Table
 
 PLAIN = "-plain"
 TIMEOUT_S = 600.0
+LONG_TOKENS = 2000  # of the answers that go on while a long prompt comes: none ends meanwhile
+SETTLED = 5  # pieces of every answer before it comes
+WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they")
+TOKEN_SHARE = 0.99  # words per token: these are a token each in most vocabularies
+LONG_COLUMNS = ["server", "users", "gap, ms", "p99", "p99 / median", "first token, ms", "again, ms", "again / first"]
 COLUMNS = ["server", "users", "tokens/s", "first token, ms", "between tokens, ms: median", "p99"]
 
 
@@ -72,8 +81,29 @@ class Load:
         return sorted(1000 * gap for gap in gaps) or [0.0]
 
 
-async def ask(client: httpx.AsyncClient, server: Server, messages: Any, new: int, temperature: float) -> Answer:
-    """One streamed answer. Raises ForetokenError, with what the server says, where it refuses."""
+@dataclass(frozen=True)
+class Interference:
+    """gaps_ms: between the tokens of all users while the long prompt was read, in order of length. first_ms, again_ms:
+    until the first token after it, at its first and at its second coming."""
+
+    gaps_ms: Sequence[float]
+    first_ms: float
+    again_ms: float
+
+
+async def ask(
+    client: httpx.AsyncClient,
+    server: Server,
+    messages: Any,
+    new: int,
+    temperature: float,
+    answer: Answer | None = None,
+    **more: Any,
+) -> Answer:
+    """One streamed answer. answer: where it is noted, for one who looks meanwhile. more: fields of the request.
+
+    Raises ForetokenError, with what the server says, where it refuses.
+    """
     body = {
         "model": server.model,
         "messages": messages,
@@ -82,8 +112,10 @@ async def ask(client: httpx.AsyncClient, server: Server, messages: Any, new: int
         "stream": True,
         "stream_options": {"include_usage": True},
         **({"speculation": "off"} if server.plain else {}),
+        **more,
     }
-    answer, pieces = Answer(time.perf_counter()), 0
+    answer, pieces = answer or Answer(0.0), 0
+    answer.begun = time.perf_counter()
     async with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             said = (await response.aread()).decode(errors="replace")[:300]
@@ -110,6 +142,44 @@ async def all_at_once(server: Server, prompts: Sequence[Any], new: int, temperat
         began = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, server, prompt, new, temperature) for prompt in prompts))
         return Load(answers, time.perf_counter() - began)
+
+
+async def interrupted(server: Server, prompts: Sequence[Any], long: Any, temperature: float) -> Interference:
+    """The users' answers go on while `long` comes, and once more when they have ended."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
+        answers = [Answer(0.0) for _ in prompts]
+        running = [
+            asyncio.create_task(ask(client, server, prompt, LONG_TOKENS, temperature, answer, ignore_eos=True))
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        while any(len(answer.arrivals) < SETTLED for answer in answers):
+            if any(task.done() for task in running):
+                await asyncio.gather(*running)
+                raise ForetokenError(
+                    f"{server.url} ended an answer before the long prompt could come: try fewer users."
+                )
+            await asyncio.sleep(0.01)
+        first = await ask(client, server, long, 1, temperature)
+        last = first.arrivals[0]
+        gaps = [
+            1000 * (b - a)
+            for answer in answers
+            for a, b in zip(answer.arrivals, answer.arrivals[1:], strict=False)
+            if b > first.begun and a < last
+        ]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        again = await ask(client, server, long, 1, temperature)
+        return Interference(sorted(gaps), 1000 * (last - first.begun), 1000 * (again.arrivals[0] - again.begun))
+
+
+def long_prompt(number: int, tokens: int) -> Any:
+    """A conversation of some `tokens` tokens, which no other number shares: three of four words are a token."""
+    rng = random.Random(number)
+    words = " ".join(rng.choice(WORDS) for _ in range(int(tokens * TOKEN_SHARE)))
+    return [{"role": "user", "content": f"Number {number}. Summarize this: {words}"}]
 
 
 def served(named: Sequence[str]) -> dict[str, Server]:
@@ -141,6 +211,14 @@ def row(table: Table, name: str, users: int, loads: Sequence[Load]) -> None:
     )
 
 
+def long_row(table: Table, name: str, users: int, found: Sequence[Interference]) -> None:
+    """The same of what a long prompt did; gaps of all rounds together."""
+    gaps = sorted(gap for each in found for gap in each.gaps_ms) or [0.0]
+    middle, high = median(gaps), gaps[min(int(0.99 * len(gaps)), len(gaps) - 1)]
+    first, again = median(each.first_ms for each in found), median(each.again_ms for each in found)
+    table.add(name, users, middle, high, high / middle, first, again, again / first)
+
+
 def command(
     server: Annotated[list[str], typer.Option(help="NAME=URL of a running server; may be repeated.")],
     users: Annotated[list[int] | None, typer.Option(help="Users at a time; may be repeated. Default: 1, 8.")] = None,
@@ -148,11 +226,12 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="Temperature of all requests.")] = 0.7,
     rounds: Annotated[int, typer.Option(help="Times that every server meets every number of users.")] = 3,
+    long: Annotated[int | None, typer.Option(help="Tokens of a prompt that comes while all users read.")] = None,
     json_: options.Json = False,
 ) -> None:
     """Tokens per second, time to the first token and time between pieces of answers, by server and number of users."""
     numbers = users or [1, 8]
-    check_counts(max_new_tokens=max_new_tokens, rounds=rounds, users=min(numbers))
+    check_counts(max_new_tokens=max_new_tokens, rounds=rounds, users=min(numbers), long=long)
     check_temperatures([temperature])
     prompts = [
         prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -160,15 +239,21 @@ def command(
     ]
     servers = served(server)
     report = Report("benchmarks serving", {"max_new_tokens": max_new_tokens, "temperature": temperature})
-    table = report.table("Servers under load", COLUMNS, 1)
-    table.notes.append("tokens/s: of all users together. A piece of an answer is one step's tokens, or one token.")
+    if long is None:
+        table = report.table("Servers under load", COLUMNS, 1)
+        table.notes.append("tokens/s: of all users together. A piece of an answer is one step's tokens, or one token.")
+    else:
+        table = report.table(f"While a prompt of some {long} tokens is read", LONG_COLUMNS, 2)
     try:
         for count in numbers:
-            loads: Mapping[str, list[Load]] = {name: [] for name in servers}
+            loads: Mapping[str, list[Any]] = {name: [] for name in servers}
 
-            def run(name: str, _: Block, count: int = count) -> Load:
+            def run(name: str, block: Block, count: int = count) -> Load | Interference:
                 chosen = [prompts[i % len(prompts)] for i in range(count)]
-                return asyncio.run(all_at_once(servers[name], chosen, max_new_tokens, temperature))
+                if long is None:
+                    return asyncio.run(all_at_once(servers[name], chosen, max_new_tokens, temperature))
+                prompt = long_prompt(1000 * count + block.round, long)
+                return asyncio.run(interrupted(servers[name], chosen, prompt, temperature))
 
             def warm(name: str) -> object:
                 return asyncio.run(all_at_once(servers[name], prompts[:1], 16, temperature))
@@ -178,7 +263,7 @@ def command(
             for turn in turns:
                 loads[turn.name].append(turn.result)
             for name, found in loads.items():
-                row(table, name, count, found)
+                (row if long is None else long_row)(table, name, count, found)
     except KeyboardInterrupt:
         report.interrupted = True
     show(report, json_, False)
