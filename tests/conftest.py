@@ -19,7 +19,7 @@ import checking
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # bars of models that a test saves are no output of a command
 jaxtyping.jaxtyped = checking.jaxtyped
 install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")
-pytest_plugins = ["command"]  # after the hook: it imports both
+pytest_plugins = ["command", "clusters"]  # after the hook: the first imports both
 torch.set_num_threads(1)  # the models of the tests are tiny: waking a second thread costs more than their work
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -13,11 +11,13 @@ import pytest
 
 import foretoken
 from foretoken import ForetokenError
-from foretoken.cluster.batch import Actor, finished, generate_on_ray, runs
+from foretoken.cluster.batch import Actor, fingerprint, finished, generate_on_ray, runs
 from foretoken.engine import Result
 
 OPTIONS = {"max_new_tokens": 24, "temperature": 0.9}
 PROMPTS = [f"line {i}:" for i in range(64)]
+NAMED = {"drafter": "drafter", "tree": "chain:3"}
+SETTINGS = fingerprint(NAMED, OPTIONS)
 
 
 def load(folder: str, pids: str | None = None) -> foretoken.Engine:
@@ -40,27 +40,57 @@ def test_rows_are_parted_where_seeds_are_not_consecutive():
 
 def test_a_rows_text_is_its_own_whatever_the_rows_beside_it(demo):
     want = wanted(demo, 11)
-    actor = Actor(partial(load, str(demo)), 11, OPTIONS)
+    actor = Actor(partial(load, str(demo)), 11, OPTIONS, SETTINGS)
     batch = {"row": [json.dumps({"index": i, "prompt": PROMPTS[i]}) for i in (40, 3, 4, 41, 20)]}
     got = [json.loads(row) for row in actor(batch)["row"]]
     assert {row["index"]: row["text"] for row in got} == {i: want[i].text for i in (3, 4, 20, 40, 41)}
     assert [row["seed"] for row in got] == [11 + row["index"] for row in got]
+    assert {row["settings"] for row in got} == {SETTINGS}
 
 
 def test_what_an_earlier_run_wrote_is_kept_but_for_half_a_line(tmp_path):
     out = tmp_path / "out.jsonl"
-    assert finished(out, PROMPTS, 5) == set()
-    line = json.dumps({"index": 3, "prompt": PROMPTS[3], "text": "x", "seed": 8})
+    assert finished(out, PROMPTS, 5, SETTINGS) == set()
+    line = json.dumps({"index": 3, "prompt": PROMPTS[3], "text": "x", "seed": 8, "settings": SETTINGS})
     out.write_text(f'{line}\n{{"index": 4, "pro')
-    assert finished(out, PROMPTS, 5) == {3}
+    assert finished(out, PROMPTS, 5, SETTINGS) == {3}
     assert out.read_text() == line + "\n"
     out.write_text('{"index"')
-    assert finished(out, PROMPTS, 5) == set()
+    assert finished(out, PROMPTS, 5, SETTINGS) == set()
     assert out.read_text() == ""
+    out.write_text("somebody's notes")
+    with pytest.raises(ForetokenError, match=r"The last line of .* is not of this run"):
+        finished(out, PROMPTS, 5, SETTINGS)
+    assert out.read_text() == "somebody's notes"
     for bad in (line.replace('"seed": 8', '"seed": 9'), line.replace("line 3", "line 4"), "7", "{}", f"{line}\n{line}"):
         out.write_text(bad + "\n")
         with pytest.raises(ForetokenError, match=r"Line [12] of .* is not of this run"):
-            finished(out, PROMPTS, 5)
+            finished(out, PROMPTS, 5, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        (NAMED | {"drafter": "ngram"}, OPTIONS),
+        (NAMED | {"tree": "chain:4"}, OPTIONS),
+        (NAMED, OPTIONS | {"temperature": 0.8}),
+        (NAMED, OPTIONS | {"stop": ("x",)}),
+        (NAMED, {"max_new_tokens": 24}),
+    ],
+)
+def test_what_other_settings_wrote_is_refused(tmp_path, named, options):
+    other = fingerprint(named, options)
+    assert other != SETTINGS == fingerprint(dict(reversed(NAMED.items())), dict(OPTIONS))
+    out = tmp_path / "out.jsonl"
+    lines = [
+        json.dumps({"index": i, "prompt": PROMPTS[i], "text": "x", "seed": 5 + i, "settings": other}) for i in (0, 1)
+    ]
+    out.write_text("\n".join(lines) + '\n{"index": 2, "pr')
+    before = out.read_text()
+    with pytest.raises(ForetokenError, match=r"Line 1 of .* was written with other settings"):
+        finished(out, PROMPTS, 5, SETTINGS)
+    assert out.read_text() == before
+    assert finished(out, PROMPTS, 5, other) == {0, 1}
 
 
 def test_the_command_says_what_a_batch_on_ray_needs(run, tmp_path):
@@ -70,17 +100,6 @@ def test_the_command_says_what_a_batch_on_ray_needs(run, tmp_path):
     assert code == 2
     assert "--seed" in err
     assert run("generate", "x", "--out", tmp_path / "out.jsonl")[0] == 2
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray on this machine, with room for two actors."""
-    ray = pytest.importorskip("ray")
-    tests = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tests), str(tests.parent / "src"), *sys.path]))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.slow
@@ -102,7 +121,7 @@ def test_a_killed_actor_changes_nothing(cluster, demo, tmp_path):
 
     def work() -> None:
         try:
-            generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1)
+            generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1, NAMED)
         except BaseException as error:
             failed.append(error)
 
@@ -117,6 +136,27 @@ def test_a_killed_actor_changes_nothing(cluster, demo, tmp_path):
     assert {row["index"]: row["text"] for row in rows} == {i: result.text for i, result in enumerate(want)}
     kept = out.read_text().splitlines()[:20]
     out.write_text("\n".join(kept) + '\n{"ind')  # as a killed run leaves it
-    assert generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1) == len(PROMPTS) - 20
+    assert generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1, NAMED) == len(PROMPTS) - 20
     again = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["index"]: row["text"] for row in again} == {i: result.text for i, result in enumerate(want)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_batch_by_the_command(cluster, demo, run, tmp_path):
+    batch, out = tmp_path / "batch.jsonl", tmp_path / "out.jsonl"
+    batch.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:6]))
+    models = "--target", demo / "target", "--drafter", demo / "drafter", "--tree", "chain:3"
+    line = "generate", "--batch-file", batch, "--ray", 2, "--out", out, "--seed", 5, *models
+    sampled = "--temperature", 0.9, "--max-new-tokens", 24
+    code, _, err = run(*line, *sampled)
+    assert (code, err.splitlines()[-1]) == (0, f"6 texts written to {out}, which has all 6"), err
+    rows = {row["index"]: row["text"] for row in map(json.loads, out.read_text().splitlines())}
+    assert rows == {i: result.text for i, result in enumerate(wanted(demo, 5)[:6])}
+    written = out.read_text()
+    for other in ("--drafter", "ngram"), ("--tree", "chain:4"), ("--temperature", 0.8), ("--top-k", 7):
+        code, _, err = run(*line, *sampled, *other)
+        assert (code, len(err.splitlines())) == (2, 1), err
+        assert "was written with other settings" in err
+    assert run(*line, *sampled)[0] == 0
+    assert out.read_text() == written

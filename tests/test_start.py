@@ -112,6 +112,8 @@ BAD = [
     (["vocab", NONE, NONE], NONE),
     (["serve", NONE, "--port", "0"], NONE),
     (["serve", "--log", "xml"], "Unknown log xml"),
+    (["serve", "--ray", "0"], "ray is 0"),
+    (["serve", "--max-replicas", "2"], "--max-replicas needs --ray"),
     (["train", "nope", "--data", "EMPTY", "--out", "new"], "nope"),
     (["train", "eagle", "--data", NONE, "--out", "new"], NONE),
     (["train", "eagle", "--data", "EMPTY", "--out", "TARGET"], "no training run"),

@@ -11,7 +11,7 @@ import typer
 
 from foretoken.cli.command import command
 from foretoken.cli.comparison import compared, warm
-from foretoken.cli.options import EngineOptions, TextOptions
+from foretoken.cli.options import EngineOptions, RayOptions, TextOptions
 from foretoken.cli.prompts import Prompt, given
 from foretoken.cli.tints import Tints, legend
 from foretoken.core.errors import ForetokenError
@@ -36,12 +36,12 @@ def generate(
     *,
     engine: EngineOptions,
     text: TextOptions,
+    cluster: RayOptions,
     chat: bool = False,
     batch_file: str | None = None,
     max_batch: int = 8,
     compare: bool = False,
     trace: str | None = None,
-    ray: int | None = None,
     out: str | None = None,
     json_: bool = False,
 ) -> None:
@@ -57,10 +57,8 @@ def generate(
     compare: Also run plain decoding, three times in turn with this method, and print the speed-up.
     trace: Write a page that shows every step in a browser: the drafted tree, the accepted path, p and q of its tokens.
     FILE.html; it needs no network.
-    ray: Continue a batch file on so many Ray actors, each with models of its own. Needs the extra [cluster], --seed and
-    --out.
-    out: JSONL file that the texts of --ray are appended to. Those that it has already are not written again, so that a
-    run that was killed goes on where it was.
+    out: JSONL file that the texts of --ray are appended to, which also needs --batch-file and --seed. Those that it has
+    already are not written again, so that a run that was killed goes on where it was.
     json_: Print JSON instead of text.
     """
     if batch_file is not None and compare:
@@ -72,8 +70,8 @@ def generate(
     prompts = given(prompt, batch_file, engine.target is None, chat or text.system is not None, text.system)
     check_counts(max_batch=max_batch)
     text.check(len(prompts))
-    if ray is not None or out is not None:
-        _on_ray(engine, prompts, text, max_batch, ray, out, batch_file)
+    if cluster.ray is not None or out is not None:
+        _on_ray(engine, prompts, text, max_batch, cluster, out, batch_file)
         return
     loaded = engine.load(text.seed, max_batch)
     record = None if trace is None else _trace(loaded)
@@ -92,21 +90,22 @@ def _on_ray(
     prompts: list[Prompt],
     text: TextOptions,
     max_batch: int,
-    actors: int | None,
+    cluster: RayOptions,
     out: str | None,
     batch_file: str | None,
 ) -> None:
     """Write the texts of a batch file to `out`, by actors on Ray."""
-    if actors is None or out is None or batch_file is None or text.seed is None:
+    if cluster.ray is None or out is None or batch_file is None or text.seed is None:
         raise ForetokenError("A batch on Ray needs all four of --batch-file, --ray, --out and --seed.")
-    check_counts(ray=actors)
+    resources = cluster.resources(engine.device)
     check_file(Path(out))
     options = text.arguments()
     seed = options.pop("seed")
     from foretoken.cluster.batch import generate_on_ray
 
-    load = partial(engine.load, seed, max_batch)
-    done = generate_on_ray(load, prompts, seed, options, Path(out), actors, max_batch)
+    anywhere = engine.anywhere()
+    load, named = partial(anywhere.load, seed, max_batch), anywhere.named(seed)
+    done = generate_on_ray(load, prompts, seed, options, Path(out), cluster.ray, max_batch, named, **resources)
     print(f"{_num(done, 'text')} written to {out}, which has all {len(prompts)}", file=sys.stderr)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.models.named import check_device
-from foretoken.recipe import AUTO, FIXED, check_engine
+from foretoken.recipe import AUTO, FIXED, NGRAM, NO_DRAFTER, check_engine
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -93,9 +93,39 @@ class EngineOptions(RecipeOptions):
 
     def load(self, seed: int | None, max_batch: int) -> "Engine":
         """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
-        named = self.tree, self.verifier, self.law, self.draft_probability
-        method = self.method or method_for(seed, self.profile, *named)
-        return load_engine(**{**vars(self), "method": method}, max_batch=max_batch)
+        return load_engine(**self.named(seed), max_batch=max_batch)
+
+    def named(self, seed: int | None) -> dict[str, Any]:
+        """The options as `load_engine` takes them, the method filled in."""
+        chosen = self.tree, self.verifier, self.law, self.draft_probability
+        return {**vars(self), "method": self.method or method_for(seed, self.profile, *chosen)}
+
+    def anywhere(self) -> "EngineOptions":
+        """The same for a process that runs in another folder: checked, and with absolute paths of what is here."""
+        check_models(**self.named(None))
+        words = None, NGRAM, NO_DRAFTER
+        named = {name: path for name in ("target", "drafter", "profile") if (path := getattr(self, name)) not in words}
+        return replace(
+            self, **{name: str(Path(path).absolute()) for name, path in named.items() if Path(path).exists()}
+        )
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """ray: Work on a Ray cluster with so many engines, each in a process of its own, on whichever machine has room.
+    Needs the extra [cluster]; see docs/serving.md.
+    ray_cpus: Cores that each of them takes, and threads that it computes with. With --device cuda it takes a GPU too.
+    """
+
+    ray: int | None = None
+    ray_cpus: int = 1
+
+    def resources(self, device: str | None) -> dict[str, int]:
+        """What each engine takes of a machine. Raises ForetokenError for numbers that cannot be."""
+        check_counts(ray=self.ray, ray_cpus=self.ray_cpus)
+        if (device or "").startswith("cuda:"):
+            raise ForetokenError(f"--device {device} names one GPU, and Ray gives each engine one: say --device cuda.")
+        return {"num_cpus": self.ray_cpus, "num_gpus": int((device or "").startswith("cuda"))}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """`foretoken serve`: an OpenAI-compatible server for one model."""
 
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 from foretoken.cli.command import command
-from foretoken.cli.options import EngineOptions
+from foretoken.cli.options import EngineOptions, RayOptions
 from foretoken.core.errors import ForetokenError
 from foretoken.serve.listen import bound
 from foretoken.serve.settings import Settings
@@ -13,18 +14,37 @@ EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
 
 @command
-def serve(model: str | None = None, /, *, engine: EngineOptions, server: Settings) -> None:
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    engine: EngineOptions,
+    server: Settings,
+    cluster: RayOptions,
+    max_replicas: int | None = None,
+) -> None:
     """Serve a model to OpenAI's clients, and to a browser; see docs/serving.md.
 
     The first SIGTERM or Ctrl-C lets running requests end, a second one ends at once.
 
     model: The same as --target.
+    max_replicas: With --ray: most engines; their number follows the requests. Default: as many as --ray says, always.
     """
     if model is not None and engine.target is not None:
         raise ForetokenError(f"Both {model} and --target {engine.target} are given: name one of them.")
     if any(find_spec(name) is None for name in EXTRA):
         raise ForetokenError("The server needs further packages: pip install -e '.[serve]'.")
     options = engine if model is None else replace(engine, target=model)
+    if cluster.ray is not None:
+        resources = cluster.resources(options.device)
+        from foretoken.cluster.app import replicas, serve_replicas
+
+        load = partial(options.anywhere().load, None, server.max_batch)
+        with bound(server.host, server.port) as listening:
+            serve_replicas(replicas(load, server, cluster.ray, max_replicas, **resources), server, listening)
+        return
+    if max_replicas is not None:
+        raise ForetokenError("--max-replicas needs --ray: how many engines there are at the least.")
     with bound(server.host, server.port) as listening:
         loaded = options.load(None, server.max_batch)
         from foretoken.serve.run import serve as run

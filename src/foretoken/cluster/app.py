@@ -6,47 +6,180 @@
 Every replica has an engine of its own. A request goes to one of them and has the text that any of them would write.
 """
 
+import logging
+import signal
+import socket
 from collections.abc import Callable
+from dataclasses import replace
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from foretoken.cluster import need
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
-from foretoken.engine import Engine
+from foretoken.serve.listen import address
 from foretoken.serve.settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from prometheus_client import Metric
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from foretoken.engine import Engine
+
+NAME = "foretoken"  # of the deployment, and of the command's application
+QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Ray's own lines; each request has one of ours
+log = logging.getLogger(__name__)
+
+
+class Unnamed:
+    """Leaves X-Request-Id out of the answers: Ray's proxy adds it to each, with the id of the request."""
+
+    def __init__(self, app: "ASGIApp") -> None:
+        self.app = app
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        from starlette.datastructures import MutableHeaders
+
+        async def without(message: "Message") -> None:
+            if message["type"] == "http.response.start":
+                del MutableHeaders(scope=message)["X-Request-Id"]
+            await send(message)
+
+        await self.app(scope, receive, without)
 
 
 def replicas(
-    load: Callable[[], Engine], settings: Settings, fewest: int = 1, most: int = 1, num_cpus: float = 1
+    load: "Callable[[], Engine]",
+    settings: Settings,
+    fewest: int = 1,
+    most: int | None = None,
+    num_cpus: int = 1,
+    num_gpus: int = 0,
 ) -> Any:
     """The application that `ray.serve.run` takes; Ray's own proxy listens, not the address of `settings`.
 
-    load: makes an engine; it is called once in every replica. settings: of the server. fewest, most: replicas, whose
-    number follows the requests under way, about `settings.max_batch` for each. num_cpus: cores that one takes.
+    load: makes an engine; it is called once in every replica. settings: of the server; its limits are each replica's.
+    fewest, most: replicas, by default as many as the fewest; their number follows the requests under way, about
+    `settings.max_batch` for each. num_cpus, num_gpus: cores and GPUs that one takes.
     Raises ForetokenError where Ray is not installed.
     """
-    try:
-        from ray import serve  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ForetokenError("Ray is not installed: pip install -e '.[cluster]'.") from error
+    serve = need("ray.serve")
+    most = fewest if most is None else most
     check_counts(fewest=fewest, most=most)
+    if most < fewest:
+        raise ForetokenError(f"The most replicas are {most}, and the fewest {fewest}: allow as many, or more.")
+    from foretoken.cluster.router import Sticky
+
+    settings = replace(settings, api_key=list(settings.keys))  # a replica's environment may have others
 
     def build() -> "FastAPI":
-        from foretoken.serve.app import create_app
+        from starlette.routing import Route
 
-        return create_app(load(), settings)
+        from foretoken.serve.run import prepared
+
+        app = prepared(load(), settings)
+        app.add_middleware(Unnamed)
+        app.router.routes.insert(0, Route("/metrics", _metrics))
+        return app
+
+    class Replica:
+        """What Ray asks of a replica, beside the app's answers."""
+
+        app: "FastAPI"
+
+        def check_health(self) -> None:
+            """Ray puts another replica in the place of one where this raises."""
+            if self.app.state.service.worker.error is not None:
+                raise RuntimeError("The thread that runs the model has died.")
+
+        def figures(self) -> "tuple[str, list[Metric]]":
+            """The replica's name and what it has for Prometheus."""
+            name = serve.get_replica_context().replica_id.unique_id
+            return name, list(self.app.state.service.metrics.registry.collect())
 
     deployment = serve.deployment(
-        serve.ingress(build)(),
-        name="foretoken",
-        ray_actor_options={"num_cpus": num_cpus},
-        max_ongoing_requests=settings.max_batch + settings.max_queue,
+        serve.ingress(build)(Replica),
+        name=NAME,
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
+        max_ongoing_requests=2 * (settings.max_batch + settings.max_queue),  # above its limits a replica refuses itself
         autoscaling_config={
             "min_replicas": fewest,
-            "max_replicas": max(fewest, most),
+            "max_replicas": most,
             "target_ongoing_requests": settings.max_batch,
         },
+        request_router_config={"request_router_class": Sticky, "request_router_kwargs": {"busy": settings.max_batch}},
+        graceful_shutdown_timeout_s=settings.drain,
+        max_constructor_retry_count=2,
+        logging_config=QUIET,
     )
     return deployment.bind()
+
+
+async def _metrics(request: "Request") -> "Response":
+    """For Prometheus: the figures of all replicas, each with the label `replica`."""
+    from prometheus_client import Metric, generate_latest
+    from starlette.responses import Response
+
+    from foretoken.serve.metrics import MEDIA_TYPE
+
+    serve = need("ray.serve")
+    here = serve.get_replica_context()
+    asked = serve.get_deployment_handle(here.deployment, here.app_name).broadcast("figures")
+    answers = await asked.results_async(timeout_s=10, return_exceptions=True)
+    merged: dict[str, Metric] = {}
+    for name, families in (each for each in answers if not isinstance(each, Exception)):  # one may have died just now
+        for family in families:
+            kept = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            kept.samples += [each._replace(labels={**each.labels, "replica": name}) for each in family.samples]
+    all_of_them: Any = SimpleNamespace(collect=merged.values)
+    return Response(generate_latest(all_of_them), media_type=MEDIA_TYPE)
+
+
+def serve_replicas(application: Any, settings: Settings, listening: socket.socket) -> None:
+    """Serve what `replicas` made until a signal ends it, on the Ray cluster of this machine, or one that is started.
+
+    listening: a bound socket, which is closed: its address is the one where Ray's proxy listens.
+    """
+    from foretoken.serve.logs import log_to_stderr
+
+    ray, serve = need("ray"), need("ray.serve")
+    log_to_stderr(settings.log)
+    ray.init()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: Ray's own handler would leave no time
+    if serve.status().proxies:
+        raise ForetokenError(
+            "Ray Serve runs on this cluster already: add the model to it from Python, as docs/serving.md shows, or end "
+            "it with `serve shutdown`."
+        )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    (host, port), where = listening.getsockname()[:2], address(listening)
+    listening.close()
+    asked, at_once = Event(), Event()
+
+    def end(*_: object) -> None:
+        (at_once if asked.is_set() else asked).set()
+        log.info("ends at once" if at_once.is_set() else "drains: no new requests; a second signal ends at once")
+
+    try:
+        serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
+        try:
+            serve.run(application, name=NAME)
+        except RuntimeError as error:
+            cause = serve.status().applications[NAME].deployments[NAME].message or str(error)
+            raise ForetokenError(f"The replicas do not start: {cause.split('Error: ')[-1].strip()}") from error
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, end)
+        log.info("listens on %s", where)
+        asked.wait()
+        serve.delete(NAME, _blocking=False)
+        while NAME in serve.status().applications and not at_once.wait(0.1):
+            pass
+    finally:
+        ending = Thread(target=serve.shutdown, daemon=True)
+        ending.start()
+        ending.join(1 if at_once.is_set() else None)  # of a cluster that stays, Ray ends the replicas by itself
+        ray.shutdown()

@@ -21,7 +21,7 @@ from foretoken.serve.errors import ApiError, on_api_error, on_http_error, on_inv
 from foretoken.serve.forms import CHAT, COMPLETION, Form
 from foretoken.serve.guards import Keyed, Logged, Sized
 from foretoken.serve.logprobs import Spelling
-from foretoken.serve.metrics import Metrics
+from foretoken.serve.metrics import MEDIA_TYPE, Metrics
 from foretoken.serve.requests import Asked, Intake
 from foretoken.serve.running import unavailable
 from foretoken.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -183,7 +183,7 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
-    return Response(_service(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(_service(request).metrics.text(), media_type=MEDIA_TYPE)
 
 
 @router.get("/version")

@@ -5,7 +5,11 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-LEVELS = {"foretoken.serve": logging.INFO, "uvicorn.error": logging.WARNING}  # uvicorn tells what goes wrong in HTTP
+LEVELS = {
+    "foretoken.serve": logging.INFO,
+    "foretoken.cluster": logging.INFO,
+    "uvicorn.error": logging.WARNING,  # it tells what goes wrong in HTTP
+}
 
 
 class Text(logging.Formatter):

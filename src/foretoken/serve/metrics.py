@@ -11,6 +11,7 @@ from foretoken.serve.tally import Tally
 if TYPE_CHECKING:
     from foretoken.serve.worker import Worker
 
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the page
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 WHOLE = (0.1, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0)

@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from foretoken.engine import Engine
 from foretoken.serve.app import create_app
@@ -37,11 +38,16 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self.worker.error is not None
 
 
+def prepared(engine: Engine, settings: Settings) -> FastAPI:
+    """The app in a process that is its own: its log is set up, and what must be compiled is before a request comes."""
+    log_to_stderr(settings.log)
+    engine.generate([0], max_new_tokens=8, seed=0)
+    return create_app(engine, settings)
+
+
 def serve(engine: Engine, settings: Settings, listening: socket.socket) -> None:
     """Serve on a bound socket until a signal ends it. Exits with code 1 where the thread that runs the model died."""
-    log_to_stderr(settings.log)
-    engine.generate([0], max_new_tokens=8, seed=0)  # what must be compiled is, before the first request comes
-    app = create_app(engine, settings)
+    app = prepared(engine, settings)
     config = uvicorn.Config(
         app,
         log_config=None,
