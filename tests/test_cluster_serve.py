@@ -210,11 +210,12 @@ def test_a_session_stays_with_a_replica_while_that_has_room(url):
         assert sum(grown[1].values()) >= 3 * (len(head) - 64)  # the cache has whole blocks
         homes |= grown[0].keys()
     assert len(homes) == 2
-    before = figures(url, "vllm:prompt_tokens_total")
-    with ThreadPoolExecutor(6) as pool:  # more at once than the session's replica decodes side by side
-        list(pool.map(lambda i: ask("a", i, 400), range(6)))
-    after = figures(url, "vllm:prompt_tokens_total")
-    assert all(after[name] > before[name] for name in after)
+    before, end = figures(url, "vllm:prompt_tokens_total"), time.monotonic() + PATIENCE
+    # More at once than the session's replica decodes side by side. Again until Ray knows how busy the other one is.
+    while not all(count > before[name] for name, count in figures(url, "vllm:prompt_tokens_total").items()):
+        assert time.monotonic() < end
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda i: ask("a", i, 400), range(6)))
 
 
 @pytest.mark.slow
@@ -329,8 +330,10 @@ def test_the_command_serves_and_drains(command, engine):
         lines = response.iter_lines()
         first = next(lines)
         running.send_signal(signal.SIGTERM)
+        while (status := httpx.get(url + "/ready", timeout=PATIENCE).status_code) == 200:
+            assert running.poll() is None
         rest = list(lines)
-    assert len(rest) > 200
+    assert status == 404
     assert rest[-2] == "data: [DONE]"
     events = [json.loads(line[6:]) for line in (first, *rest) if line.startswith("data: {")]
     text = "".join(event["choices"][0]["text"] for event in events)
@@ -386,10 +389,10 @@ finally:
 )
 def test_ray_that_is_missing_is_one_sentence_before_torch(tmp_path, line):
     (tmp_path / "b").write_text('{"prompt": "x"}\n')
-    package = str(Path(foretoken.__file__).parents[1])
+    path = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_RAY, *line],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "foretoken: Ray is not installed: pip install -e '.[cluster]'.\n")
     assert not (tmp_path / "o").exists()
