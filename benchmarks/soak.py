@@ -100,9 +100,9 @@ async def _whole(client: httpx.AsyncClient, task: Task, found: Found) -> None:
     if response.status_code != 200:
         found.outcomes[f"refused with {response.status_code}"] += 1
         return
-    told = response.json()
-    found.tokens += told["usage"]["completion_tokens"]
-    _compare(task, told["choices"][0]["message"]["content"] or "", found)
+    answer = response.json()
+    found.tokens += answer["usage"]["completion_tokens"]
+    _compare(task, answer["choices"][0]["message"]["content"] or "", found)
 
 
 async def _streamed(client: httpx.AsyncClient, task: Task, found: Found) -> None:
