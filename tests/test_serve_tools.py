@@ -5,8 +5,10 @@ import random
 import re
 
 import openai
+import pydantic
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
+from tokenizers import AddedToken
 
 import foretoken
 import serving
@@ -44,7 +46,14 @@ BARE = AROUND.replace(
     '{% set f = m.tool_calls[0].function %}{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}',
 )
 XML = AROUND.replace("CALLS", "{% for c in m.tool_calls %}<function={{ c.function.name }}></function>{% endfor %}")
+MARKS = ("<tool_call>", "</tool_call>", "<think>")  # of Qwen's tokenizers: tokens that are text
 USER = [{"role": "user", "content": "hi"}]
+
+
+class City(pydantic.BaseModel):
+    city: str
+
+
 WEATHER = {
     "type": "object",
     "properties": {
@@ -69,19 +78,25 @@ def marked(name, arguments):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def with_template(folder, template):
-    target, drafter = serving.toy_pair(folder)
-    for place in (target, drafter):
-        tokenizer = tiny.tokenizer()
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-        tokenizer.chat_template = template
-        tokenizer.save_pretrained(place)
-    return foretoken.load(target, drafter=drafter, tree="chain:3", device="cpu")
+def tokenizer_of(template, added=(), special=()):
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", *special]})
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def with_template(folder, template, added=()):
+    target = tiny.llama(0, vocab=258 + len(added), context=2048)
+    for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
+        model.save_pretrained(folder / name)
+        tokenizer_of(template, added).save_pretrained(folder / name)
+    return foretoken.load(str(folder / "target"), drafter=str(folder / "drafter"), tree="chain:3", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    return with_template(tmp_path_factory.mktemp("marked"), MARKED)
+    return with_template(tmp_path_factory.mktemp("marked"), MARKED, MARKS)
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +123,14 @@ def client(server):
 
 @pytest.fixture
 def says(monkeypatch):
-    """Make the model say a text: its answers are held to it, and the rest of the way is the real one."""
+    """Make the model say a text: its answers are held to its tokens, and the rest of the way is the real one."""
+    tokenizer = tokenizer_of(MARKED, MARKS)
 
     def say(text):
-        whole = Grammar.regex(re.escape(text).replace("/", r"\/"))
-        monkeypatch.setattr(requests, "grammar_of", lambda body, form: (whole, "tools"))
+        parts = filter(None, re.split(f"({'|'.join(MARKS)})", text))
+        known = {part: f"<[{tokenizer.convert_tokens_to_ids(part)}]>" for part in MARKS}
+        whole = Grammar.lark("start: " + " ".join(known.get(part, json.dumps(part)) for part in parts))
+        monkeypatch.setattr(requests, "grammar_of", lambda *_: (whole, "tools"))
 
     return say
 
@@ -167,14 +185,15 @@ def test_calls_are_read_whole_and_from_a_stream(client, says, text, content, cal
 
 
 def test_a_call_that_is_cut_is_text(client, says):
-    says(f"{TWO}\n{ONE}")
-    for message, reason in both(client, tools=TOOLS, max_tokens=len(TWO) + 30):
+    says(f"{TWO}\n{ONE}")  # a mark is one token, any other character another
+    whole = len(TWO.replace("<tool_call>", "1").replace("</tool_call>", "2"))
+    for message, reason in both(client, tools=TOOLS, max_tokens=whole + 30):
         assert reason == "length"
-        assert read(message) == (f"\n{ONE}"[:30], [MADE_TWO])
-    for message, reason in both(client, tools=TOOLS, max_tokens=20):
-        assert (message.content, message.tool_calls, reason) == (TWO[:20], None, "length")
-    for message, reason in both(client, tools=TOOLS, stop=["</tool"]):
-        assert (message.content, message.tool_calls, reason) == (TWO[: -len("</tool_call>")], None, "stop")
+        assert read(message) == (f"\n{ONE}"[: 30 + len("tool_call>")], [MADE_TWO])
+    for message, reason in both(client, tools=TOOLS, max_tokens=whole - 1):
+        assert (message.content, message.tool_calls, reason) == (TWO[: -len("</tool_call>")], None, "length")
+    for message, reason in both(client, tools=TOOLS, stop=["\n</tool"]):
+        assert (message.content, message.tool_calls, reason) == (TWO[: -len("\n</tool_call>")], None, "stop")
 
 
 def test_text_before_a_call_comes_as_it_grows(client, says):
@@ -283,36 +302,57 @@ def test_without_marks_a_call_is_the_whole_answer(bare, says):
                 assert reason == ("tool_calls" if calls else "stop")
 
 
-def accepted(engine, text, form=HERMES, **asked):
+def accepted(tokenizer, text, **asked):
     """(whether a text may begin an answer, whether it may be all of it) by the grammar of a request."""
-    grammar, _ = grammar_of(ChatRequest.model_validate({"messages": USER, **asked}), form)
-    end = engine.tokenizer.convert_tokens_to_ids("<|end|>")
-    held = grammar.constraint(engine.tokenizer, frozenset([end]), 0)
-    ids = engine.tokenizer(text)["input_ids"] if text else []
+    body = ChatRequest.model_validate({"messages": USER, **asked})
+    grammar, _ = grammar_of(body, tool_use(tokenizer).form, tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    held = grammar.constraint(tokenizer, frozenset([end]), 0)
+    ids = tokenizer(text)["input_ids"] if text else []
     begins = all(held.allows(ids[:i], token) for i, token in enumerate(ids))
     return begins, begins and held.allows(ids, end)
 
 
-def test_what_calls_that_may_be_made_are_held_to(engine):
-    bad = marked("weather", '{"city": "Rom"}')
-    strict = {"tools": [tool(strict=True), TOOLS[1]]}
-    for text in ("", "A text.", "1 < 2", f"So: {ONE}", f"{ONE}\n{ONE} and {TWO}", marked("clock", '{"a": 1}')):
-        assert accepted(engine, text, **strict) == (True, True)
-    for text in (bad, "So: <tool_call>x", marked("other", "{}")):
-        assert accepted(engine, text, **strict) == (False, False)
-    assert accepted(engine, "<tool_call>", **strict) == (True, False)
-    single = {"tools": TOOLS, "parallel_tool_calls": False}
-    for text in ("", "A text.", f"So: {ONE}", bad):  # no function is strict
-        assert accepted(engine, text, **single) == (True, True)
-    for text in (f"{ONE}\n{ONE}", f"{ONE} and", marked("other", "{}")):
-        assert accepted(engine, text, **single)[0] is False
-    call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
-    for text in ("", "A text.", '{"n": 1}', call, f"So: {call}"):
-        assert accepted(engine, text, LLAMA, **strict) == (True, True)
-    for text in (call + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"'):
-        assert accepted(engine, text, LLAMA, **strict)[0] is False
-    free, _ = grammar_of(ChatRequest.model_validate({"messages": USER, "tools": TOOLS}), HERMES)
+STRICT = {"tools": [tool(strict=True), TOOLS[1]]}
+
+
+@pytest.mark.parametrize("added", [(), MARKS, MARKS[:1]])
+def test_what_marked_calls_are_held_to(added):
+    tokenizer = tokenizer_of(MARKED, added)
+    bad, other = marked("weather", '{"city": "Rom"}'), marked("other", "{}")
+    yes, no = (True, True), (False, False)
+    for text in ("", "A text.", "1 < 2", "<think>a<think>", f"So: {ONE}", f"{ONE}\n{ONE} <think>and {TWO} so"):
+        assert accepted(tokenizer, text, **STRICT) == yes
+    assert accepted(tokenizer, marked("clock", '{"a": 1}'), **STRICT) == yes  # which is not strict
+    for text in (bad, "So: <tool_call>x", other, f"{ONE}<think>{bad}"):
+        assert accepted(tokenizer, text, **STRICT) == no
+    assert accepted(tokenizer, "<tool_call>", **STRICT) == (True, False)
+    for text in ("", "A <think> text.", f"So: {ONE}", bad):
+        assert accepted(tokenizer, text, tools=TOOLS, parallel_tool_calls=False) == yes
+    for text in (f"{ONE}\n{ONE}", f"{ONE} and", other):
+        assert accepted(tokenizer, text, tools=TOOLS, parallel_tool_calls=False) == no
+    for text in (ONE, f"{ONE}\n{TWO}"):
+        assert accepted(tokenizer, text, tools=TOOLS, tool_choice="required") == yes
+    for text in ("A", bad, f"{ONE}\n{bad}", marked("clock", '{"a": 1}')):
+        assert accepted(tokenizer, text, tools=TOOLS, tool_choice="required") == no
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert accepted(tokenizer, ONE, tools=TOOLS, tool_choice=named) == yes
+    for text in (TWO, f"{ONE}\n{ONE}"):
+        assert accepted(tokenizer, text, tools=TOOLS, tool_choice=named) == no
+    free, _ = grammar_of(ChatRequest.model_validate({"messages": USER, "tools": TOOLS}), HERMES, tokenizer)
     assert free is None
+
+
+@pytest.mark.parametrize("added", [(), ("<think>",)])
+def test_what_calls_without_marks_are_held_to(added):
+    tokenizer = tokenizer_of(BARE, added)
+    call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
+    for text in ("", "A text.", '{"n": 1}', call, f"So: {call}", "<think>a"):
+        assert accepted(tokenizer, text, **STRICT) == (True, True)
+    for text in (call + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"'):
+        assert accepted(tokenizer, text, **STRICT) == (False, False)
+    assert accepted(tokenizer, call, tools=TOOLS, tool_choice="required") == (True, True)
+    assert accepted(tokenizer, "A", tools=TOOLS, tool_choice="required") == (False, False)
 
 
 def test_a_strict_function_may_be_left_uncalled(client, engine):
@@ -352,6 +392,21 @@ def test_an_answer_is_taken_back(client, server, engine, says):
         told = server.post("/tokenize", {"messages": [*USER, sent]}).json()["tokens"]
         assert engine.tokenizer.decode(told) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
         assert engine.encode([*USER, sent]) == told  # the Python interface takes the same
+
+
+def test_an_answer_that_the_client_has_parsed_is_taken_back(client, server, engine, says):
+    def written(message):
+        told = server.post("/tokenize", {"messages": [*USER, message.model_dump(warnings=False)]}).json()["tokens"]
+        return engine.tokenizer.decode(told)
+
+    says(ONE)
+    got = client.chat.completions.parse(tools=[tool(strict=True)], **SETTINGS).choices[0].message
+    assert got.tool_calls[0].function.parsed_arguments == {"city": "Rom", "days": 1}
+    assert written(got) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
+    says('{"city": "Rom"}')
+    got = client.chat.completions.parse(response_format=City, **SETTINGS).choices[0].message
+    assert got.parsed == City(city="Rom")
+    assert written(got) == 'u:hi<|end|>\na:{"city": "Rom"}<|end|>\na:'
 
 
 def test_roles_and_names(server, engine):
@@ -472,10 +527,7 @@ def test_a_template_whose_calls_are_not_known(tmp_path):
 
 def test_the_form_of_calls_is_found_from_the_template():
     def use(template, special=()):
-        tokenizer = tiny.tokenizer()
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", *special]})
-        tokenizer.chat_template = template
-        return tool_use(tokenizer)
+        return tool_use(tokenizer_of(template, special=special))
 
     assert (use(MARKED).form, use(BARE).form, use(XML).form, use(None).form) == (HERMES, LLAMA, None, None)
     assert use({"default": serving.TEMPLATE, "tool_use": MARKED}).form == HERMES

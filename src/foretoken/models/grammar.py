@@ -174,6 +174,17 @@ def tokens_of(tokenizer: Tokenizer) -> "LLTokenizer":
         raise ForetokenError(f"Grammars cannot read the tokenizer of this model: {_line(error)}.") from error
 
 
+@lru_cache(maxsize=4)
+def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
+    """Tokens that are text, and that a grammar accepts by their id alone, written <[id]>: the text of each -> its id.
+
+    Vocabularies have them for marks such as those around a tool call. Raises ForetokenError as `tokens_of` does.
+    """
+    known = tokens_of(tokenizer)
+    added = tokenizer.added_tokens_decoder.items()
+    return {token.content: i for i, token in added if not token.special and known.is_special_token(i)}
+
+
 @lru_cache(maxsize=64)
 def compiled(tokenizer: Tokenizer, grammar: Grammar) -> "LLMatcher":
     """The parser at the beginning of a text. Raises ForetokenError for a grammar that is too large."""

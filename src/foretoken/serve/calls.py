@@ -18,14 +18,9 @@ class CallForm:
     after: str
     key: str
 
-    def head(self, name: str) -> str:
-        """What stands before the arguments of a function."""
-        return f'{self.before}{{"name": "{name}", "{self.key}": '
-
-    @property
-    def tail(self) -> str:
-        """What stands behind the arguments."""
-        return "}" + self.after
+    def write(self, name: str, arguments: str) -> str:
+        """A call. name: of the function. arguments: JSON text."""
+        return f'{self.before}{{"name": "{name}", "{self.key}": {arguments}}}{self.after}'
 
     def reader(self) -> "CallReader":
         """For one answer."""
@@ -34,7 +29,8 @@ class CallForm:
 
 HERMES = CallForm("<tool_call>\n", "\n</tool_call>", "arguments")  # Hermes, Qwen and many others
 LLAMA = CallForm("", "", "parameters")  # Llama 3.1
-MARK, BEGIN = HERMES.before.rstrip(), '{"name": "'
+MARK, END = HERMES.before.rstrip(), HERMES.after.lstrip()
+BEGIN = '{"name": "'
 # A call with its marks: up to the first closing one that is not inside a JSON string.
 BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')

@@ -148,7 +148,7 @@ class Intake:
         steps = bool(options and options.include_steps)
         depth = 0 if body.speculation == "off" else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
-        grammar, param = grammar_of(body, calls)
+        grammar, param = grammar_of(body, calls, self.tokenizer)
         jobs = [
             Job(
                 tuple(ids),
@@ -223,7 +223,7 @@ class Intake:
 
 def _message(message: ChatMessage) -> dict[str, Any]:
     """As the engine takes it; text parts are joined by line ends."""
-    made = message.model_dump(exclude_none=True, exclude={"tool_calls": {"__all__": {"index"}}})
+    made = message.model_dump(exclude_none=True)
     if not isinstance(message.content, str | None):
         made["content"] = "\n".join(part.text for part in message.content)
     return made

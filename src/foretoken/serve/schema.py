@@ -135,7 +135,10 @@ class TextPart(Strict):
 
 
 class Sent(Strict):
-    """What clients send back as they got it: of fields that are not ours, those that are null are left out."""
+    """What clients send back as they got it: fields that are null are left out, whatever their name.
+
+    What clients themselves wrote into it, as the `openai` package's `parse` does, changes nothing, and is excluded.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -146,13 +149,14 @@ class Sent(Strict):
 class CalledFunction(Sent):
     name: str
     arguments: Annotated[str, Field(description="The JSON text of an object.")]
+    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
 
 
 class ToolCall(Sent):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: Annotated[int | None, Field(description="Of a call that a client put together from a stream.")] = None
+    index: Annotated[int | None, Field(exclude=True)] = None
 
 
 class ChatMessage(Sent):
@@ -161,6 +165,7 @@ class ChatMessage(Sent):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall] | None, Field(description="Of an earlier answer.")] = None
     tool_call_id: Annotated[str | None, Field(description="The call whose result this is.")] = None
+    parsed: Annotated[Any, Field(exclude=True)] = None
 
 
 class ChatRequest(Sampled):

@@ -3,20 +3,22 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 
 from foretoken.core.errors import ForetokenError
-from foretoken.models.grammar import Grammar
-from foretoken.serve.calls import BEGIN, MARK, CallForm
+from foretoken.models.grammar import Grammar, marks_of
+from foretoken.models.text import Tokenizer
+from foretoken.serve.calls import BEGIN, END, MARK, CallForm
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import ChatRequest, ChosenTool, Function, ResponseFormat, Sampled, StructuredOutputs
 
-TEXT = r"(.|\n)"
+ANY = r"(.|\n)"
 
 
-def grammar_of(body: Sampled, form: CallForm | None) -> tuple[Grammar | None, str]:
+def grammar_of(body: Sampled, form: CallForm | None, tokenizer: Tokenizer) -> tuple[Grammar | None, str]:
     """The grammar of a request, None where it asks for none, and the field that asks for it.
 
-    form: of the calls that are read in the answer; None where none are.
+    form: of the calls that are read in the answer; None where none are. tokenizer: of the model.
     Raises ApiError for one that cannot be enforced, or two at once.
     """
     wanted, outputs = body.response_format, body.structured_outputs
@@ -31,7 +33,7 @@ def grammar_of(body: Sampled, form: CallForm | None) -> tuple[Grammar | None, st
         if made is not None:
             said = f'{param} is for answers without calls: leave it or tools out, or set tool_choice to "none".'
             raise ApiError(400, said, param)
-        made, param = _calls(body, form), "tools"
+        made, param = _calls(body, form, tokenizer), "tools"
     if made is not None and body.ignore_eos:
         raise ApiError(400, f"ignore_eos goes on after the end, and {param} has one: leave out either.", "ignore_eos")
     return made, param
@@ -61,7 +63,7 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
     return Grammar.json_object() if outputs.grammar is None else Grammar.lark(outputs.grammar)
 
 
-def _calls(body: ChatRequest, form: CallForm) -> Grammar | None:
+def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer) -> Grammar | None:
     """What the calls of an answer are held to; None where the model is free.
 
     It is held where a call is asked for, where calls are not to be parallel, and where a function is strict: to the
@@ -75,21 +77,46 @@ def _calls(body: ChatRequest, form: CallForm) -> Grammar | None:
     if not (forced or single or any(function.strict for _, function in tools)):
         return None
     arguments = {f"f{i}": _arguments(function, forced, f"tools.{i}.function.parameters") for i, function in tools}
-    mark = MARK if form.before else BEGIN
-    rest = " | ".join(
-        f"{json.dumps(form.head(function.name).removeprefix(mark))} @f{i} {json.dumps(form.tail)}"
-        for i, function in tools
-    )
-    call, other = f"{json.dumps(mark)} rest", f"/{TEXT}+/"
+    try:
+        rules = _rules(form, tools, forced, single or chosen is not None, marks_of(tokenizer))
+        return Grammar.lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()), arguments)
+    except ForetokenError as error:
+        raise ApiError(400, str(error), "tools") from error
+
+
+def _rules(
+    form: CallForm, tools: Sequence[tuple[int, Function]], forced: bool, single: bool, marks: Mapping[str, int]
+) -> dict[str, str]:
+    """Rules in Lark's form, where @fi are the arguments of tool i.
+
+    marks: see `marks_of`. A mark of a call is written as text or as such a token; the other tokens are text.
+    """
+    mark, end = (MARK, END) if form.before else (BEGIN, "")
+    tokens = {text: f"<[{token}]>" for text, token in marks.items()}
+    calls: list[str] = []
+    for i, function in tools:
+        head, tail = form.write(function.name, "\0").removeprefix(mark).removesuffix(end).split("\0")
+        calls.append(f"{json.dumps(head)} @f{i} {json.dumps(tail)} end")
     if not form.before:
-        start = call if forced else f"{call} | TEXT?"
-        other += rf" & ~/\s*{re.escape(mark)}{TEXT}*/"
+        start = "call" if forced else "call | text"
     elif forced:
-        start = call if single or chosen else f'{call} ("\\n" {call})*'
+        start = "call" if single else 'call ("\\n" call)*'
     else:
-        start = "text rest | TEXT?" if single else "(text rest)* TEXT?"
-    lark = f"start: {start}\nrest: {rest}\ntext[lazy]: /{TEXT}*{re.escape(mark)}/\nTEXT: {other}\n"
-    return Grammar.lark(lark, arguments)
+        start = "text begin rest | text" if single else "(text begin rest)* text"
+    or_mark, or_end = (f" | {tokens[text]}" if text in tokens else "" for text in (mark, end))
+    others = " | ".join(token for text, token in tokens.items() if text not in (mark, end))
+    return {
+        "start": start,
+        "call": "mark rest",
+        "mark": json.dumps(mark) + or_mark,
+        "begin": "spelled" + or_mark,
+        "spelled[lazy]": f"/{ANY}*{re.escape(mark)}/",
+        "rest": " | ".join(calls),
+        "end": json.dumps(end) + or_end,
+        "text": f"FIRST? (({others}) TEXT?)*" if others else "FIRST?",
+        "FIRST": f"/{ANY}+/" + ("" if form.before else rf" & ~/\s*{re.escape(mark)}{ANY}*/"),
+        "TEXT": f"/{ANY}+/",
+    }
 
 
 def _arguments(function: Function, forced: bool, param: str) -> Grammar:

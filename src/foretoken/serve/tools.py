@@ -46,7 +46,7 @@ def tool_use(tokenizer: Tokenizer) -> ToolUse:
 def _form(tokenizer: Tokenizer) -> CallForm | None:
     called = rendered(tokenizer, CALLED, OFFERED) or ""
     for form in (HERMES, LLAMA):
-        call = form.head(PROBE) + '{"x": 1}' + form.tail
+        call = form.write(PROBE, '{"x": 1}')
         begun = "" if form.before else rendered(tokenizer, ASKED, OFFERED, prompt=True)
         if begun is None or begun + call not in called:
             continue
