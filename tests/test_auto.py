@@ -296,6 +296,20 @@ def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
     assert steps(1, {0: 1.0, 1: 1.2}, 20)[0] > 0
 
 
+def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
+    """A new batch size owes what the one before it owes, the plain steps that it rests on credit included."""
+    for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0)):
+        known = Experience(EXTRA, 0.03, 1.0, {8: Costs(EXTRA, 1.0, drafting=False, balance=balance, rest=rest)})
+        assert known.costs_of(7).balance == pytest.approx(debt)
+        deciding, steps = Controller(known), 0
+        for _ in range(7):
+            deciding.join()
+        while not deciding.choose():
+            steps += 1
+            deciding.learn_cost(0, 1.0, 1.0)
+        assert steps == pytest.approx(-debt / ALLOWANCE, abs=1)
+
+
 def test_a_sequence_that_may_not_draft_counts_for_no_depth():
     known = Experience((0.0, 0.9, 1.0), 90.0, 100.0, {2: Costs((0.0, 0.9, 1.0), 1.0)})
     deciding = Controller(known)

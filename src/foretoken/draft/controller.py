@@ -134,9 +134,9 @@ class Costs:
         self.seen, self.drafted = {}, (0.0, 0.0)
 
     def like(self) -> "Costs":
-        """A start for another batch size."""
-        extra = [self._scale * extra for extra in self.extra]
-        return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting)
+        """A start for another batch size, which owes what this one owes: where one lost, the next one need not."""
+        extra, debt = [self._scale * extra for extra in self.extra], min(self.balance - ALLOWANCE * self.rest, 0.0)
+        return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt)
 
 
 def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
