@@ -183,15 +183,16 @@ def long_prompt(number: int, tokens: int) -> Any:
 
 
 def served(named: Sequence[str]) -> dict[str, Server]:
-    """NAME=URL -> the servers by name. Raises ForetokenError where one does not answer."""
+    """NAME=URL, or NAME=URL#MODEL, -> the servers by name. Raises ForetokenError where one does not answer."""
     found = {}
     for each in named:
         name, _, url = each.partition("=")
         if not url.startswith("http"):
             raise ForetokenError(f"--server {each} names no server: give NAME=URL, as ours=http://127.0.0.1:8000.")
+        url, _, model = url.partition("#")
         try:
-            models = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=TIMEOUT_S).raise_for_status().json()
-            model = str(models["data"][0]["id"])
+            listed = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=TIMEOUT_S)
+            model = model or str(listed.raise_for_status().json()["data"][0]["id"])
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise ForetokenError(f"{url} does not list its models ({error}): start the server first.") from error
         found[name] = Server(url.rstrip("/"), model, name.endswith(PLAIN))
@@ -220,7 +221,10 @@ def long_row(table: Table, name: str, users: int, found: Sequence[Interference])
 
 
 def command(
-    server: Annotated[list[str], typer.Option(help="NAME=URL of a running server; may be repeated.")],
+    server: Annotated[
+        list[str],
+        typer.Option(help="NAME=URL of a running server, #MODEL behind it if it lists none; may be repeated."),
+    ],
     users: Annotated[list[int] | None, typer.Option(help="Users at a time; may be repeated. Default: 1, 8.")] = None,
     workload: WorkloadFile = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
