@@ -17,15 +17,15 @@ TRIALS = 3  # forwards in each number of threads before one is chosen: the first
 # Forwards after which the others are tried once more, at first and in the long run. So a number that another program
 # disturbed at first comes back soon, and in the end a trial at twice the time costs 0.5%.
 SOON, AGAIN = 25, 200
-NEWEST = 0.25  # weight of the newest time in the mean
+NEWEST = 0.25  # weight of the newest time where it is not faster
 
 
 @dataclass
 class Trials:
     """What forwards of one size took in one number of threads.
 
-    count: of these forwards. last: number of the last one among all of the size. seconds: their mean. wait: forwards
-    until it is tried again while another number is chosen; it doubles with every trial.
+    count: of these forwards. last: number of the last one among all of the size. seconds: what one takes now.
+    wait: forwards until it is tried again while another number is chosen; it doubles with every trial.
     """
 
     count: int = 0
@@ -34,12 +34,13 @@ class Trials:
     wait: int = SOON
 
     def learn(self, seconds: float, now: int) -> None:
-        """seconds: of one forward. now: the number of forwards of this size so far."""
+        """seconds: of one forward. now: the number of forwards of this size so far.
+
+        A faster forward counts at once, since other programs make forwards slower only; a slower one counts for a part.
+        """
         self.last, self.count = now, self.count + 1
-        if self.count <= 2 or seconds < self.seconds / 2:  # the first of all, and a disturbed one, are no part of it
-            self.seconds = seconds
-        else:
-            self.seconds += NEWEST * (seconds - self.seconds)
+        faster = seconds < self.seconds
+        self.seconds = seconds if faster else self.seconds + NEWEST * (seconds - self.seconds)
 
 
 @dataclass
@@ -51,9 +52,10 @@ class Size:
 
     def choose(self) -> int:
         """The number of threads of the next forward."""
+        threads, fewest = min(self.by_threads.items(), key=lambda each: each[1].count)
+        if fewest.count < TRIALS:  # in turn, so that a disturbance meets all numbers
+            return threads
         for threads, trials in self.by_threads.items():
-            if trials.count < TRIALS:
-                return threads
             if self.forwards - trials.last >= trials.wait:
                 trials.wait = min(2 * trials.wait, AGAIN)
                 return threads
