@@ -169,7 +169,8 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
         try:
             serve.run(application, name=NAME)
         except RuntimeError as error:
-            cause = serve.status().applications[NAME].deployments[NAME].message or str(error)
+            deployments = serve.status().applications[NAME].deployments.values()
+            cause = "".join(each.message for each in deployments) or str(error)
             raise ForetokenError(f"The replicas do not start: {cause.split('Error: ')[-1].strip()}") from error
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, end)
