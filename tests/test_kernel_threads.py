@@ -63,7 +63,7 @@ def test_a_disturbed_beginning_is_soon_made_good(disturbed: float) -> None:
 
 @pytest.mark.parametrize("slower", [1.1, 1.5])
 def test_noise_changes_little(slower: float) -> None:
-    """With times that vary by a tenth, and one forward in twenty that takes twice, the best number runs most."""
+    """Times vary by a tenth, and one forward in twenty takes twice as long: the best number runs most."""
     rng, times = np.random.default_rng(0), {1: slower, 2: 1.0}
     machine = Machine(times)
     choice, chosen = ThreadChoice(machine.clock), []

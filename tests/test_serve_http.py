@@ -21,6 +21,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.serve.batch import Batch
 from foretoken.serve.listen import bound
 from foretoken.serve.logs import Json, Text
+from foretoken.serve.owner import Owner
 from foretoken.serve.run import serve
 from foretoken.serve.schema import ChatRequest, CompletionRequest
 from foretoken.serve.settings import KEYS, Settings
@@ -381,7 +382,7 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch):
 
     def run(listening):
         try:
-            serve(engine, Settings(), listening)
+            serve(engine, Settings(), listening, Owner())
         except SystemExit as leaving:
             left.append(leaving.code)
 

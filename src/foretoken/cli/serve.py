@@ -8,6 +8,7 @@ from foretoken.cli.command import command
 from foretoken.cli.options import EngineOptions, RayOptions
 from foretoken.core.errors import ForetokenError
 from foretoken.serve.listen import bound
+from foretoken.serve.owner import Owner
 from foretoken.serve.settings import Settings
 
 EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
@@ -46,7 +47,8 @@ def serve(
     if max_replicas is not None:
         raise ForetokenError("--max-replicas needs --ray: how many engines there are at the least.")
     with bound(server.host, server.port) as listening:
-        loaded = options.load(None, server.max_batch)
+        owner = Owner()
+        loaded = owner.submit(lambda: options.load(None, server.max_batch)).result()
         from foretoken.serve.run import serve as run
 
-        run(loaded, server, listening)
+        run(loaded, server, listening, owner)

@@ -79,9 +79,11 @@ def replicas(
     def build() -> "FastAPI":
         from starlette.routing import Route
 
+        from foretoken.serve.owner import Owner
         from foretoken.serve.run import prepared
 
-        app = prepared(load(), settings)
+        owner = Owner()
+        app = prepared(owner.submit(load).result(), settings, owner)
         app.add_middleware(Unnamed)
         app.router.routes.insert(0, Route("/metrics", _metrics))
         return app

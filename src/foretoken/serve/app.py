@@ -22,6 +22,7 @@ from foretoken.serve.forms import CHAT, COMPLETION, Form
 from foretoken.serve.guards import Keyed, Logged, Sized
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import MEDIA_TYPE, Metrics
+from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Asked, Intake
 from foretoken.serve.running import unavailable
 from foretoken.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -41,9 +42,9 @@ class Service:
     does not keep others' chunks waiting.
     """
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, owner: Owner | None) -> None:
         self.name = settings.name or Path(engine.target.name).name
-        self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue)
+        self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue, owner=owner)
         own = replace(engine, tokenizer=copy.deepcopy(engine.tokenizer))
         most = settings.max_batch + settings.max_queue
         self.intake = Intake(own, self.name, self.worker.context, most)
@@ -76,9 +77,12 @@ class Service:
         return Answer(self.desk, form, await self.read(read, body), request.state.log)
 
 
-def create_app(engine: Engine, settings: Settings) -> FastAPI:
-    """The whole server as an ASGI application, to be run by uvicorn or inside another program."""
-    service = Service(engine, settings)
+def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -> FastAPI:
+    """The whole server as an ASGI application, to be run by uvicorn or inside another program.
+
+    owner: as `Worker` takes it.
+    """
+    service = Service(engine, settings, owner)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

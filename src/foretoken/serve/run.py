@@ -12,6 +12,7 @@ from foretoken.engine import Engine
 from foretoken.serve.app import create_app
 from foretoken.serve.listen import address
 from foretoken.serve.logs import log_to_stderr
+from foretoken.serve.owner import Owner
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
 
@@ -38,16 +39,22 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self.worker.error is not None
 
 
-def prepared(engine: Engine, settings: Settings) -> FastAPI:
-    """The app in a process that is its own: its log is set up, and what must be compiled is before a request comes."""
+def prepared(engine: Engine, settings: Settings, owner: Owner) -> FastAPI:
+    """The app in a process that is its own: its log is set up, and what must be compiled is before a request comes.
+
+    owner: the thread that loaded the engine.
+    """
     log_to_stderr(settings.log)
-    engine.generate([0], max_new_tokens=8, seed=0)
-    return create_app(engine, settings)
+    owner.submit(lambda: engine.generate([0], max_new_tokens=8, seed=0)).result()
+    return create_app(engine, settings, owner)
 
 
-def serve(engine: Engine, settings: Settings, listening: socket.socket) -> None:
-    """Serve on a bound socket until a signal ends it. Exits with code 1 where the thread that runs the model died."""
-    app = prepared(engine, settings)
+def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: Owner) -> None:
+    """Serve on a bound socket until a signal ends it. Exits with code 1 where the thread that runs the model died.
+
+    owner: the thread that loaded the engine.
+    """
+    app = prepared(engine, settings, owner)
     config = uvicorn.Config(
         app,
         log_config=None,

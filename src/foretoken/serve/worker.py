@@ -2,13 +2,15 @@
 
 import logging
 from collections import deque
-from threading import Condition, Thread
+from concurrent.futures import Future, wait
+from threading import Condition
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch, Ticket, tell
 from foretoken.serve.jobs import Deliver, DrainingError, Failed, Job, QueueFullError
+from foretoken.serve.owner import Owner
 
 log = logging.getLogger(__name__)
 CONTEXT = 4096  # ids of one text where neither the caller nor the model says how many
@@ -29,11 +31,13 @@ class Worker:
         context: int | None = None,
         max_queue: int = 64,
         cache_bytes: int = CACHE_BYTES,
+        owner: Owner | None = None,
     ) -> None:
         """max_batch: the most jobs decoded at once; the engine's own number where it is None.
         context: the most ids of one text, its prompt included; the model's own context where it is None.
         max_queue: the most jobs that may wait for others to end.
         cache_bytes: the most memory of the prefix cache; 0 for none.
+        owner: the thread that loaded the engine, where that is to be the worker's; None for a new one.
         """
         size = engine.max_batch if max_batch is None else max_batch
         check_counts(max_batch=size, context=context)
@@ -47,12 +51,13 @@ class Worker:
         self._joining: deque[Ticket] = deque()  # those that the thread has taken, and not yet given a row
         self._changed = Condition()
         self._draining, self._stopping = False, False
-        self._thread = Thread(target=self._run, name="foretoken-worker", daemon=True)
+        self._owner = owner
+        self._work: Future[None] | None = None
 
     @property
     def alive(self) -> bool:
         """Whether jobs are worked on; False before `start`, after the last job of `drain`, and if the thread died."""
-        return self._thread.is_alive() and self.error is None
+        return self._work is not None and not self._work.done() and self.error is None
 
     @property
     def running(self) -> int:
@@ -86,7 +91,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._work = (self._owner or Owner()).submit(self._run)
 
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
         """Queue a job; `deliver` is called with its news from the worker's thread.
@@ -133,13 +138,11 @@ class Worker:
         with self._changed:
             self._draining = self._stopping = True
             self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.join()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the thread has ended, at most so many seconds. Returns: whether it has."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._work is None or not wait([self._work], timeout_s).not_done
 
     def _run(self) -> None:
         try:

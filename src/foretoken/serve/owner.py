@@ -1,0 +1,38 @@
+"""The one thread that runs a model, from its loading on.
+
+A thread that computes in several threads keeps them waiting for its next forward, and they wait awake only while there
+are no more of them than cores. If one thread loads a model and another one decodes with it, there are twice as many:
+all of them go to sleep between the layers, and a step of SmolLM2 on two cores takes 14 ms instead of 8 (docs/LOG.md,
+2026-11-24, night).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Owner:
+    """Calls functions one after the other in a thread of its own, which ends with the process at the latest."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        Thread(target=self._work, name="foretoken-model", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Queue a call. Returns: what becomes of it."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:  # for the one who asked
+                future.set_exception(error)
+            del future, call
