@@ -46,12 +46,12 @@ class Worker:
         self.context = min(limits, default=CONTEXT)
         self.error: BaseException | None = None  # what the thread died of
         self._engine = engine
-        self._batch = Batch(engine, size, self.context, cache_bytes)
+        self._owner = owner or Owner()
+        self._batch = self._owner.submit(lambda: Batch(engine, size, self.context, cache_bytes)).result()
         self._waiting: deque[Ticket] = deque()
         self._joining: deque[Ticket] = deque()  # those that the thread has taken, and not yet given a row
         self._changed = Condition()
         self._draining, self._stopping = False, False
-        self._owner = owner
         self._work: Future[None] | None = None
 
     @property
@@ -91,7 +91,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the thread."""
-        self._work = (self._owner or Owner()).submit(self._run)
+        self._work = self._owner.submit(self._run)
 
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
         """Queue a job; `deliver` is called with its news from the worker's thread.
