@@ -16,7 +16,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated, Any
@@ -91,6 +92,15 @@ class Interference:
     again_ms: float
 
 
+@asynccontextmanager
+async def _named(server: Server) -> AsyncIterator[None]:
+    """Raises ForetokenError where the connection breaks."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise ForetokenError(f"{server.url} broke off an answer ({error or type(error).__name__}).") from error
+
+
 async def ask(
     client: httpx.AsyncClient,
     server: Server,
@@ -116,7 +126,7 @@ async def ask(
     }
     answer, pieces = answer or Answer(0.0), 0
     answer.begun = time.perf_counter()
-    async with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
+    async with _named(server), client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             said = (await response.aread()).decode(errors="replace")[:300]
             raise ForetokenError(f"{server.url} answered {response.status_code}: {said}")
@@ -175,11 +185,11 @@ async def interrupted(server: Server, prompts: Sequence[Any], long: Any, tempera
         return Interference(sorted(gaps), 1000 * (last - first.begun), 1000 * (again.arrivals[0] - again.begun))
 
 
-def long_prompt(number: int, tokens: int) -> Any:
-    """A conversation of some `tokens` tokens, which no other number shares: three of four words are a token."""
-    rng = random.Random(number)
+def long_prompt(which: str, tokens: int) -> Any:
+    """A conversation of some `tokens` tokens, which no other `which` shares from its beginning on."""
+    rng = random.Random(which)
     words = " ".join(rng.choice(WORDS) for _ in range(int(tokens * TOKEN_SHARE)))
-    return [{"role": "user", "content": f"Number {number}. Summarize this: {words}"}]
+    return [{"role": "user", "content": f"{which}. Summarize this: {words}"}]
 
 
 def served(named: Sequence[str]) -> dict[str, Server]:
@@ -256,7 +266,7 @@ def command(
                 chosen = [prompts[i % len(prompts)] for i in range(count)]
                 if long is None:
                     return asyncio.run(all_at_once(servers[name], chosen, max_new_tokens, temperature))
-                prompt = long_prompt(1000 * count + block.round, long)
+                prompt = long_prompt(f"{name} {count} {block.round} {time.time()}", long)
                 return asyncio.run(interrupted(servers[name], chosen, prompt, temperature))
 
             def warm(name: str) -> object:
