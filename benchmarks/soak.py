@@ -139,6 +139,8 @@ async def _hang_up(client: httpx.AsyncClient, task: Task, rng: random.Random, fo
 async def _nonsense(client: httpx.AsyncClient, task: Task, rng: random.Random, found: Found) -> None:
     """A body with an odd value, most of which are wrong, or half a body."""
     body = {**task.body, "max_tokens": 2, rng.choice(FIELDS): rng.choice(WRONG_VALUES)}
+    if body["max_tokens"] in (None, 2**70):  # no mistake: a text that fills the context
+        body["max_tokens"] = 2
     raw = json.dumps(body).encode()
     if rng.random() < 0.2:
         raw = raw[: rng.randrange(len(raw))]
