@@ -29,6 +29,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
 from foretoken.measure.report import Report
 
+GROWTH = 0.02  # of memory after the first minute, above which something is kept that should not be
+
 NONSENSE = 10  # wrong bodies in a row
 LENGTHS = (8, 32, 64, 128)
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -236,3 +238,14 @@ def _report(found: Found, settings: dict[str, Any], json_: bool) -> None:
     begun, ended = median(after[:few]) / 1e6, median(after[-few:]) / 1e6
     memory.add(begun, ended, 100 * (ended / begun - 1))
     show(report, json_, False)
+    wrong = [name for name, times in found.outcomes.items() if times and _is_wrong(name)]
+    if ended / begun - 1 > GROWTH:
+        wrong.append("memory grew")
+    if wrong:
+        raise ForetokenError(f"The server did not stand the test: {', '.join(wrong)}. The table says how often.")
+
+
+def _is_wrong(outcome: str) -> bool:
+    """Whether such an outcome must not be."""
+    begun = ("another text", "failed", "left", "exit code", "refused with 5", "odd body: 5")
+    return outcome.startswith(begun)

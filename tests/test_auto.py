@@ -24,7 +24,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import ALLOWANCE, LOOK, Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.models.causal_lm import CausalLM
@@ -298,7 +298,7 @@ def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
 
 def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
     """A new batch size owes what the one before it owes, the plain steps that it rests on credit included."""
-    for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0)):
+    for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0), (-60.0, 0, -DEBT)):
         known = Experience(EXTRA, 0.03, 1.0, {8: Costs(EXTRA, 1.0, drafting=False, balance=balance, rest=rest)})
         assert known.costs_of(7).balance == pytest.approx(debt)
         deciding, steps = Controller(known), 0

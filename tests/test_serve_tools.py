@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 
 import openai
 import pydantic
@@ -168,7 +169,7 @@ MADE, MADE_TWO = ("weather", '{"city": "Rom", "days": 1}'), ("clock", "{}")
         ("A text. \n", "A text. \n", []),
         (f"It is <tool_call>{{}}</tool_call> {ONE}", "It is <tool_call>{}</tool_call>", [MADE]),
         ("<tool_call> \"unfinished", "<tool_call> \"unfinished", []),
-        (f"<tool_call>\n{ONE} {TWO}", f"<tool_call>\n{ONE}", [MADE_TWO]),
+        (f"<tool_call>\n{ONE} {TWO}", "<tool_call>", [MADE, MADE_TWO]),
         (marked("f", '"{}"'), marked("f", '"{}"'), []),
         (marked("f", '{"a": NaN}'), marked("f", '{"a": NaN}'), []),
         (marked("f", "{") + " so", marked("f", "{") + " so", []),
@@ -261,6 +262,14 @@ def fits(call):
         and isinstance(hot, bool)
         and not arguments
     )
+
+
+def test_many_opening_marks_take_no_longer_than_their_text_is_long():
+    """They took 6 seconds when each was looked for its end through all of the text: now some hundredths."""
+    for mark in ("<tool_call>", '<tool_call>"', '<tool_call>{"'):
+        text, began = mark * 12_000, time.perf_counter()
+        assert HERMES.reader().read(text, True) == (text, [])
+        assert time.perf_counter() - began < 2
 
 
 def test_a_call_that_must_be_made_fits_its_schema(client):

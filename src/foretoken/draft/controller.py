@@ -134,8 +134,12 @@ class Costs:
         self.seen, self.drafted = {}, (0.0, 0.0)
 
     def like(self) -> "Costs":
-        """A start for another batch size, which owes what this one owes: where one lost, the next one need not."""
-        extra, debt = [self._scale * extra for extra in self.extra], min(self.balance - ALLOWANCE * self.rest, 0.0)
+        """A start for another batch size, which owes what this one owes: where one lost, the next one need not.
+
+        But for what a prompt took to read, which its text has paid.
+        """
+        extra = [self._scale * extra for extra in self.extra]
+        debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
         return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt)
 
 

@@ -31,8 +31,9 @@ HERMES = CallForm("<tool_call>\n", "\n</tool_call>", "arguments")  # Hermes, Qwe
 LLAMA = CallForm("", "", "parameters")  # Llama 3.1
 MARK, END = HERMES.before.rstrip(), HERMES.after.lstrip()
 BEGIN = '{"name": "'
-# A call with its marks: up to the first closing one that is not inside a JSON string.
-BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
+# A call with its marks: up to the first closing one that is not inside a JSON string, without another opening one, so
+# that many opening ones take no longer than their text is long.
+BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/?tool_call>))*+)</tool_call>', re.DOTALL)
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 TAIL = re.compile(r"\s*\}\s*")
 
