@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor
 import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
-from foretoken.heads.checkpoint import UnknownTargetWarning, head_kind, load_head, save_head
+from foretoken.heads.checkpoint import UnknownTargetWarning, head_kind, load_head, load_to_train, save_head
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.flat import Hydra, Medusa
@@ -59,29 +60,67 @@ def made(kind: str, target: TargetParts, seed: int = 1) -> Head:
 
 
 @torch.no_grad()
+def equations(head: Gumiho, features: Tensor, ids: list[int], drafted: list[int]) -> Tensor:
+    """What `plain` gives, by equations 7 to 10 and Table 5 of Li et al. 2025, Gumiho, with the paper's letters.
+
+    Of the head only its weights and its decoder layers (M_T) are used.
+    """
+    weights, t = head.state_dict(), head.target
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def fc(y: list[int], h: Tensor) -> Tensor:  # equation 7: FC(cat(e(y), h))
+        return linear("fc", torch.cat((t.embed(torch.tensor(y)), h), -1))
+
+    def transformer(o: Tensor) -> Tensor:  # M_T without a cache: the whole text each time, its last output
+        x = o[None]
+        for layer in head.layers:
+            x = layer(x, *t.angles(torch.arange(len(o))[None]), causal)
+        return x[0, -1:]
+
+    def mlp(i: int, x: Tensor) -> Tensor:  # M_M^i of Table 5: [2d, d] x 1 -> [d, d] x 5, SiLU and sums as released
+        x = torch.nn.functional.silu(linear(f"mlp.{i - 1}.0.linear", x))
+        for block in range(1, 6):
+            x = x + torch.nn.functional.silu(linear(f"mlp.{i - 1}.{block}.linear", x))
+        return x
+
+    def lm_head(h: Tensor) -> Tensor:
+        return t.logits(h[0] * head.feature_scale)
+
+    o_t = fc(ids[1:], features / head.feature_scale)
+    h_1 = transformer(o_t)
+    if not drafted:
+        return lm_head(h_1)
+    o_1 = fc(drafted[:1], h_1)  # equation 8
+    h_2 = transformer(torch.cat((o_t, o_1)))
+    if len(drafted) == 1:
+        return lm_head(h_2)
+    o_2 = fc(drafted[1:2], h_2)  # equation 9
+    return lm_head(mlp(len(drafted) - 1, torch.cat((o_1, o_2), -1)))  # equation 10: h_{t + 2 + i}
+
+
+@torch.no_grad()
 def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> Tensor:
     """Scores after `drafted`, which follow the text `ids`, whose states but the last are `features`; no cache."""
     t, root = head.target, len(ids) - 1
     tokens = torch.tensor([ids + drafted])
     if isinstance(head, Medusa):
         return head.levels(features[-1])[len(drafted)]
+    if isinstance(head, Gumiho):
+        return equations(head, features, ids, drafted)
     cos, sin = t.angles(torch.arange(len(ids) + len(drafted))[None])
     if isinstance(head, Hydra):
         prefix = head.prefix_states(features[None], cos[:, :root], sin[:, :root], causal)[0, -1]
         given = t.embed(tokens[0, root:])
         return head.level(len(drafted), prefix, list(given.unbind(0)))
     assert isinstance(head, Eagle | Eagle3)
-    serial = min(len(drafted), Gumiho.SERIAL - 1) if isinstance(head, Gumiho) else len(drafted)
     states = head.enter(features[None])
-    outs = []
-    for step in range(serial + 1):
+    for step in range(len(drafted) + 1):
         n = root + step
         out = head.step(t.embed(tokens[:, 1 : n + 1]), states, cos[:, :n], sin[:, :n], [causal] * head.num_layers)
-        outs.append(out[0, -1])
         states = torch.cat([states, out[:, -1:]], 1)
-    if isinstance(head, Gumiho) and len(drafted) >= Gumiho.SERIAL:
-        return head.logits(head.parallel(outs[0], outs[1]))[len(drafted) - Gumiho.SERIAL]
-    return head.logits(outs[-1])
+    return head.logits(states[0, -1])
 
 
 def check_tree(head: Head, rows: HeadRows, texts: list[list[int]], states: list[Tensor], rng: random.Random) -> None:
@@ -376,6 +415,21 @@ def test_a_head_of_another_target_is_refused(target: TargetParts, tmp_path: Path
             load_head(tmp_path, target)
 
 
+@pytest.mark.parametrize("entry", [{}, {"mlp_input": "states"}])
+@pytest.mark.parametrize("load", [load_head, load_to_train])
+def test_a_gumiho_head_of_another_function_is_refused(
+    entry: dict[str, str], load: Callable[..., Head], target: TargetParts, tmp_path: Path
+) -> None:
+    """The MLPs of ours read the serial states alone once, with weights of the same names and sizes."""
+    save_head(new_head("gumiho", target), tmp_path)
+    load(tmp_path, target)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["mlp_input"]
+    (tmp_path / "config.json").write_text(json.dumps(config | entry))
+    with pytest.raises(ForetokenError, match=r"MLPs do not read the drafted tokens.*: train it again"):
+        load(tmp_path, target)
+
+
 def test_eagle3_needs_layers_to_read() -> None:
     with pytest.raises(ForetokenError, match="needs a target of 4 layers, and LlamaForCausalLM has 3"):
         new_head("eagle3", parts(CausalLM(tiny.llama(0, layers=3))))
@@ -385,12 +439,12 @@ def test_the_kernel_keeps_what_it_points_into(wide: CausalLM) -> None:
     """A head that is cut after it was made ready still drafts with the MLPs of before."""
     head = made("gumiho", parts(wide))
     assert isinstance(head, Gumiho)
-    first, second = torch.randn(2, 3, 64).unbind(0)
+    embedded, states = torch.randn(2, 3, 2, 64).unbind(0)
     with torch.no_grad():
-        wanted = head.parallel(first, second)
+        wanted = head.parallel(head.joined(embedded, states).flatten(-2))
     rows = ready(head, "gumiho").open(1, 8)
     head.cut(3)
-    torch.testing.assert_close(rows.kernel.parallel(first, second), wanted, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(rows.kernel.parallel(embedded, states), wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_a_table_shorter_than_the_lm_head_drafts_no_chains_in_one_call() -> None:

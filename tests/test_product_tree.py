@@ -50,16 +50,20 @@ def drafted(spec: str) -> tuple[TokenTree, dict[tuple[int, ...], float]]:
     first = rows.score([ids[1:]], [range(-1, len(ids) - 2)])[0][-1].log_softmax(-1)
     root = len(ids) - 2
     second = rows.score([list(range(VOCAB))], [[root] * VOCAB])[0].log_softmax(-1)
-    later = rows.parallel_scores([(0, root + 1 + a) for a in range(VOCAB)]).log_softmax(-1)
+    pairs = list(itertools.product(range(VOCAB), repeat=2))
+    rows.score([[b for _, b in pairs]], [[root + 1 + a for a, _ in pairs]])
+    places = [(0, root + 1 + VOCAB + i) for i in range(len(pairs))]
+    later = dict(zip(pairs, rows.parallel_scores(places).log_softmax(-1), strict=True))
     scores: dict[tuple[int, ...], float] = {}
-    beam = set(first.topk(WIDTH).indices.tolist())
-    for a in beam:
+    for a in first.topk(WIDTH).indices.tolist():
         scores[a,] = float(first[a])
-        for b in set(second[a].topk(WIDTH).indices.tolist()):
+        for b in second[a].topk(WIDTH).indices.tolist():
             scores[a, b] = scores[a,] + float(second[a, b])
-            for c, d in itertools.product(range(VOCAB), repeat=2):
-                scores[a, b, c] = scores[a, b] + float(later[a, 0, c])
-                scores[a, b, c, d] = scores[a, b, c] + float(later[a, 1, d])
+    beam = sorted((path for path in scores if len(path) == 2), key=scores.__getitem__, reverse=True)[:WIDTH]
+    for path in beam:
+        for c, d in itertools.product(range(VOCAB), repeat=2):
+            scores[*path, c] = scores[path] + float(later[path][0, c])
+            scores[*path, c, d] = scores[*path, c] + float(later[path][1, d])
     return tree, scores
 
 

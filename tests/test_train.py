@@ -20,14 +20,15 @@ from foretoken.heads.checkpoint import load_head, load_to_train, save_head
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head, new_head
+from foretoken.heads.layer import causal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
-from foretoken.train import losses
+from foretoken.train import loop, losses
 from foretoken.train.begin import Beginning, start_from_model, start_from_target
 from foretoken.train.data import Batches, Record, Row, commonest, records, rows
 from foretoken.train.evaluate import accuracy
-from foretoken.train.loop import ADAMW, MUON, Plan, Trainer, read_texts
+from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer, read_texts
 from foretoken.train.losses import LOSSES, Texts, eagle_loss, gumiho_loss, medusa_loss, noisy
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
@@ -79,9 +80,13 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
     whole.run(lambda _: None)
     (tmp_path / "parts").mkdir()
     first = trainer(lm, kind, tmp_path / "parts", optimizer=optimizer)
-    first.steps, steps = 4, first.steps
-    first.rate = lambda progress: Trainer.rate(first, progress * 4 / steps)  # the plan's own rates
-    first.run(lambda _: None)
+
+    def stop(report: Report) -> None:
+        if report.step == 5:  # the checkpoint is of the step before
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.run(stop, every=1, save_s=-1.0)
     second = trainer(lm, kind, tmp_path / "parts", optimizer=optimizer)
     assert second.resume()
     assert second.step == 4
@@ -91,6 +96,11 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
     other = Trainer(second.head, lm, second.batches, Plan(kind, 5, "other", "target"), tmp_path / "parts")
     with pytest.raises(ForetokenError, match="was made with another tokens, data"):
         other.resume()
+    if kind == "gumiho":  # its MLPs read less in earlier versions
+        path = tmp_path / "parts" / "checkpoint.pt"
+        torch.save({key: value for key, value in torch.load(path).items() if key != "mlp_input"}, path)
+        with pytest.raises(ForetokenError, match="is of Gumiho's head as it was before"):
+            second.resume()
     (tmp_path / "parts" / "checkpoint.pt").write_bytes(b"broken")
     with pytest.raises(ForetokenError, match="cannot be read"):
         other.resume()
@@ -260,8 +270,8 @@ class Perfect(Gumiho):
     def step(self, embedded: Tensor, *_: object) -> Tensor:
         return self.enter(self.truth[:, 1:])
 
-    def parallel(self, first: Tensor, second: Tensor) -> Tensor:
-        n = first.shape[1]
+    def parallel(self, both: Tensor) -> Tensor:
+        n = both.shape[1]
         padded = torch.nn.functional.pad(self.truth, (0, 0, 0, 10))
         return torch.stack([self.enter(padded[:, 3 + j : 3 + j + n]) for j in range(len(self.mlp))], 2)
 
@@ -280,10 +290,62 @@ def test_alignment(lm: CausalLM) -> None:
     rng = torch.Generator().manual_seed(0)
     want = 0.1 * float(entropy[:, 1:].mean())
     assert float(eagle_loss(head, texts, rng).detach()) == pytest.approx(want, rel=1e-5)
-    want += sum(0.8 ** (j + 1) * 0.1 * float(entropy[:, 3 + j :].mean()) for j in range(5))
+    assert float(gumiho_loss(head, texts, rng, regress_only=True).detach()) == pytest.approx(want, rel=1e-5)
+    want += sum(0.8 ** (j + 1) * 0.1 * float(entropy[:, 3 + j :].mean()) for j in range(5)) / 9
     assert float(gumiho_loss(head, texts, rng).detach()) == pytest.approx(want, rel=1e-5)
     head.truth = texts.states.roll(1, 1)
     assert float(gumiho_loss(head, texts, rng).detach()) > 2 * want
+
+
+@pytest.mark.parametrize("regress_only", [False, True])
+@torch.no_grad()
+def test_gumiho_loss_place_by_place(regress_only: bool, lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each MLP at each place by itself, from equations 8 to 10 with the text's own tokens as the drafted ones."""
+    monkeypatch.setattr(losses, "noisy", lambda states, _: states)
+    torch.manual_seed(2)
+    head, t = new_head("gumiho", parts(lm)), 11
+    assert isinstance(head, Gumiho)
+    for parameter in head.mlp.parameters():
+        parameter *= 3
+    ids, mask = torch.randint(257, (1, t)), torch.rand(1, t) < 0.7
+    texts = read_texts(head, lm, ids, mask)
+    head.feature_scale = float(texts.states.square().mean().sqrt())
+    h, e = texts.states[0] / head.feature_scale, head.target.embed(ids[0])
+    x = head.fc(torch.cat((e[1:], h[:-1]), -1))[None]
+    for layer in head.layers:
+        x = layer(x, *head.target.angles(torch.arange(t - 1)[None]), causal)
+    made = x[0]  # of place i, for h_{i+1}
+
+    def distance(state: Tensor, i: int, share: float) -> float:
+        p, log_q = (head.target.logits(y * head.feature_scale).log_softmax(-1) for y in (h[i], state))
+        return float(torch.nn.functional.smooth_l1_loss(state, h[i]) - share * (p.exp() * log_q).sum())
+
+    def mean(of: dict[int, float]) -> float:
+        learnt = [loss for i, loss in of.items() if mask[0, i]]
+        return sum(learnt) / len(learnt)
+
+    want = mean({i + 1: distance(made[i], i + 1, 0.1) for i in range(t - 1)})
+    for j, mlp in enumerate(head.mlp):
+        of_mlp = {}
+        for i in range(t - 3 - j):
+            first, second = (head.fc(torch.cat((e[i + 2 + k], made[i + k]))) for k in (0, 1))
+            of_mlp[i + 3 + j] = distance(mlp(torch.cat((first, second))), i + 3 + j, 0.0 if regress_only else 0.1)
+        want += 0.8 ** (j + 1) * mean(of_mlp) / 9
+    got = gumiho_loss(head, texts, torch.Generator(), regress_only)
+    assert float(got) == pytest.approx(want, rel=1e-5)
+
+
+def test_gumihos_mlps_learn_classes_late(lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first fifth of the steps, which are two of the ten epochs that are usual, they learn the states alone."""
+    seen: list[bool] = []
+
+    def loss(head: Gumiho, texts: Texts, rng: torch.Generator, regress_only: bool) -> Tensor:
+        seen.append(regress_only)
+        return gumiho_loss(head, texts, rng, regress_only)
+
+    monkeypatch.setattr(loop, "gumiho_loss", loss)
+    trainer(lm, "gumiho", tmp_path).run(lambda _: None)
+    assert seen == [True] * 2 + [False] * 8
 
 
 def test_medusa_labels(lm: CausalLM) -> None:

@@ -254,7 +254,7 @@ def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
     assert isinstance(lm, HeadLM)
     if isinstance(policy, ProductTree):
         serial = lm.serial_levels()
-        grown = replace(policy, depth=serial)
+        grown = replace(policy, depth=serial + 1)
         return ProductDrafter(lm, grown, law, source.vocab_size, serial, policy.budget, policy.wide)
     return HeadDrafter(lm, policy, law, source.vocab_size)
 

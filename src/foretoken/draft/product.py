@@ -1,4 +1,4 @@
-"""The product tree of a head with parallel levels: full tree attention, exactly (Li et al. 2025, Gumiho, s. 3.4).
+"""The product tree of a head with parallel levels: full tree attention, exactly (Li et al. 2025, Gumiho, s. 3.3).
 
 What a parallel level drafts does not depend on the tokens between, so any combination of them is a path. In the
 published form a token is appended to another path together with the target's logits of the path it came from; those
@@ -25,8 +25,9 @@ class ProductDrafter(HeadDrafter):
     """The tree holds the `budget` best nodes of the whole product by the sum of log q along the path, each node with
     its own ancestors.
 
-    policy: grows the `serial` levels that are drafted one after the other, by the likeliest; its states are those of a
-    RankedTree. wide: children considered at a node of the other levels.
+    policy: grows the `serial` levels that are drafted one after the other, by the likeliest, and selects the nodes of
+    the last of them that the parallel levels belong to; its states are those of a RankedTree.
+    wide: children considered at a node of the other levels.
     """
 
     serial: int
@@ -43,8 +44,8 @@ class ProductDrafter(HeadDrafter):
 
 @dataclass(frozen=True)
 class Level:
-    """The likeliest tokens below a node, best first, with log q. below: for each the serial node that says what comes
-    next: itself, or the one that the parallel levels belong to."""
+    """The likeliest tokens below a node, best first, with log q. below: for each the node that says what comes next:
+    itself, or the one that the parallel levels belong to."""
 
     tokens: list[int]
     log_q: list[float]
@@ -53,30 +54,25 @@ class Level:
 
 @runtime_checkable
 class ParallelRows(LearningRows, Protocol):
-    def parallel_scores(self, pairs: Seq[tuple[int, int]]) -> Float[Tensor, "n m v"]: ...
+    def parallel_scores(self, places: Seq[tuple[int, int]]) -> Float[Tensor, "n m v"]: ...
 
 
 class ProductSession(HeadDraftSession):
     drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
     rows: ParallelRows  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def _begin(self, row: int, seq: Sequence) -> Growth:
-        g = super()._begin(row, seq)
-        if self._deepest(seq) > 0:
-            g.frontier = [0]  # its state is read even where no level is serial
-        return g
+    def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
+        if g.depth < self.drafter.serial:  # nodes below have their parallel levels read instead
+            super()._draw(seq, g, nodes, q)
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         parallel = self._parallel_levels(sequences)
         return [self._best(seq, g, levels) for seq, g, levels in zip(sequences, self.growths, parallel, strict=True)]
 
     def _parallel_levels(self, sequences: Seq[Sequence]) -> list[dict[int, list[Level]]]:
-        """Of each row, {serial node: the levels that belong to it}; all rows in one call."""
+        """Of each row, {node: the levels that belong to it}; all rows in one call."""
         serial, wide = self.drafter.serial, self.drafter.wide
-        owners = [
-            [node for node in g.scored if g.states[node][1] == max(serial - 1, 0)] if seq.depth_left > serial else []
-            for seq, g in zip(sequences, self.growths, strict=True)
-        ]
+        owners = [[node for node in g.scored if g.states[node][1] == serial] for g in self.growths]
         places = [(row, self.growths[row].scored[node]) for row, nodes in enumerate(owners) for node in nodes]
         if not places:
             return [{} for _ in owners]
@@ -108,11 +104,11 @@ class ProductSession(HeadDraftSession):
         """{node: its children}, of the nodes that the serial part expanded."""
         out: dict[int, Level] = {}
         for node in range(1, len(g.builder.tokens)):
-            parent, (log_score, depth) = g.builder.parents[node], g.states[node]
+            parent, log_score = g.builder.parents[node], g.states[node][0]
             level = out.setdefault(parent, Level([], [], []))
             level.tokens.append(g.builder.tokens[node])
             level.log_q.append(log_score - g.states[parent][0])
-            level.below.append(node if depth < self.drafter.serial else parent)
+            level.below.append(node)
         return out
 
     def _best(self, seq: Sequence, g: Growth, parallel: dict[int, list[Level]]) -> TokenTree:
@@ -147,8 +143,6 @@ class ProductSession(HeadDraftSession):
             offer(parent, rank + 1)
             offer(len(tokens) - 1, 0)
         g.scored = {
-            node: g.scored[owner]
-            for node, owner in enumerate(owners)
-            if (node == 0 or depths[node] < depth) and owner in g.scored
+            node: g.scored[owner] for node, owner in enumerate(owners) if depths[node] <= depth and owner in g.scored
         }
         return opaque_tree(tokens, parents)

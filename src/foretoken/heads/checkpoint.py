@@ -9,7 +9,7 @@
 | hydra  | hydra_lm_head.pt or .safetensors           | hydra_mlp.i.j, hydra_lm_head.i.1, prefix_embeding_layer       |
 
 Sizes are read off the tensors. config.json may add "feature_scale" and "target", which tells the target that a head was
-trained for, and holds what tensors do not show (head sizes, EAGLE-3's flags and layers).
+trained for, and holds what tensors do not show (head sizes, EAGLE-3's flags and layers, what Gumiho's MLPs read).
 """
 
 import json

@@ -1,7 +1,7 @@
 """EAGLE and Gumiho: decoder layers on (embedding, state); Gumiho drafts its later levels with MLPs side by side."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,12 @@ class Eagle(Serial):
         """Further sizes that the head is made with."""
         return {}
 
+    def joined(self, embedded: Float[Tensor, "*n d"], states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What the layers read of tokens: the linear layer on their embeddings and the states before them."""
+        return self.fc(torch.cat((embedded.to(states.dtype), states), -1))
+
     def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
-        x = self.fc(torch.cat((embedded.to(states.dtype), states), -1))
+        x = self.joined(embedded, states)
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, cos, sin, attend)
         return x
@@ -65,12 +69,12 @@ class Block(nn.Module):
 
 
 class Gumiho(Eagle):
-    """Two layers draft the first two tokens, then MLPs side by side the next ones, each from (o_i, o_{i+1}).
+    """Two layers draft the first two tokens, then MLPs side by side the next ones, each from both of these tokens.
 
-    With o_i for h_{i+1} and o_{i+1} for h_{i+2}, MLP j gives the state of position i + 3 + j: the token at depth 3 + j
-    below root x_{i+1}, whatever stands at the depths between. Li et al. 2025, Gumiho, s. 3.3; blocks as in its Table 5.
-
-    Not yet the paper's equations 8 to 10, whose MLPs read FC(cat(e(y), o)) of both drafted tokens y in place of o.
+    Of the tokens y, z at depths 1 and 2 below root x_{i+1}, drawn from the states o_i and o_{i+1} that stand for
+    h_{i+1} and h_{i+2}, the MLPs read joined(y, o_i) and joined(z, o_{i+1}). MLP j gives the state of position
+    i + 3 + j, from which the token at depth 3 + j is drawn, whatever stands at the depths between. Li et al. 2025,
+    Gumiho, equations 7 to 10; blocks as in its Table 5 and its released code.
     """
 
     kind = "gumiho"
@@ -95,6 +99,18 @@ class Gumiho(Eagle):
         return cls(parts, layer_shape(parts), layers or 2, 5 if levels is None else levels - cls.SERIAL)
 
     @classmethod
+    def read(cls, checkpoint: Checkpoint) -> tuple["Eagle", dict[str, Tensor]]:
+        if "foretoken_head" in checkpoint.config and checkpoint.config.get("mlp_input") != "fc":
+            raise ForetokenError(
+                f"{checkpoint.path} was trained by an earlier foretoken, whose MLPs do not read the drafted tokens as "
+                "Gumiho's do, so that it would draft badly: train it again with foretoken train gumiho."
+            )
+        return super().read(checkpoint)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"mlp_input": "fc"}
+
+    @classmethod
     def _more(cls, checkpoint: Checkpoint) -> dict[str, int]:
         return {"num_mlps": checkpoint.count(r"mlp\.(\d+)\."), "num_blocks": checkpoint.count(r"mlp\.0\.(\d+)\.")}
 
@@ -105,9 +121,8 @@ class Gumiho(Eagle):
             raise ForetokenError(f"Gumiho's head drafts {self.SERIAL} to {most} levels, not {levels}.")
         self.mlp, self.depth = self.mlp[: levels - self.SERIAL], levels
 
-    def parallel(self, first: Float[Tensor, "... d"], second: Float[Tensor, "... d"]) -> Float[Tensor, "... m d"]:
-        """The states of all MLPs from o_i and o_{i+1}."""
-        both = torch.cat((first, second), -1)
+    def parallel(self, both: Float[Tensor, "*n w"]) -> Float[Tensor, "*n m d"]:
+        """The states of all MLPs. both: `joined` of the first two drafted tokens, side by side."""
         return torch.stack([mlp(both) for mlp in self.mlp], -2)
 
     def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "GumihoRows":
@@ -115,7 +130,7 @@ class Gumiho(Eagle):
 
 
 class GumihoRows(SerialRows):
-    """The first two levels by the serial part, all others at once by the MLPs of each depth-1 node."""
+    """The first two levels by the serial part, all others at once by the MLPs below each depth-2 node."""
 
     head: Gumiho  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -128,30 +143,33 @@ class GumihoRows(SerialRows):
         if any(level < Gumiho.SERIAL for of_row in levels for level in of_row):
             raise ForetokenError("A forward of Gumiho's head takes nodes of its serial or of its parallel levels only.")
         # Parallel levels need no slots: their nodes are in the tree as names only.
-        pairs = [[row.above(node)[1] for node in nodes] for row, nodes in zip(self.rows, new, strict=True)]
-        self._run_parallel({(row, pair) for row, of_row in enumerate(pairs) for pair in of_row})
+        owners = [[row.above(node)[Gumiho.SERIAL] for node in nodes] for row, nodes in zip(self.rows, new, strict=True)]
+        self._run_parallel({(row, owner) for row, of_row in enumerate(owners) for owner in of_row})
         out = []
-        for row, of_row, its_levels in zip(self.rows, pairs, levels, strict=True):
+        for row, of_row, its_levels in zip(self.rows, owners, levels, strict=True):
             scores = [row.parallel[p][level - Gumiho.SERIAL] for p, level in zip(of_row, its_levels, strict=True)]
             out.append(torch.stack(scores) if scores else self._none())
             row.states += row.states[:1] * len(of_row)  # never read: their children are parallel too
         return out
 
     @torch.inference_mode()
-    def parallel_scores(self, pairs: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
-        """Scores of all parallel levels below each (row, depth-1 node)."""
-        self._run_parallel(set(pairs))
-        return torch.stack([self.rows[row].parallel[node] for row, node in pairs])
+    def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
+        """Scores of all parallel levels below each (row, depth-2 node)."""
+        self._run_parallel(set(places))
+        return torch.stack([self.rows[row].parallel[node] for row, node in places])
 
-    def _run_parallel(self, pairs: set[tuple[int, int]]) -> None:
-        """All MLPs and their LM head, for every pair not known yet, in one call each."""
-        new = sorted((row, node) for row, node in pairs if node not in self.rows[row].parallel)
+    def _run_parallel(self, places: set[tuple[int, int]]) -> None:
+        """All MLPs and their LM head, for every (row, depth-2 node) not known yet, in one call each."""
+        new = sorted((row, node) for row, node in places if node not in self.rows[row].parallel)
         if not new:
             return
-        of_rows = [(self.rows[row], node) for row, node in new]
-        first = torch.stack([row.states[row.tree.parents[node]] for row, node in of_rows])
-        second = torch.stack([row.states[node] for row, node in of_rows])
-        parallel = self.head.parallel if self.kernel is None else self.kernel.parallel
-        logits = self.head.logits(parallel(first, second))
-        for (row, node), scores in zip(of_rows, logits, strict=True):
-            row.parallel[node] = scores
+        paths = [(self.rows[row], self.rows[row].above(node)) for row, node in new]
+        tokens = torch.tensor([[row.tokens[node] for node in path[1:]] for row, path in paths])
+        embedded = self.target.embed(tokens.to(self.target.device))
+        states = torch.stack([torch.stack([row.states[node] for node in path[:-1]]) for row, path in paths])
+        if self.kernel is None:
+            parallel = self.head.parallel(self.head.joined(embedded, states).flatten(-2))
+        else:
+            parallel = self.kernel.parallel(embedded, states)
+        for (row, path), scores in zip(paths, self.head.logits(parallel), strict=True):
+            row.parallel[path[-1]] = scores

@@ -129,9 +129,9 @@ class MedusaRows(FlatRows[MedusaRow]):
             out.append(row.scores[torch.tensor(levels, device=row.scores.device)] if levels else self._none())
         return out
 
-    def parallel_scores(self, pairs: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
+    def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
         """Scores of all levels below each (row, root)."""
-        return torch.stack([self.rows[row].scores for row, _ in pairs])
+        return torch.stack([self.rows[row].scores for row, _ in places])
 
 
 class Hydra(Head):

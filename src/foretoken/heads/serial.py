@@ -89,7 +89,7 @@ class EagleSlots(KernelSlots):
         """For the nodes whose slots were set. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
         from foretoken.kernel.heads import step
 
-        of_tokens, before = (y.float().reshape(-1, y.shape[-1]).contiguous().numpy() for y in (embedded, states))
+        of_tokens, before = _rows(embedded), _rows(states)
         x = np.empty_like(before)
         step(self.model, of_tokens, before, self._nodes(positions.reshape(-1), {"": mask}), x, use_threads())
         return torch.from_numpy(x).view(states.shape)
@@ -106,13 +106,13 @@ class EagleSlots(KernelSlots):
         scores(flat, head, out, use_threads())
         return torch.from_numpy(out).view(*states.shape[:-1], -1)
 
-    def parallel(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
-        """`Gumiho.parallel`."""
+    def parallel(self, embedded: Float[Tensor, "n k d"], states: Float[Tensor, "n k d"]) -> Float[Tensor, "n m d"]:
+        """`Gumiho.parallel` from the embeddings of the first drafted tokens and the states before them."""
         from foretoken.kernel.heads import parallel
 
-        n, d = first.shape
-        out = np.empty((n, len(self.layers.blocks), d), np.float32)
-        parallel(torch.cat((first, second), -1).float().numpy(), self.layers.mlps, out, use_threads())
+        of_tokens, before = _rows(embedded), _rows(states)
+        out = np.empty((len(states), len(self.layers.blocks), states.shape[-1]), np.float32)
+        parallel(self.model, of_tokens, before, out, use_threads())
         return torch.from_numpy(out)
 
     def draft_chain(
@@ -124,9 +124,14 @@ class EagleSlots(KernelSlots):
         return self._draft(self._text(row, read, states.float().numpy(), start), u, temperature, floor, truncation)
 
 
+def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
+    """As the kernel reads them, one behind the other."""
+    return x.float().reshape(-1, x.shape[-1]).contiguous().numpy()
+
+
 @dataclass
 class SerialRow(HeadRow):
-    """states: the head's own, one per node. parallel: Gumiho's scores [m, v] of the levels below a depth-1 node."""
+    """states: the head's own, one per node. parallel: Gumiho's scores [m, v] of the levels below a depth-2 node."""
 
     states: list[Tensor] = field(default_factory=list)
     parallel: dict[int, Tensor] = field(default_factory=dict)

@@ -87,7 +87,7 @@ def draft_chain(model, text, drawing, drafted, threads):
     """Draw a token after a text, the next after that, and so on: what is done level by level, bit for bit.
 
     A draft head takes the state made at a token to draft the next one. Levels from `model.serial` on are those of its
-    MLPs, on the states behind the first two.
+    MLPs, on the first two drafted tokens and the states that these were drawn from.
 
     model, text, drawing: Model, Text, Drawing. drafted: a Drafted, which is filled.
     threads: at most; None for one.
@@ -99,7 +99,6 @@ def draft_chain(model, text, drawing, drafted, threads):
     width = len(head.columns) if own else drafted.q.shape[1]
     all_logits = np.empty((max(1, levels - model.serial), width), np.float32)  # one serial level, or all parallel ones
     logits, q = all_logits[:1], np.empty((1, width), np.float32)
-    front = np.empty((1, 2 * d), np.float32)
     tokens, states, mask = text.tokens, text.states, text.mask
     kinds = np.zeros(len(model.layers.weights), np.int64)
     used, done, sure = text.start, 0, 1.0
@@ -113,12 +112,11 @@ def draft_chain(model, text, drawing, drafted, threads):
             nodes = Nodes(positions, positions.reshape(1, -1), text.row, used, (mask,), kinds)
             step(model, embedded, states, nodes, x, threads)
             states = x[m - 1 :]
-            if level < 2:
-                front[0, level * d : (level + 1) * d] = states[0]
             scores(states, head, logits, threads)
         elif level == model.serial:
-            ahead = np.empty((1, levels - model.serial, d), np.float32)
-            parallel(front, model.mlps, ahead, threads)
+            embedded, ahead = np.empty((2, d), np.float32), np.empty((1, levels - model.serial, d), np.float32)
+            embed(model.embedding, drafted.tokens[:2], embedded)
+            parallel(model, embedded, drafted.states[done - 2 : done], ahead, threads)
             scores(ahead[0], head, all_logits, threads)
         else:
             logits = all_logits[level - model.serial : level - model.serial + 1]

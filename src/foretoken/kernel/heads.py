@@ -52,9 +52,16 @@ def step(model, embedded, states, nodes, x, threads):
 
 
 @fused
-def parallel(both, mlps, out, threads):
-    """Fill out [n, j, d] with the states that the first j of Gumiho's MLPs make of each row of both [n, 2d]."""
-    n, count, d = out.shape
+def parallel(model, embedded, states, out, threads):
+    """Fill out [n, j, d] with the states that the first j of Gumiho's MLPs make of the first two drafted tokens.
+
+    embedded: the embeddings of both tokens, one behind the other [2n, d].
+    states: those before the tokens, from which they were drawn [2n, d].
+    """
+    (n, count, d), mlps = out.shape, model.mlps
+    joined = np.empty((2 * n, d), np.float32)
+    enter(embedded, states, model.entry, joined, threads)
+    both = joined.reshape(n, 2 * d)  # each token's side by side
     x, more = np.empty((n, d), np.float32), np.empty((n, d), np.float32)
     y = np.zeros((n, 2 * d), np.float32)  # its right half stays 0: silu(left) is multiplied by 0 + 1
     for j in range(count):

@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.core.interrupts import Interrupts
+from foretoken.heads.eagle import Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
 from foretoken.models.causal_lm import CausalLM
@@ -20,12 +21,13 @@ from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
 from foretoken.train.data import Batches
 from foretoken.train.folder import CHECKPOINT
-from foretoken.train.losses import LOSSES, Texts, eagle3_loss
+from foretoken.train.losses import LOSSES, Texts, eagle3_loss, gumiho_loss
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
 ADAMW, MUON = "adamw", "muon"
 BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, over Muon's for all other matrices
+REGRESSION = 0.2  # share of the steps in which Gumiho's MLPs learn states alone: two of the published ten epochs
 EAGLE3_HEAD = 0.01  # the same for EAGLE-3's LM head, which starts as the target's and stays near it
 
 
@@ -112,6 +114,8 @@ class Trainer:
         with torch.autocast(self.lm.device.type, torch.bfloat16, enabled=half):
             if isinstance(self.head, Eagle3):
                 return eagle3_loss(self.head, texts, rng, self.plan.roots)
+            if isinstance(self.head, Gumiho):
+                return gumiho_loss(self.head, texts, rng, self.step < REGRESSION * self.steps)
             return LOSSES[self.plan.kind](self.head, texts, rng)
 
     def rate(self, progress: float) -> float:
@@ -165,6 +169,7 @@ class Trainer:
             "head": self.head.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             "feature_scale": self.head.feature_scale,
+            "mlp_input": self.head.config().get("mlp_input"),
             "feature_sizes": self.head.feature_sizes if isinstance(self.head, Eagle3) else None,
             "step": self.step,
             "tokens": self.tokens,
@@ -190,6 +195,8 @@ class Trainer:
             raise ForetokenError(
                 f"{path} was made with another {', '.join(changed)}: use those options again, or another --out."
             )
+        if state.get("mlp_input") != self.head.config().get("mlp_input"):
+            raise ForetokenError(f"{path} is of Gumiho's head as it was before: remove it to start again.")
         if isinstance(self.head, Eagle3):
             self.head.feature_sizes = state["feature_sizes"]
         self.head.load_state_dict(state["head"])

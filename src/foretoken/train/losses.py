@@ -19,6 +19,7 @@ from foretoken.heads.layer import Unrolled, causal
 
 DECAY = 0.8  # weight of each further position
 CLASSIFICATION = 0.1  # of the cross-entropy beside the regression (EAGLE, Gumiho)
+MLPS = 9  # what the sum over Gumiho's MLPs is divided by
 UNROLLED = 7  # steps of EAGLE-3's training
 
 
@@ -47,10 +48,11 @@ def cross_entropy(logits: Float[Tensor, "b n v"], p: Float[Tensor, "b n v"]) -> 
     return -(p * logits.float().log_softmax(-1)).sum(-1)
 
 
-def regression(head: Eagle, states: Tensor, wanted: Tensor, p: Tensor, mask: Tensor) -> Tensor:
-    """SmoothL1 between states, plus 0.1 times the cross-entropy of what the LM head makes of them."""
+def regression(head: Eagle, states: Tensor, wanted: Tensor, p: Tensor, mask: Tensor, alone: bool = False) -> Tensor:
+    """SmoothL1 between states; unless that stands `alone`, plus 0.1 times the cross-entropy of what the LM head makes
+    of them."""
     distance = F.smooth_l1_loss(states, wanted, reduction="none").mean(-1)
-    return mean(distance + CLASSIFICATION * cross_entropy(head.logits(states), p), mask)
+    return mean(distance if alone else distance + CLASSIFICATION * cross_entropy(head.logits(states), p), mask)
 
 
 def _forward(head: Eagle, texts: Texts, rng: torch.Generator) -> Float[Tensor, "b n d"]:
@@ -68,22 +70,26 @@ def eagle_loss(head: Eagle, texts: Texts, rng: torch.Generator) -> Tensor:
     return regression(head, out, head.enter(texts.states[:, 1:]), p, texts.mask[:, 1:])
 
 
-def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator) -> Tensor:
-    """The serial part as in EAGLE; MLP j on (o_i, o_{i+1}) against h_{i+3+j}, weighted 0.8^(j+1).
+def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator, regress_only: bool = False) -> Tensor:
+    """The serial part as in EAGLE; a ninth of the MLPs' sum, MLP j against h_{i+3+j} weighted 0.8^(j+1).
 
-    Source: Li et al. 2025, Gumiho, appendix C.
+    The text's own x_{i+2}, x_{i+3} stand for the drafted tokens. Source: Li et al. 2025, Gumiho, appendix C; the
+    weights of the MLPs as in its released training code.
+
+    regress_only: whether the MLPs' cross-entropy is left out, as it is at the beginning of the training.
     """
     out = _forward(head, texts, rng)
     p = head.target.logits(texts.states[:, 1:]).float().softmax(-1)
     wanted, mask = head.enter(texts.states[:, 1:]), texts.mask[:, 1:]
     total = regression(head, out, wanted, p, mask)
-    parallel = head.parallel(out[:, :-1], out[:, 1:])
+    joined = head.joined(head.target.embed(texts.ids[:, 2:]), out[:, :-1])
+    parallel = head.parallel(torch.cat((joined[:, :-1], joined[:, 1:]), -1))
     for j in range(parallel.shape[2]):
         after = 2 + j  # h_{i+3+j} stands at index i + 2 + j of `wanted`
         got = parallel[:, : max(out.shape[1] - after, 0), j]
         if got.shape[1]:
-            loss = regression(head, got, wanted[:, after:], p[:, after:], mask[:, after:])
-            total = total + DECAY ** (j + 1) * loss
+            loss = regression(head, got, wanted[:, after:], p[:, after:], mask[:, after:], regress_only)
+            total = total + DECAY ** (j + 1) / MLPS * loss
     return total
 
 

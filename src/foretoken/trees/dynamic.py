@@ -120,7 +120,7 @@ class DynamicTree(RankedTree):
 
 @dataclass(frozen=True)
 class ProductTree(DynamicTree):
-    """The best of a whole product of levels, of which this grows the first `depth`: see draft/product.py.
+    """The best of a whole product of levels, of which this grows the first: see draft/product.py.
 
     wide: children considered at a node of the other levels, which do not depend on the tokens between (Gumiho's s).
     """
