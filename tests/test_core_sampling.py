@@ -325,3 +325,9 @@ def test_tokens_that_are_ruled_out_stay_out(setting):
     alone = softmax(scores[:, 1::2].contiguous(), 0.7, setting)
     assert bool((got[:, ::2] == 0).all())
     torch.testing.assert_close(got[:, 1::2], alone, rtol=1e-6, atol=0)
+
+
+def test_a_top_k_that_no_machine_number_holds_keeps_all():
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    prefixes = [[1]] * 3
+    assert torch.equal(Sampling(0.7, top_k=2**70)(logits, prefixes, 1), Sampling(0.7, top_k=50)(logits, prefixes, 1))

@@ -19,6 +19,7 @@ CHECKED = (
     "logit_bias",
 )  # fmt: skip
 Truncation = tuple[int, float, float]  # top_k, top_p, min_p
+LARGEST = 2**31 - 1  # top_k for compiled loops; no vocabulary is larger
 SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
 TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
 NOT_FINITE = "NaN or infinite logits"
@@ -83,7 +84,7 @@ class Sampling:
 
     @property
     def truncation(self) -> Truncation:
-        return self.top_k, float(self.top_p), float(self.min_p)
+        return min(self.top_k, LARGEST), float(self.top_p), float(self.min_p)
 
     @property
     def tempers_only(self) -> bool:
