@@ -9,7 +9,9 @@ from threading import Event, Thread
 from typing import Any
 
 import httpx
+import openai
 import uvicorn
+from transformers import PreTrainedTokenizerFast
 
 import foretoken
 import tiny
@@ -40,21 +42,37 @@ class Served:
         return self.client.post(path, json=body, **options)
 
 
-def toy_pair(folder: Path, context: int = 2048) -> tuple[str, str]:
-    """(target, drafter): folders of a pair with a chat template."""
+def toy_tokenizer(template: Any = TEMPLATE, special: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """Bytes, the mark that ends a turn, and what other special tokens a chat template has."""
     tokenizer = tiny.tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-    tokenizer.chat_template = TEMPLATE
-    target = tiny.llama(0, vocab=258, context=context)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", *special]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def save_pair(folder: Path, context: int = 2048, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Write the folders of a pair with a chat template. tokenizer: by default `toy_tokenizer()`."""
+    tokenizer = tokenizer or toy_tokenizer()
+    target = tiny.llama(0, vocab=len(tokenizer), context=context)
     for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    return str(folder / "target"), str(folder / "drafter")
 
 
-def toy_engine(folder: Path, context: int = 2048) -> Engine:
-    target, drafter = toy_pair(folder, context)
-    return foretoken.load(target, drafter=drafter, tree="chain:3", device="cpu")
+def load_pair(folder: Path) -> Engine:
+    """The engine of what `save_pair` wrote."""
+    return foretoken.load(str(folder / "target"), drafter=str(folder / "drafter"), tree="chain:3", device="cpu")
+
+
+def toy_engine(folder: Path, context: int = 2048, tokenizer: PreTrainedTokenizerFast | None = None) -> Engine:
+    """Of a new pair; see `save_pair`."""
+    save_pair(folder, context, tokenizer)
+    return load_pair(folder)
+
+
+def client_of(served: Served) -> openai.OpenAI:
+    """OpenAI's own client of a server, which tries nothing twice."""
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import foretoken
 import serving
 from foretoken.cluster.app import replicas
 from foretoken.engine import Engine
@@ -48,21 +47,21 @@ def load(folder: str) -> Engine:
         step(batch)
 
     Batch.step = mortal
-    return foretoken.load(f"{folder}/target", drafter=f"{folder}/drafter", tree="chain:3", device="cpu")
+    return serving.load_pair(Path(folder))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("replicas")
     (made / "pids").mkdir()
-    serving.toy_pair(made)
+    serving.save_pair(made)
     return made
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
     """One engine, whose texts the replicas' must be."""
-    return foretoken.load(f"{folder}/target", drafter=f"{folder}/drafter", tree="chain:3", device="cpu")
+    return serving.load_pair(folder)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def server(engine):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+    with serving.client_of(server) as made:
         yield made
 
 

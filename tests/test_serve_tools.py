@@ -5,15 +5,12 @@ import random
 import re
 import time
 
-import openai
 import pydantic
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from tokenizers import AddedToken
 
-import foretoken
 import serving
-import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.models.grammar import Grammar
 from foretoken.serve import requests
@@ -80,19 +77,13 @@ def marked(name, arguments):
 
 
 def tokenizer_of(template, added=(), special=()):
-    tokenizer = tiny.tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", *special]})
+    tokenizer = serving.toy_tokenizer(template, special)
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
-    tokenizer.chat_template = template
     return tokenizer
 
 
 def with_template(folder, template, added=()):
-    target = tiny.llama(0, vocab=258 + len(added), context=2048)
-    for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
-        model.save_pretrained(folder / name)
-        tokenizer_of(template, added).save_pretrained(folder / name)
-    return foretoken.load(str(folder / "target"), drafter=str(folder / "drafter"), tree="chain:3", device="cpu")
+    return serving.toy_engine(folder, tokenizer=tokenizer_of(template, added))
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +103,9 @@ def bare(tmp_path_factory):
         yield running
 
 
-def client_of(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
 @pytest.fixture(scope="module")
 def client(server):
-    with client_of(server) as made:
+    with serving.client_of(server) as made:
         yield made
 
 
@@ -289,7 +276,7 @@ def test_a_call_that_must_be_made_fits_its_schema(client):
 @pytest.mark.parametrize("form", ["marked", "bare"])
 def test_a_named_function_is_called_once(form, server, bare):
     named = {"type": "function", "function": {"name": "weather"}}
-    with client_of(server if form == "marked" else bare) as client:
+    with serving.client_of(server if form == "marked" else bare) as client:
         for asked in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
             for seed in range(4):
                 for message, reason in both(client, tools=TOOLS, seed=seed, temperature=1.5, **asked):
@@ -303,7 +290,7 @@ def test_without_marks_a_call_is_the_whole_answer(bare, says):
     call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
     cases = [(call, None, [MADE]), (f"\n\n{call}\n", None, [MADE]), (f"So: {call}", f"So: {call}", [])]
     cases += [(call + call, call + call, []), ('{"n": 1}', '{"n": 1}', []), (call[:-1], call[:-1], [])]
-    with client_of(bare) as client:
+    with serving.client_of(bare) as client:
         for text, content, calls in cases:
             says(text)
             for message, reason in both(client, tools=TOOLS):
