@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from typing import Annotated, Any
 
@@ -59,6 +60,11 @@ class Answer:
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
 
+    def gaps_ms(self, since: float = -inf, until: float = inf) -> list[float]:
+        """Milliseconds between pieces, of those gaps that are a part of the time between two moments."""
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return [1000 * (b - a) for a, b in pairs if b > since and a < until]
+
 
 @dataclass(frozen=True)
 class Load:
@@ -77,15 +83,16 @@ class Load:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Milliseconds between pieces of an answer, of all answers, in order of length."""
-        gaps = [b - a for answer in self.answers for a, b in zip(answer.arrivals, answer.arrivals[1:], strict=False)]
-        return sorted(1000 * gap for gap in gaps) or [0.0]
+        """Milliseconds between pieces of an answer, of all answers."""
+        return [gap for answer in self.answers for gap in answer.gaps_ms()]
 
 
 @dataclass(frozen=True)
 class Interference:
-    """gaps_ms: between the tokens of all users while the long prompt was read, in order of length. first_ms, again_ms:
-    until the first token after it, at its first and at its second coming."""
+    """gaps_ms: between the tokens of all users while the long prompt was read.
+
+    first_ms, again_ms: until the first token after it, at its first and at its second coming.
+    """
 
     gaps_ms: Sequence[float]
     first_ms: float
@@ -172,17 +179,12 @@ async def interrupted(server: Server, prompts: Sequence[Any], long: Any, tempera
             await asyncio.sleep(0.01)
         first = await ask(client, server, long, 1, temperature)
         last = first.arrivals[0]
-        gaps = [
-            1000 * (b - a)
-            for answer in answers
-            for a, b in zip(answer.arrivals, answer.arrivals[1:], strict=False)
-            if b > first.begun and a < last
-        ]
+        gaps = [gap for answer in answers for gap in answer.gaps_ms(first.begun, last)]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         again = await ask(client, server, long, 1, temperature)
-        return Interference(sorted(gaps), 1000 * (last - first.begun), 1000 * (again.arrivals[0] - again.begun))
+        return Interference(gaps, 1000 * (last - first.begun), 1000 * (again.arrivals[0] - again.begun))
 
 
 def long_prompt(which: str, tokens: int) -> Any:
@@ -190,6 +192,12 @@ def long_prompt(which: str, tokens: int) -> Any:
     rng = random.Random(which)
     words = " ".join(rng.choice(WORDS) for _ in range(int(tokens * TOKEN_SHARE)))
     return [{"role": "user", "content": f"{which}. Summarize this: {words}"}]
+
+
+def conversations(workload: str | None, count: int) -> list[Any]:
+    """The prompts that `chosen_prompts` gives, a text as what a user says."""
+    found = chosen_prompts(workload, count)
+    return [prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] for prompt in found]
 
 
 def served(named: Sequence[str]) -> dict[str, Server]:
@@ -209,23 +217,26 @@ def served(named: Sequence[str]) -> dict[str, Server]:
     return found
 
 
+def spread_ms(found: Sequence[Load] | Sequence[Interference]) -> tuple[float, float]:
+    """The median of the gaps of all rounds together, and their 99th percentile; 0 where there are none."""
+    gaps = sorted(gap for each in found for gap in each.gaps_ms) or [0.0]
+    return median(gaps), gaps[min(int(0.99 * len(gaps)), len(gaps) - 1)]
+
+
 def row(table: Table, name: str, users: int, loads: Sequence[Load]) -> None:
     """The median of the rounds, and their range where there are several."""
-    gaps = sorted(gap for load in loads for gap in load.gaps_ms)
     table.add(
         name,
         users,
         Spread.of([load.tokens_per_s for load in loads]).show(0),
         Spread.of([load.first_ms for load in loads]).show(0),
-        median(gaps),
-        gaps[min(int(0.99 * len(gaps)), len(gaps) - 1)],
+        *spread_ms(loads),
     )
 
 
 def long_row(table: Table, name: str, users: int, found: Sequence[Interference]) -> None:
     """The same of what a long prompt did; gaps of all rounds together."""
-    gaps = sorted(gap for each in found for gap in each.gaps_ms) or [0.0]
-    middle, high = median(gaps), gaps[min(int(0.99 * len(gaps)), len(gaps) - 1)]
+    middle, high = spread_ms(found)
     first, again = median(each.first_ms for each in found), median(each.again_ms for each in found)
     table.add(name, users, middle, high, high / middle, first, again, again / first)
 
@@ -247,10 +258,7 @@ def command(
     numbers = users or [1, 8]
     check_counts(max_new_tokens=max_new_tokens, rounds=rounds, users=min(numbers), long=long)
     check_temperatures([temperature])
-    prompts = [
-        prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        for prompt in chosen_prompts(workload, max(numbers))
-    ]
+    prompts = conversations(workload, max(numbers))
     servers = served(server)
     report = Report("benchmarks serving", {"max_new_tokens": max_new_tokens, "temperature": temperature})
     if long is None:

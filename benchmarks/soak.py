@@ -16,21 +16,25 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import httpx
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.serving import conversations
 from foretoken.cli import options
-from foretoken.cli.measuring import WorkloadFile, chosen_prompts, show
+from foretoken.cli.measuring import WorkloadFile, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
 from foretoken.measure.report import Report
 
 GROWTH = 0.02  # of memory after the first minute, above which something is kept that should not be
-
+LEFT = ("vllm:num_requests", "vllm:kv_cache_usage")  # figures that are 0 once all users have gone
+MUST_NOT_BE = ("another text", "failed", "left", "exit code", "refused with 5", "odd body: 5")  # beginnings of outcomes
 NONSENSE = 10  # wrong bodies in a row
 LENGTHS = (8, 32, 64, 128)
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -53,11 +57,11 @@ class Task:
 
 @dataclass
 class Found:
-    """What the users saw. memory: (seconds since the start, bytes) of the server's process."""
+    """What the users saw. differing: sentences on texts that are not the engine's. memory: (seconds since the start,
+    bytes) of the server's process."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
-    tokens: int = 0
     memory: list[tuple[float, int]] = field(default_factory=list)
 
 
@@ -67,9 +71,8 @@ def tasks(target: str, drafter: str | None, dtype: str | None, prompts: Sequence
 
     engine = foretoken.load(target, drafter=drafter, dtype=dtype, max_batch=len(prompts))
     found = []
-    for number, prompt in enumerate(prompts):
+    for number, messages in enumerate(prompts):
         new, temperature = LENGTHS[number % len(LENGTHS)], TEMPERATURES[number % len(TEMPERATURES)]
-        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         result = engine.chat(messages, max_new_tokens=new, temperature=temperature, seed=seed + number)
         body = {"messages": messages, "max_tokens": new, "temperature": temperature, "seed": seed + number}
         assert not isinstance(result, list)
@@ -102,9 +105,7 @@ async def _whole(client: httpx.AsyncClient, task: Task, found: Found) -> None:
     if response.status_code != 200:
         found.outcomes[f"refused with {response.status_code}"] += 1
         return
-    answer = response.json()
-    found.tokens += answer["usage"]["completion_tokens"]
-    _compare(task, answer["choices"][0]["message"]["content"] or "", found)
+    _compare(task, response.json()["choices"][0]["message"]["content"] or "", found)
 
 
 async def _streamed(client: httpx.AsyncClient, task: Task, found: Found) -> None:
@@ -173,14 +174,14 @@ async def soak(url: str, pid: int, all_tasks: Sequence[Task], users: int, minute
         await asyncio.gather(watch(pid, began, end, found), *each)
         await asyncio.sleep(5)  # those who hung up last leave within a step
         left = _gauges((await client.get("/metrics")).text)
-        found.outcomes |= {f"left {name}": int(value) for name, value in left.items()}
+        found.outcomes |= {f"left {name}": ceil(value) for name, value in left.items()}
     return found
 
 
 def _gauges(text: str) -> dict[str, float]:
-    """Requests in work and in the queue."""
-    lines = [line for line in text.splitlines() if line.startswith(("vllm:num_requests", "vllm:kv_cache_usage"))]
-    return {line.partition(":")[2].partition("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+    """Requests in work and in the queue, and the share of the cache that they take."""
+    families = text_string_to_metric_families(text)
+    return {each.name: each.samples[0].value for each in families if each.name.startswith(LEFT)}
 
 
 def command(
@@ -200,7 +201,7 @@ def command(
     check_seed(seed, prompts)
     if not 0 < minutes < 1e4:
         raise ForetokenError(f"minutes is {minutes}: it must be more than 0.")
-    all_tasks = tasks(target, drafter, dtype, chosen_prompts(workload, prompts), seed)
+    all_tasks = tasks(target, drafter, dtype, conversations(workload, prompts), seed)
     extra = [x for name, value in (("--drafter", drafter), ("--dtype", dtype)) if value for x in (name, value)]
     argv = [sys.executable, "-m", "foretoken", "serve", target, "--port", str(port), "--max-batch", str(users), *extra]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
@@ -238,14 +239,8 @@ def _report(found: Found, settings: dict[str, Any], json_: bool) -> None:
     begun, ended = median(after[:few]) / 1e6, median(after[-few:]) / 1e6
     memory.add(begun, ended, 100 * (ended / begun - 1))
     show(report, json_, False)
-    wrong = [name for name, times in found.outcomes.items() if times and _is_wrong(name)]
+    wrong = [name for name, times in found.outcomes.items() if times and name.startswith(MUST_NOT_BE)]
     if ended / begun - 1 > GROWTH:
         wrong.append("memory grew")
     if wrong:
         raise ForetokenError(f"The server did not stand the test: {', '.join(wrong)}. The table says how often.")
-
-
-def _is_wrong(outcome: str) -> bool:
-    """Whether such an outcome must not be."""
-    begun = ("another text", "failed", "left", "exit code", "refused with 5", "odd body: 5")
-    return outcome.startswith(begun)
