@@ -24,7 +24,7 @@ from foretoken.heads.layer import causal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
-from foretoken.train import loop, losses
+from foretoken.train import losses
 from foretoken.train.begin import Beginning, start_from_model, start_from_target
 from foretoken.train.data import Batches, Record, Row, commonest, records, rows
 from foretoken.train.evaluate import accuracy
@@ -343,7 +343,7 @@ def test_gumihos_mlps_learn_classes_late(lm: CausalLM, tmp_path: Path, monkeypat
         seen.append(regress_only)
         return gumiho_loss(head, texts, rng, regress_only)
 
-    monkeypatch.setattr(loop, "gumiho_loss", loss)
+    monkeypatch.setitem(LOSSES, "gumiho", loss)
     trainer(lm, "gumiho", tmp_path).run(lambda _: None)
     assert seen == [True] * 2 + [False] * 8
 

@@ -146,7 +146,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
 
     listening: a bound socket, which is closed: its address is the one where Ray's proxy listens.
     """
-    from foretoken.serve.logs import log_to_stderr
+    from foretoken.serve.logs import log_signal, log_to_stderr
 
     ray, serve = need("ray"), need("ray.serve")
     log_to_stderr(settings.log)
@@ -164,7 +164,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
 
     def end(*_: object) -> None:
         (at_once if asked.is_set() else asked).set()
-        log.info("ends at once" if at_once.is_set() else "drains: no new requests; a second signal ends at once")
+        log_signal(log, at_once.is_set())
 
     try:
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)

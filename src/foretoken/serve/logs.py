@@ -12,6 +12,11 @@ LEVELS = {
 }
 
 
+def log_signal(log: logging.Logger, at_once: bool) -> None:
+    """Tell what a signal does. at_once: whether it is not the first one."""
+    log.info("ends at once" if at_once else "drains: no new requests; a second signal ends at once")
+
+
 class Text(logging.Formatter):
     """`foretoken: message key=value ..`, as the commands write their notices."""
 

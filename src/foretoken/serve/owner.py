@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Calls functions one after the other in a thread of its own, which ends with the process at the latest."""
+    """Calls functions one after the other in a thread of its own.
+
+    The thread ends with the process, which does not wait for it, as it would for one of `concurrent.futures`.
+    """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()

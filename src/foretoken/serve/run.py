@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from foretoken.engine import Engine
 from foretoken.serve.app import create_app
 from foretoken.serve.listen import address
-from foretoken.serve.logs import log_to_stderr
+from foretoken.serve.logs import log_signal, log_to_stderr
 from foretoken.serve.owner import Owner
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
@@ -29,7 +29,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
-        log.info("ends at once" if self.force_exit else "drains: no new requests; a second signal ends at once")
+        log_signal(log, self.force_exit)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -81,11 +81,7 @@ def for_template(tools: Sequence[Tool] | None, use: ToolUse) -> list[dict[str, A
         if (tool.function.parameters or {}).get("type", "object") != "object":
             param = f"tools.{i}.function.parameters"
             raise ApiError(400, f"{param} must be the JSON schema of an object.", param)
-    fields = ("name", "description", "parameters")
-    return [
-        {"type": "function", "function": {f: v for f in fields if (v := getattr(tool.function, f)) is not None}}
-        for tool in tools
-    ]
+    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
 
 
 def wanted_form(body: ChatRequest, use: ToolUse) -> CallForm | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.core.interrupts import Interrupts
-from foretoken.heads.eagle import Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
 from foretoken.models.causal_lm import CausalLM
@@ -21,7 +20,7 @@ from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
 from foretoken.train.data import Batches
 from foretoken.train.folder import CHECKPOINT
-from foretoken.train.losses import LOSSES, Texts, eagle3_loss, gumiho_loss
+from foretoken.train.losses import LOSSES, Texts
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
@@ -111,12 +110,12 @@ class Trainer:
     def loss(self, texts: Texts, rng: torch.Generator) -> Tensor:
         """In bfloat16 products where the target is in bfloat16, as published; weights and sums stay in float32."""
         half = self.lm.dtype == torch.bfloat16
+        further = {
+            "eagle3": {"roots": self.plan.roots},
+            "gumiho": {"regress_only": self.step < REGRESSION * self.steps},
+        }
         with torch.autocast(self.lm.device.type, torch.bfloat16, enabled=half):
-            if isinstance(self.head, Eagle3):
-                return eagle3_loss(self.head, texts, rng, self.plan.roots)
-            if isinstance(self.head, Gumiho):
-                return gumiho_loss(self.head, texts, rng, self.step < REGRESSION * self.steps)
-            return LOSSES[self.plan.kind](self.head, texts, rng)
+            return LOSSES[self.plan.kind](self.head, texts, rng, **further.get(self.plan.kind, {}))
 
     def rate(self, progress: float) -> float:
         """Linear warm-up, then linear decay to a tenth."""
