@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 import uvicorn
 from transformers import PreTrainedTokenizerFast
 
@@ -108,3 +109,17 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[Served]:
+    """A server of the engine that the test's module has as a fixture."""
+    with served(engine) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of it."""
+    with client_of(server) as made:
+        yield made

@@ -11,6 +11,8 @@ import transformers
 import command
 import serving
 from foretoken.vocab.vocabulary import vocabulary
+from serving import client as client  # fixtures
+from serving import server as server
 
 USER = [{"role": "user", "content": "hi"}]
 SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
@@ -19,18 +21,6 @@ SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     return serving.toy_engine(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def server(engine):
-    with serving.served(engine) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with serving.client_of(server) as made:
-        yield made
 
 
 def wanted(engine, prompt, seed=5, **more):

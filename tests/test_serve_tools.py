@@ -18,6 +18,8 @@ from foretoken.serve.calls import HERMES, LLAMA
 from foretoken.serve.schema import ChatRequest
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import tool_use
+from serving import client as client  # fixtures
+from serving import server as server
 
 CHAT = "/v1/chat/completions"
 # What templates do beside writing calls.
@@ -92,21 +94,9 @@ def engine(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine):
-    with serving.served(engine) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def bare(tmp_path_factory):
     with serving.served(with_template(tmp_path_factory.mktemp("bare"), BARE)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with serving.client_of(server) as made:
-        yield made
 
 
 @pytest.fixture
