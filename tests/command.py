@@ -3,9 +3,11 @@
 import json
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from transformers import LlamaForCausalLM
 
 import tiny
 from benchmarks import __main__ as benchmarks
@@ -34,12 +36,18 @@ def run(
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like that of the demo models: target, drafter, three held-out texts."""
-    root = tmp_path_factory.mktemp("demo")
+def models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """A target, and a drafter that agrees with it often; no test may change them."""
     target = tiny.llama(0)
-    tiny.save(target, root / "target")
-    tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter")
+    return target, tiny.perturbed(target, 0.15, 1)
+
+
+@pytest.fixture(scope="session")
+def demo(models: tuple[LlamaForCausalLM, LlamaForCausalLM], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like that of the demo models: target, drafter, three held-out texts; no test may change it."""
+    root = tmp_path_factory.mktemp("demo")
+    for model, name in zip(models, ("target", "drafter"), strict=True):
+        tiny.save(deepcopy(model), root / name)  # which notes in the configuration what it saves
     texts = [
         {"id": f"p{i}", "file": "f.py", "prompt": "def f(x):" + "\n" * i, "reference": "    return x\n" * 4}
         for i in range(3)

@@ -14,12 +14,6 @@ from foretoken.engine import Engine
 from foretoken.recipe import PLAIN, Recipe
 
 
-@pytest.fixture(scope="module")
-def models():
-    target = tiny.llama(0)
-    return target, tiny.perturbed(target, 0.15, 1)
-
-
 def engine_of(models, drafter: object = "model", **options) -> Engine:
     named = models[1] if drafter == "model" else drafter
     return load(models[0], drafter=named, tokenizer=tiny.tokenizer(), drafter_tokenizer=tiny.tokenizer(), **options)

@@ -159,12 +159,6 @@ def test_the_share_of_accepted_drafts_is_the_formula(a):
 # Real models.
 
 
-@pytest.fixture(scope="module")
-def models():
-    target = tiny.llama(0)
-    return target, tiny.perturbed(target, 0.15, seed=1)
-
-
 def load(models, **options):
     target, drafter = models
     return foretoken.load(target, drafter=drafter, tokenizer=tiny.tokenizer(), **options)

@@ -10,8 +10,9 @@ token j: given the text, the probability that a draft there was accepted, indepe
     tree, every node alike:     a_t a_{t+1} .. a_{t+i}
 
 whose mean over texts is exact for chains, and for trees but for how acceptance at one node hangs together with the next
-(tests/test_tune.py). Steps follow one another as a renewal process: one that starts at t moves on to t + 1 + (drafts
-accepted). Places where drafts fail see more steps than easy ones, which a plain mean over the text would miss.
+(tests/test_tune_acceptance.py). Steps follow one another as a renewal process: one that starts at t moves on to
+t + 1 + (drafts accepted). Places where drafts fail see more steps than easy ones, which a plain mean over the text
+would miss.
 
 What a step costs goes by the nodes of its tree. Draws that repeat one another share a node, so a node at the text's
 token t has E[distinct draws | q_t] children. Its other children, which are off the text, are taken to have as many as
