@@ -13,6 +13,7 @@ from foretoken.core.interfaces import (
     FeatureDrafter,
     FeatureSession,
     FeatureTarget,
+    GuestSession,
     LearningSession,
     Path,
     Target,
@@ -86,6 +87,8 @@ class Decoder:
         self.sequences: list[Sequence] = []
         self.target = _open(target, drafter, batch, slots)
         self.drafter: DraftSession = drafter.open(batch, slots)
+        if isinstance(self.drafter, GuestSession):
+            self.drafter.share(self.target)
         self._features = self.target if isinstance(self.target, FeatureSession) else None
         self._learner = self.drafter if isinstance(self.drafter, LearningSession) else None
         self._drafts: list[Permitted] = []  # of the step under way

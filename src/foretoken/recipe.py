@@ -57,10 +57,11 @@ class Kind:
         return getattr(import_module(f"foretoken.{module}"), function)
 
 
-NO_DRAFTER, NGRAM, SAME, HEAD = "none", "ngram", "same", "head"
+NO_DRAFTER, NGRAM, OWN, SAME, HEAD = "none", "ngram", "self", "same", "head"
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
     NGRAM: Kind("draft.ngram:ngram", "what followed the same words earlier in the text", "exact-match"),
+    OWN: Kind("draft.own:own", "the target's own weights in 4 bits, in its own cache"),
     SAME: Kind("draft.lm:same", "a language model with the target's vocabulary"),
     HEAD: Kind("build:head", "a draft head on the target's hidden states"),
     "tli": Kind("vocab.tli:tli", "a model's tokens that the target has too", other_vocabulary=True),
@@ -164,7 +165,7 @@ def check_engine(
     check_compile(compile)
     check_quantise(quantise)
     located(target)
-    if drafter not in (None, NGRAM, NO_DRAFTER) and head_file(drafter) is None:
+    if drafter not in (None, NGRAM, OWN, NO_DRAFTER) and head_file(drafter) is None:
         located(drafter)
 
 

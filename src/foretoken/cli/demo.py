@@ -7,6 +7,7 @@ from foretoken.cli.command import command
 from foretoken.cli.fetch import bring
 from foretoken.cli.generate import generate
 from foretoken.core.errors import ForetokenError
+from foretoken.recipe import OWN
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = (
@@ -16,7 +17,7 @@ QUESTION = (
 
 @command
 def demo(*, small: bool = False) -> None:
-    """Answer a question with SmolLM2-135M-Instruct, beside plain decoding in the same run.
+    """Answer a question with SmolLM2-135M-Instruct, drafted by itself in 4 bits, beside plain decoding in the same run.
 
     The model is brought by `foretoken fetch` at the first run, 93 MB. Where that fails, a small model that comes with
     foretoken continues a program instead.
@@ -33,5 +34,5 @@ def demo(*, small: bool = False) -> None:
         generate(dtype="bfloat16", temperature=0.8, seed=4, max_new_tokens=512, compare=True)
         return
     print(f"User: {QUESTION}\n", file=sys.stderr)
-    answer = {"prompt": QUESTION, "target": str(folder), "chat": True}
+    answer = {"prompt": QUESTION, "target": str(folder), "drafter": OWN, "chat": True}
     generate(**answer, dtype="bfloat16", temperature=0.0, max_new_tokens=400, compare=True)

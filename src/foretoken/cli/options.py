@@ -16,7 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.models.named import check_device
-from foretoken.recipe import AUTO, FIXED, NGRAM, NO_DRAFTER, check_engine
+from foretoken.recipe import AUTO, FIXED, NGRAM, NO_DRAFTER, OWN, check_engine
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -33,7 +33,8 @@ class Models:
 
     target: Model folder (Hugging Face), GGUF file, or hub id. Default: the demo target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
-    head; "ngram" (prompt lookup), or "none". Default: the demo drafter for the demo target, else ngram.
+    head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), or "none". Default: the demo drafter for
+    the demo target, else ngram.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """
@@ -103,7 +104,7 @@ class EngineOptions(RecipeOptions):
     def anywhere(self) -> "EngineOptions":
         """The same for a process that runs in another folder: checked, and with absolute paths of what is here."""
         check_models(**self.named(None))
-        words = None, NGRAM, NO_DRAFTER
+        words = None, NGRAM, OWN, NO_DRAFTER
         named = {name: path for name in ("target", "drafter", "profile") if (path := getattr(self, name)) not in words}
         return replace(
             self, **{name: str(Path(path).absolute()) for name, path in named.items() if Path(path).exists()}

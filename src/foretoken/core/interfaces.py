@@ -101,6 +101,15 @@ class LearningSession(DraftSession, Protocol):
 
 
 @runtime_checkable
+class GuestSession(DraftSession, Protocol):
+    """A drafter's session that works in the slot cache of the target's."""
+
+    def share(self, target: TargetSession) -> None:
+        """Called once, before any row joins, with the session whose rows will join and leave before this one's."""
+        ...
+
+
+@runtime_checkable
 class Target(Protocol):
     @property
     def name(self) -> str: ...

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession, Saved
+from foretoken.core.interfaces import (
+    Drafter,
+    DraftSession,
+    FeatureDrafter,
+    GuestSession,
+    LearningSession,
+    Path,
+    PrefixSession,
+    Saved,
+)
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra
@@ -65,6 +74,8 @@ class AutoSession(WrappedSession[DraftSession]):
         self._lengths: list[int] = []
         if isinstance(inner, LearningSession):
             self.learn = inner.learn
+        if isinstance(inner, GuestSession):
+            self.share = inner.share
         if isinstance(inner, PrefixSession):
             self._prefix, self.save = inner, inner.save
             self.read, self.restore = self._read, self._restore

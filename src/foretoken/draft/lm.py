@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from foretoken.core.interfaces import Path, Saved
+from foretoken.core.interfaces import DraftSession, Path, Saved
 from foretoken.core.laws import Law, Opaque, draw_each
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
@@ -51,7 +51,7 @@ class LMDrafter:
     def max_nodes(self) -> int:
         return self.policy.max_nodes
 
-    def open(self, batch: int, slots: int) -> "LMDraftSession":
+    def open(self, batch: int, slots: int) -> DraftSession:
         return LMDraftSession(self, self.lm.open(batch, slots))
 
 

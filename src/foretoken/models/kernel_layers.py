@@ -109,25 +109,32 @@ class KernelSlots:
     """The slot cache of a batch in the kernel's layout; the same calls as SlotCache, and the layers themselves.
 
     keys, values: of every layer as attention.py has them.
+    paired: whether they are bfloat16, two to a word, else float32.
     """
 
-    def __init__(self, layers: KernelLayers, batch: int, slots: int) -> None:
+    def __init__(self, layers: KernelLayers, batch: int, slots: int, host: "KernelSlots | None" = None) -> None:
+        """host: a cache of the same shape that is used instead of one of its own."""
         from foretoken.kernel.model import Cache, Model
 
         self.layers = layers
-        count, panels = len(layers.weights.weights), slots // COLUMNS + 1  # one slot takes the writes of padding
-        arena, per_word = Arena(), 2 if layers.paired else 1
-        shape = count, batch, layers.key_heads
-        self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
-        self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
+        self.paired = layers.paired if host is None else host.paired
+        per_word = 2 if self.paired else 1
+        if host is None:
+            arena, panels = Arena(), slots // COLUMNS + 1  # one slot takes the writes of padding
+            shape = len(layers.weights.weights), batch, layers.key_heads
+            self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
+            self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
+        else:
+            self.keys, self.values = host.keys, host.values
         # [.., slots / per_word, dim, per_word]: a slot's values by themselves
-        numbers = self.values.view(np.uint16 if layers.paired else np.float32)
+        numbers = self.values.view(np.uint16 if self.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
         cos, sin = layers.angles(slots)
-        cache = Cache(self.keys, self.values, cos.numpy(), sin.numpy())
+        cache, weights = Cache(self.keys, self.values, cos.numpy(), sin.numpy()), layers.weights
         self.model = Model(
-            layers.weights, cache, layers.embedding, layers.entry, layers.head, layers.serial, layers.mlps
-        )
+            weights._replace(paired=self.paired), cache, layers.embedding, layers.entry, layers.head, layers.serial,
+            layers.mlps,
+        )  # fmt: skip
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     @property

@@ -12,11 +12,14 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
 from foretoken.models.packed import dequantised_model, pack_quantised, packed_model, stored_tokenizer
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
+
+OWN_KIND = "q4_1"  # more exact than q4_0 and a tenth slower to run: docs/LOG.md
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -85,6 +88,31 @@ def load_model(
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
     return CausalLM(model, name=source, traced=compile == ON)
+
+
+def load_own(target: CausalLM, source: str | HFModel, trust_remote_code: bool = False) -> CausalLM:
+    """The weights of a target once more, quantised to OWN_KIND, to draft in its slot cache.
+
+    source: what the target was loaded from.
+    Raises ForetokenError for a target that our kernel does not run.
+    """
+    if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
+        raise ForetokenError(
+            f"Drafter self needs a target that our CPU kernel runs, named by its folder or file, and {target.name} "
+            f"runs by {target.execution}: choose drafter ngram, which fits every model."
+        )
+    source = located(source)
+    if is_gguf(source):
+        model = dequantised_model(source, torch.bfloat16)
+    else:
+        model = _pretrained(source, "auto", trust_remote_code)
+    pack_quantised(model, OWN_KIND)
+    model = model.eval()
+    pack(model, torch.float32, weight_files())  # what is left: rows for it are not rounded where others are quantised
+    lm = CausalLM(model, name=f"{target.name} in {OWN_KIND}")
+    if not isinstance(lm.backend, LlamaKernel):
+        raise ForetokenError(f"Drafter self cannot run {lm.name} in our kernel: choose drafter ngram.")
+    return lm
 
 
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:

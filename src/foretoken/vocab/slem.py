@@ -112,7 +112,8 @@ class SLEMSession:
 
     def _open(self) -> LMDraftSession:
         d = self.drafter
-        return LMDrafter(d.lm, d.policy, d.law, d.lm.vocab_size).open(self._batch, self._room)
+        drafter = LMDrafter(d.lm, d.policy, d.law, d.lm.vocab_size)
+        return LMDraftSession(drafter, d.lm.open(self._batch, self._room))
 
     def join(self) -> None:
         self._session.join()

@@ -1,0 +1,60 @@
+"""The target itself as drafter: its own weights in fewer bits, in its own slot cache.
+
+Nothing is trained and nothing is read twice: the quantised model drafts behind the keys and values that the target made
+of the text. The target then scores the draft tokens, which puts its own keys and values in the place of the drafter's.
+
+Source: Zhao et al. 2024, QSpec, arXiv:2410.11305: drafting by quantised arithmetic in the cache of the exact one.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from foretoken.core.interfaces import Path, TargetSession
+from foretoken.core.policy import TreePolicy
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.source import Source
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.guest_rows import GuestRows
+from foretoken.models.target import LMTargetSession
+
+
+@dataclass(frozen=True)
+class OwnDrafter(LMDrafter):
+    """Draws from the target's quantised weights. lm: those weights."""
+
+    def open(self, batch: int, slots: int) -> "OwnDraftSession":
+        return OwnDraftSession(self)
+
+
+def own(source: Source, policy: TreePolicy, law: LawFamily) -> OwnDrafter:
+    """The drafter that the target's quantised weights make."""
+    return OwnDrafter(source.model, policy, law, source.vocab_size)
+
+
+class OwnDraftSession:
+    """Trees drafted in the cache of the target's session, which `share` names."""
+
+    def __init__(self, drafter: OwnDrafter) -> None:
+        self._drafter = drafter
+
+    def share(self, target: TargetSession) -> None:
+        assert isinstance(self._drafter.lm, CausalLM)
+        assert isinstance(target, LMTargetSession)
+        self._target = target
+        self._inner = LMDraftSession(self._drafter, GuestRows(self._drafter.lm, target.rows))
+
+    def join(self) -> None:
+        self._inner.join()
+
+    def leave(self, row: int) -> None:
+        self._inner.leave(row)
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        self._target.catch_up(sequences)
+        return self._inner.propose(sequences)
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        self._inner.observe(sequences, trees, paths)

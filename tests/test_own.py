@@ -1,0 +1,165 @@
+"""The target itself as drafter: its weights in 4 bits, in its own slot cache."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import foretoken
+from foretoken.audit import models
+from foretoken.audit.report import OK
+from foretoken.core.errors import ForetokenError
+from foretoken.core.random import seeded
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
+from foretoken.draft.own import OwnDrafter, OwnDraftSession
+from foretoken.models.guest_rows import GuestRows
+from foretoken.models.llama_kernel import KernelRows
+from foretoken.models.packed import HEAD_KIND
+from foretoken.models.panels import PackedLinear
+from foretoken.models.target import LMTargetSession
+from models_zoo import one_thread, tiny
+from tiny import tokenizer
+
+__all__ = ["one_thread"]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("error::RuntimeWarning")]
+TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
+TREES = ("chain:4", "kary:2x3", "budget:8", "dynamic:8")
+FOLDERS = {"llama": torch.bfloat16, "mistral": torch.float32, "qwen3": torch.bfloat16}  # Mistral's window is 9 tokens
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One target of each family, in the dtype that FOLDERS names."""
+    base = tmp_path_factory.mktemp("targets")
+    for family, dtype in FOLDERS.items():
+        nn.Module.to(tiny(family, random_weights=True, head_dim=16), dtype).save_pretrained(base / family)
+    return {family: base / family for family in FOLDERS}
+
+
+def load(folder: Path, **options: Any) -> foretoken.Engine:
+    return foretoken.load(folder, tokenizer=tokenizer(), max_batch=len(TEXTS), **{"drafter": "self", **options})
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+def test_greedy_text_is_that_of_plain_decoding_bit_for_bit(folders: dict[str, Path], family: str) -> None:
+    options = {"max_new_tokens": 20, "temperature": 0.0}
+    want = [r.token_ids for r in load(folders[family], drafter="none").generate(TEXTS, **options)]
+    for setting in [*({"tree": tree} for tree in TREES), {"method": "auto"}]:
+        engine = load(folders[family], **setting)
+        results = engine.generate(TEXTS, **options)
+        assert [r.token_ids for r in results] == want, setting
+        assert [engine.generate(text, **options).token_ids for text in TEXTS[:2]] == want[:2], setting
+        if setting == {"tree": "chain:4"}:  # it drafts, and not at random
+            assert sum(r.stats.num_accepted for r in results) > sum(r.stats.num_drafted for r in results) / 2
+
+
+def decoder(engine: foretoken.Engine) -> Decoder:
+    made = Decoder(engine.target, engine.drafter, engine.verifier, len(TEXTS), 80)
+    for seed, ids in enumerate(TEXTS):
+        made.join(Sequence(list(ids), Sampling(temperature=0.0), seeded(seed), 12 + 3 * seed, frozenset()))
+    return made
+
+
+@pytest.mark.parametrize("tree", ["chain:4", "kary:2x3"])
+def test_what_stays_in_the_cache_is_the_targets_own(folders: dict[str, Path], tree: str) -> None:
+    """Bit for bit what plain decoding leaves there, while sequences leave at different steps."""
+    drafting, alone = decoder(load(folders["llama"], tree=tree)), decoder(load(folders["llama"], drafter="none"))
+    for one in (drafting, alone):
+        while len(one.sequences) > 1:
+            one.step()
+    sessions = [one.target for one in (drafting, alone)]
+    assert all(isinstance(session, LMTargetSession) for session in sessions)
+    length = min(session.rows.lengths[0] for session in sessions)  # pyright: ignore[reportAttributeAccessIssue]
+    found = []
+    for session, one in zip(sessions, (drafting, alone), strict=True):
+        slots: Any = session.rows.cache  # pyright: ignore[reportAttributeAccessIssue]
+        parts = slots.keys[:, 0, :, 0, :, :length], slots.values[:, 0, :, : length // 2]
+        found.append((one.sequences[0].ids[:length], *parts))
+    (ids, keys, values), (other_ids, other_keys, other_values) = found
+    assert ids == other_ids
+    assert len(ids) > len(TEXTS[-1])
+    assert np.array_equal(keys.view(np.int32), other_keys.view(np.int32))
+    assert np.array_equal(values.view(np.int32), other_values.view(np.int32))
+
+
+@pytest.mark.parametrize(("tree", "rule"), [("chain:3", None), ("kary:2x2", "rrsw"), ("budget:6", None)])
+def test_sampled_text_follows_the_targets_law(folders: dict[str, Path], tree: str, rule: str | None) -> None:
+    """Goodness of fit of 300 generations; false alarms: models.FALSE_ALARM for each case."""
+    engine = replace(load(folders["llama"], tree=tree, verifier=rule), eos_ids=frozenset())
+    section = models.sampled(engine, 0.7, 300, 0, lambda _: None)
+    assert [check.outcome for check in section.checks[:2]] == [OK, OK]
+    assert [check.outcome for check in models.greedy(engine, 0).checks] == [OK, OK]
+
+
+def test_coins_and_other_rules(folders: dict[str, Path]) -> None:
+    want = load(folders["llama"], drafter="none").generate(TEXTS[0], max_new_tokens=12, temperature=0.0)
+    for setting in ({"draft_probability": 0.5, "tree": "chain:3"}, {"verifier": "exact-match", "tree": "chain:3"}):
+        got = load(folders["llama"], **setting).generate(TEXTS[0], max_new_tokens=12, temperature=0.0)
+        assert got.token_ids == want.token_ids
+
+
+def test_it_reads_no_prompt_and_keeps_no_cache_of_its_own(folders: dict[str, Path]) -> None:
+    engine = load(folders["llama"], tree="chain:4")
+    made = decoder(engine)
+    session = made.drafter
+    assert isinstance(session, OwnDraftSession)
+    host, guest = made.target.rows, session._inner.rows  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(guest, GuestRows)
+    assert guest.cache.keys is host.cache.keys
+    assert guest.cache.values is host.cache.values
+    assert guest.lengths is host.lengths
+    with pytest.raises(ForetokenError, match="its host, which commits the text"):
+        guest.extend(0, [1])
+    assert isinstance(engine.drafter, OwnDrafter)
+    kinds = {m.kind for m in engine.drafter.lm.model.modules() if isinstance(m, PackedLinear)}  # pyright: ignore[reportAttributeAccessIssue]
+    assert kinds == {"q4_1", HEAD_KIND}
+
+
+def test_a_drafter_that_fails_costs_speed_only(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails after it wrote into the target's cache."""
+    engine = load(folders["llama"], tree="kary:2x3")
+    want = load(folders["llama"], drafter="none").generate(TEXTS, max_new_tokens=16, temperature=0.0)
+    score, calls = KernelRows._score, 0
+
+    def failing(self: KernelRows, *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        out = score(self, *arguments, **named)
+        if self.layers is not engine.target.lm.backend:
+            calls += 1
+            if calls == 5:
+                raise ValueError("broken")
+        return out
+
+    monkeypatch.setattr(KernelRows, "_score", failing)
+    with pytest.warns(DraftFailedWarning, match="broken"):
+        got = engine.generate(TEXTS, max_new_tokens=16, temperature=0.0)
+    assert [r.token_ids for r in got] == [r.token_ids for r in want]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compile": "off"}, "a target that our CPU kernel runs.*runs by modules: choose drafter ngram"),
+        ({"vocab": "tli"}, "vocab tli is for a drafter model with a vocabulary, and drafter self has its target's"),
+        ({"tree": "product:20"}, "product:20 is for draft heads"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_do_is_told(folders: dict[str, Path], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForetokenError, match=message):
+        load(folders["llama"], **options)
+
+
+def test_a_model_object_is_refused() -> None:
+    with pytest.raises(ForetokenError, match=re.escape("named by its folder or file")):
+        foretoken.load(tiny("llama"), drafter="self")
+
+
+def test_plain_stays_plain(folders: dict[str, Path]) -> None:
+    assert isinstance(foretoken.build.plain(load(folders["llama"])).drafter, NoDrafter)  # pyright: ignore[reportAttributeAccessIssue]
