@@ -203,7 +203,7 @@ def test_how_the_text_is_cut_changes_nothing(form):
         '{"name": "f", "arguments": {"a": "',
         '"}}',
     ]
-    pieces += [ONE, TWO, '{"name": "f", "parameters": {}}']
+    pieces += [ONE, TWO, '{"name": "f", "parameters": {}}', '\n{ "name" :"f", "parameters": {}}']
 
     def outcome(parts):
         reader, text, calls = form.reader(), "", []
@@ -280,12 +280,23 @@ def test_without_marks_a_call_is_the_whole_answer(bare, says):
     call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
     cases = [(call, None, [MADE]), (f"\n\n{call}\n", None, [MADE]), (f"So: {call}", f"So: {call}", [])]
     cases += [(call + call, call + call, []), ('{"n": 1}', '{"n": 1}', []), (call[:-1], call[:-1], [])]
+    spaced = call.replace('{"name": ', ' \r\n{\t"name" :\n ')
+    cases += [(spaced, None, [MADE]), (call.replace('": "w', '":"w'), None, [MADE])]
     with serving.client_of(bare) as client:
         for text, content, calls in cases:
             says(text)
             for message, reason in both(client, tools=TOOLS):
                 assert read(message) == (content, calls)
                 assert reason == ("tool_calls" if calls else "stop")
+
+
+def test_a_text_without_marks_is_held_back_no_longer_than_it_may_be_a_call():
+    for text in ("S", " {'", '{ "n"', '{"na ', '{"name"}', '\n{ "name": 1', "\u00a0"):
+        reader = LLAMA.reader()
+        assert [reader.read(part, False) for part in (text[:-1], text[-1])] == [("", []), (text, [])], text
+    reader, begun = LLAMA.reader(), ' {\n"name"\t: "f'
+    assert all(reader.read(part, False) == ("", []) for part in begun)
+    assert reader.read("", True) == (begun, [])
 
 
 def accepted(tokenizer, text, **asked):
@@ -335,7 +346,8 @@ def test_what_calls_without_marks_are_held_to(added):
     call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
     for text in ("", "A text.", '{"n": 1}', call, f"So: {call}", "<think>a"):
         assert accepted(tokenizer, text, **STRICT) == (True, True)
-    for text in (call + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"'):
+    assert accepted(tokenizer, "\n " + call.replace('{"name"', '{ "name"'), **STRICT) == (True, True)
+    for text in (call + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"', '\n{ "name" :"other"'):
         assert accepted(tokenizer, text, **STRICT) == (False, False)
     assert accepted(tokenizer, call, tools=TOOLS, tool_choice="required") == (True, True)
     assert accepted(tokenizer, "A", tools=TOOLS, tool_choice="required") == (False, False)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import reduce
 from json import JSONDecoder
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ class CallForm:
 
     def write(self, name: str, arguments: str) -> str:
         """A call. name: of the function. arguments: JSON text."""
-        return f'{self.before}{{"name": "{name}", "{self.key}": {arguments}}}{self.after}'
+        return f'{self.before}{BEGIN}{name}", "{self.key}": {arguments}}}{self.after}'
 
     def reader(self) -> "CallReader":
         """For one answer."""
@@ -30,12 +31,17 @@ class CallForm:
 HERMES = CallForm("<tool_call>\n", "\n</tool_call>", "arguments")  # Hermes, Qwen and many others
 LLAMA = CallForm("", "", "parameters")  # Llama 3.1
 MARK, END = HERMES.before.rstrip(), HERMES.after.lstrip()
-BEGIN = '{"name": "'
+BEGIN = '{"name": "'  # of a call between its marks, as it is written; a model may put white space before each token:
+SPACE = r"[ \t\n\r]*"  # JSON's
+PIECES = [piece for token in re.findall(r'"\w*"?|[{:]', BEGIN) for piece in (SPACE, *map(re.escape, token))]
+BEGINS = "".join(PIECES)  # regular expression of what a call begins with
+# A text that begins with BEGINS, or with as much of it as there is text.
+MAY_BEGIN = re.compile(reduce(lambda rest, piece: f"(?:{piece}{rest})?", reversed(PIECES), "(?s:.*)"))
+HEAD = re.compile(BEGINS + r"""([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)""")
+TAIL = re.compile(r"\s*\}\s*")
 # A call with its marks: up to the first closing one that is not inside a JSON string, without another opening one, so
 # that many opening ones take no longer than their text is long.
 BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/?tool_call>))*+)</tool_call>', re.DOTALL)
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-TAIL = re.compile(r"\s*\}\s*")
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class WholeCall:
     def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
         """What is certain after more text. last: whether this is all. Returns: (text, calls)."""
         held = self._held + text
-        self._is_text = self._is_text or not BEGIN.startswith(held.lstrip()[: len(BEGIN)])
+        self._is_text = self._is_text or not MAY_BEGIN.fullmatch(held)
         if not self._is_text and not last:
             self._held = held
             return "", []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.core.errors import ForetokenError
 from foretoken.models.grammar import Grammar, marks_of
 from foretoken.models.text import Tokenizer
-from foretoken.serve.calls import BEGIN, END, MARK, CallForm
+from foretoken.serve.calls import BEGIN, BEGINS, END, MARK, CallForm
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import ChatRequest, ChosenTool, Function, ResponseFormat, Sampled, StructuredOutputs
 
@@ -104,17 +104,18 @@ def _rules(
     else:
         start = "text begin rest | text" if single else "(text begin rest)* text"
     or_mark, or_end = (f" | {tokens[text]}" if text in tokens else "" for text in (mark, end))
+    free = not form.before and not forced  # a model that need not call may put white space where it likes
     others = " | ".join(token for text, token in tokens.items() if text not in (mark, end))
     return {
         "start": start,
         "call": "mark rest",
-        "mark": json.dumps(mark) + or_mark,
+        "mark": f"/{BEGINS}/" if free else json.dumps(mark) + or_mark,
         "begin": "spelled" + or_mark,
         "spelled[lazy]": f"/{ANY}*{re.escape(mark)}/",
         "rest": " | ".join(calls),
         "end": json.dumps(end) + or_end,
         "text": f"FIRST? (({others}) TEXT?)*" if others else "FIRST?",
-        "FIRST": f"/{ANY}+/" + ("" if form.before else rf" & ~/\s*{re.escape(mark)}{ANY}*/"),
+        "FIRST": f"/{ANY}+/" + ("" if form.before else f" & ~/{BEGINS}{ANY}*/"),
         "TEXT": f"/{ANY}+/",
     }
 
