@@ -365,16 +365,25 @@ def test_clients_that_go_away_free_their_rows(server):
     assert server.post(COMPLETION, {"prompt": "abc", "max_tokens": 1}).status_code == 200
 
 
-def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch):
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, tells):
+    """tells: whether it can tell those who wait for its texts."""
+
     class DiedError(BaseException):
         pass
 
-    def die(batch):
+    def die(*_):
         raise DiedError
 
     with serving.served(engine) as running:
         monkeypatch.setattr(Batch, "step", die)
-        error(running.post(COMPLETION, {"prompt": "abc"}), 500)
+        if tells:
+            error(running.post(COMPLETION, {"prompt": "abc"}), 500)
+        else:
+            monkeypatch.setattr(Batch, "fail", die)
+            with pytest.raises(httpx.ReadTimeout):
+                running.post(COMPLETION, {"prompt": "abc"}, timeout=0.5)
+            serving.wait_until(lambda: running.worker.error is not None)
         error(running.client.get("/health"), 503)
         error(running.client.get("/ready"), 503)
         error(running.post(COMPLETION, {"prompt": "abc"}), 503)
@@ -383,7 +392,7 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch):
 
     def run(listening):
         try:
-            serve(engine, Settings(), listening, Owner())
+            serve(engine, Settings(drain=1.0), listening, Owner())
         except SystemExit as leaving:
             left.append(leaving.code)
 
@@ -392,7 +401,7 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch):
         thread.start()
         with httpx.Client(transport=httpx.HTTPTransport(retries=10), timeout=serving.PATIENCE) as client:
             response = client.post(f"http://127.0.0.1:{listening.getsockname()[1]}{COMPLETION}", json={"prompt": "abc"})
-        error(response, 500)
+        assert response.status_code == 500
         thread.join(serving.PATIENCE)
     assert left == [1]
 

@@ -12,6 +12,7 @@ from foretoken.decode import DraftFailedWarning
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
+from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
 from listening import PATIENCE, Listener, finish, job, started
 from serving import wait_until
@@ -253,6 +254,39 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
     assert not worker.alive
     with pytest.raises(DrainingError, match="has died"):
         worker.submit(job(engine, "a"), Listener())
+
+
+def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, monkeypatch):
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    engine = load(folders)
+    monkeypatch.setattr(Batch, "fail", die)
+    for at_work in (False, True):
+        if at_work:
+            monkeypatch.setattr(Batch, "drop_cancelled", die)
+        worker = started(engine)
+        worker.drain()
+        assert worker.join(PATIENCE)
+        assert isinstance(worker.error, SystemExit)
+        assert not worker.alive
+
+
+def test_a_worker_without_an_owner_ends_its_thread(folders):
+    engine, before = load(folders), set(threading.enumerate())
+    worker = started(engine)
+    (thread,) = set(threading.enumerate()) - before
+    worker.drain()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    worker = Worker(engine)  # never started
+    (thread,) = set(threading.enumerate()) - before
+    del worker
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    owner = Owner()
+    started(engine, owner=owner).stop()
+    assert owner.submit(threading.current_thread).result(PATIENCE).is_alive()
 
 
 def test_one_who_cannot_be_told_is_cancelled(folders):

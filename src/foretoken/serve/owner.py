@@ -11,19 +11,25 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
+from weakref import finalize
 
 T = TypeVar("T")
+
+
+Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class Owner:
     """Calls functions one after the other in a thread of its own.
 
-    The thread ends with the process, which does not wait for it, as it would for one of `concurrent.futures`.
+    The thread ends once nobody holds its owner any more and all calls are done, or with the process, which does not
+    wait for it, as it would for one of `concurrent.futures`.
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        Thread(target=self._work, name="foretoken-model", daemon=True).start()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        Thread(target=_work, args=(self._calls,), name="foretoken-model", daemon=True).start()
+        finalize(self, self._calls.put, None)
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
         """Queue a call. Returns: what becomes of it."""
@@ -31,11 +37,13 @@ class Owner:
         self._calls.put((future, call))
         return future
 
-    def _work(self) -> None:
-        while True:
-            future, call = self._calls.get()
-            try:
-                future.set_result(call())
-            except BaseException as error:  # for the one who asked
-                future.set_exception(error)
-            del future, call
+
+def _work(calls: SimpleQueue[Call | None]) -> None:
+    """Do the calls up to the first None. It must not hold the owner."""
+    while (each := calls.get()) is not None:
+        future, call = each
+        try:
+            future.set_result(call())
+        except BaseException as error:  # for the one who asked
+            future.set_exception(error)
+        del future, call, each

@@ -46,7 +46,7 @@ class Worker:
         self.context = min(limits, default=CONTEXT)
         self.error: BaseException | None = None  # what the thread died of
         self._engine = engine
-        self._owner = owner or Owner()
+        self._owner: Owner | None = owner or Owner()
         self._batch = self._owner.submit(lambda: Batch(engine, size, self.context, cache_bytes)).result()
         self._waiting: deque[Ticket] = deque()
         self._joining: deque[Ticket] = deque()  # those that the thread has taken, and not yet given a row
@@ -90,8 +90,10 @@ class Worker:
         return self._batch.prefill.num_chunks
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, for once and all."""
+        assert self._owner is not None
         self._work = self._owner.submit(self._run)
+        self._owner = None  # one that nobody else holds ends with the work
 
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
         """Queue a job; `deliver` is called with its news from the worker's thread.
@@ -148,17 +150,21 @@ class Worker:
         try:
             while self._take():
                 self._batch.step()
-            left = "The server is shutting down."
+            self._end("The server is shutting down.")
         except BaseException as error:
+            self.error = error
             log.exception("The thread that runs the model died.")
-            self.error, left = error, DIED
+            self._end(DIED)
+
+    def _end(self, message: str) -> None:
+        """Accept no more jobs, and end all that are left with this sentence."""
         with self._changed:
             self._draining = True
             waiting = [*self._joining, *self._waiting]
             self._waiting.clear()
-        self._batch.fail(left)
+        self._batch.fail(message)
         for ticket in waiting:
-            tell(ticket, Failed(left))
+            tell(ticket, Failed(message))
 
     def _take(self) -> bool:
         """Let cancelled jobs leave and waiting ones join; sleeps while there is nothing to do. False to end.
