@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+from resource import getpagesize
 from statistics import median
 from typing import Annotated, Any
 
@@ -81,9 +82,14 @@ def tasks(target: str, drafter: str | None, dtype: str | None, prompts: Sequence
 
 
 async def use(
-    client: httpx.AsyncClient, all_tasks: Sequence[Task], rng: random.Random, end: float, found: Found
+    client: httpx.AsyncClient,
+    server: subprocess.Popen[bytes],
+    all_tasks: Sequence[Task],
+    rng: random.Random,
+    end: float,
+    found: Found,
 ) -> None:
-    """One user until the end."""
+    """One user until the end. Raises ForetokenError where the server has died."""
     while time.monotonic() < end:
         task, kind = rng.choice(all_tasks), rng.random()
         try:
@@ -97,7 +103,17 @@ async def use(
             else:
                 await _streamed(client, task, found)
         except httpx.HTTPError as error:
-            found.outcomes[f"failed: {type(error).__name__}"] += 1
+            _failed(error, server, found)
+
+
+def _failed(error: httpx.HTTPError, server: subprocess.Popen[bytes], found: Found) -> None:
+    """Note a request that had no answer. Raises ForetokenError where the server has died."""
+    if server.poll() is not None:
+        raise ForetokenError(
+            f"The server died after {sum(found.outcomes.values())} requests, with exit code {server.returncode}: run "
+            "`foretoken serve` with the same options, and the users against it, to see why."
+        )
+    found.outcomes[f"failed: {type(error).__name__}"] += 1
 
 
 async def _whole(client: httpx.AsyncClient, task: Task, found: Found) -> None:
@@ -152,9 +168,8 @@ async def _nonsense(client: httpx.AsyncClient, task: Task, rng: random.Random, f
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory of a process, by Linux's /proc."""
-    line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
+    """Bytes of memory of a process, by Linux's /proc; 0 of one that has ended."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * getpagesize()
 
 
 async def watch(pid: int, began: float, end: float, found: Found) -> None:
@@ -165,16 +180,22 @@ async def watch(pid: int, began: float, end: float, found: Found) -> None:
         await asyncio.sleep(5)
 
 
-async def soak(url: str, pid: int, all_tasks: Sequence[Task], users: int, minutes: float, seed: int) -> Found:
+async def soak(
+    url: str, server: subprocess.Popen[bytes], all_tasks: Sequence[Task], users: int, minutes: float, seed: int
+) -> Found:
     found, began = Found(), time.monotonic()
     end = began + 60 * minutes
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        each = [use(client, all_tasks, random.Random(f"{seed} {i}"), end, found) for i in range(users)]
-        await asyncio.gather(watch(pid, began, end, found), *each)
+        each = [use(client, server, all_tasks, random.Random(f"{seed} {i}"), end, found) for i in range(users)]
+        await asyncio.gather(watch(server.pid, began, end, found), *each)
         await asyncio.sleep(5)  # those who hung up last leave within a step
-        left = _gauges((await client.get("/metrics")).text)
-        found.outcomes |= {f"left {name}": ceil(value) for name, value in left.items()}
+        try:
+            left = _gauges((await client.get("/metrics")).text)
+        except httpx.HTTPError as error:
+            _failed(error, server, found)
+        else:
+            found.outcomes |= {f"left {name}": ceil(value) for name, value in left.items()}
     return found
 
 
@@ -208,7 +229,7 @@ def command(
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, server)
-            found = asyncio.run(soak(url, server.pid, all_tasks, users, minutes, seed))
+            found = asyncio.run(soak(url, server, all_tasks, users, minutes, seed))
             server.send_signal(signal.SIGTERM)
             found.outcomes["exit code of the server"] = server.wait(END_S)
         finally:

@@ -1,12 +1,19 @@
 """`python -m benchmarks`: every script is listed and explains itself."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import soak
 from benchmarks.__main__ import SCRIPTS
 from command import Command
 from command import run as run_command
+from foretoken.serve.listen import bound
 
 
 def test_without_a_name_all_are_listed(monkeypatch, capsys):
@@ -87,3 +94,39 @@ def test_bad_input_is_one_sentence(run: Command, tmp_path: Path, line: str, word
     assert err.splitlines()[-1].startswith("foretoken: ")
     assert words in err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+DYING = f"""#!{sys.executable}
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Dying(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        os._exit(3)
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Dying).serve_forever()
+"""
+
+
+def test_the_soak_tells_that_the_server_died(run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    server.write_text(DYING)
+    server.chmod(0o755)
+    monkeypatch.setattr(soak, "sys", SimpleNamespace(executable=str(server)))
+    monkeypatch.setattr(soak, "tasks", lambda *_: [soak.Task({"messages": []}, "")])
+    with bound("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    code, out, err = run("benchmarks", "soak", "--target", "any", "--prompts", "1", "--port", port)
+    assert (code, out) == (2, "")
+    assert re.match(r"foretoken: The server died after \d+ requests, with exit code 3: ", err.splitlines()[-1])
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert soak.resident(ended.pid) == 0
+    assert soak.resident(os.getpid()) > 1_000_000
