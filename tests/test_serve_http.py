@@ -460,6 +460,38 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         assert running.wait(serving.PATIENCE) == 0
 
 
+LOADING = """
+import sys, torch
+from foretoken.cli.main import main
+from foretoken.cli.options import EngineOptions
+
+def load(*_):
+    numbers = torch.rand(500, 500)
+    print("loading", file=sys.stderr, flush=True)
+    while True:
+        numbers = numbers @ numbers
+
+EngineOptions.load = load
+sys.argv = ["foretoken", "serve", "--port", "0"]
+main()
+"""
+
+
+def test_ctrl_c_while_the_model_is_loading_is_a_clean_end():
+    """Python's own end would not survive the model's thread, which is in the midst of C++: it was a crash, or none."""
+    package = str(Path(foretoken.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": package}
+    ) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "loading\n"
+        running.send_signal(signal.SIGINT)
+        try:
+            assert (running.wait(serving.PATIENCE), running.stderr.read()) == (130, "")
+        finally:
+            running.kill()
+
+
 def test_a_port_that_is_taken_is_told_at_once(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

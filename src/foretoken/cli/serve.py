@@ -1,5 +1,9 @@
 """`foretoken serve`: an OpenAI-compatible server for one model."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -46,9 +50,23 @@ def serve(
         return
     if max_replicas is not None:
         raise ForetokenError("--max-replicas needs --ray: how many engines there are at the least.")
-    with bound(server.host, server.port) as listening:
+    with bound(server.host, server.port) as listening, _ended_by_ctrl_c():
         owner = Owner()
         loaded = owner.submit(lambda: options.load(None, server.max_batch)).result()
         from foretoken.serve.run import serve as run
 
         run(loaded, server, listening, owner)
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Until the server hears signals, Ctrl-C ends the process at once.
+
+    KeyboardInterrupt would not do: it was swallowed now and then, and Python's own end does not survive the thread of
+    the model while that is in the midst of C++.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
