@@ -14,6 +14,7 @@ from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate, HasAcceptance, Verifier
 from foretoken.verify import VERIFIERS
+from foretoken.verify.published.plan import Solver
 from rates import enumerated as by_draws
 from rates import optimum
 
@@ -22,20 +23,11 @@ RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(3, (0.1, 0.0, 0.6, 0.
 CASES = [
     (rule, law)
     for rule in VERIFIERS.values()
-    for law in [*exact.laws_of(rule), IID(4), *RANDOM]
+    for law in [*exact.laws_of(rule), IID(0), IID(4), Hub(4), *RANDOM]
     if isinstance(rule, HasAcceptance) and rule.accepts(law)
 ]
-SOLVERS = ("ot-lp", "ot-maxflow", "ot-maxflow-optimised", "canonical")
-OPTIMAL = [
-    *[("hub", Hub(k)) for k in (1, 2, 3, 4)],
-    ("spechub", Hub(2)),
-    *[("transport", law) for law in (IID(0), IID(1), IID(2), IID(4), *RANDOM, Hub(3))],
-    *[
-        (name, law)
-        for name in SOLVERS
-        for law in (IID(1), IID(3), RANDOM[1], *(f(k) for f in (WithoutReplacement, Hub) for k in (2, 3)))
-    ],
-]
+NAMES = ("hub", "spechub", "transport", "ot-lp", "ot-maxflow", "ot-maxflow-optimised", "canonical")
+OPTIMAL = [(name, law) for name in NAMES for law in VERIFIERS[name].laws]
 
 
 def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
@@ -48,31 +40,18 @@ def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("rule", "law"), CASES, ids=lambda x: x.name if isinstance(x, Verifier) else str(x))
-def test_the_closed_form_is_what_enumeration_gives(rule: Verifier, law: Law) -> None:
-    row_of = exact.remembering(rule)
-    for p, q in PAIRS:
-        assert float(foretoken.acceptance(rule.name, law, p, q)) == pytest.approx(
-            enumerated(row_of, law, p, q), abs=1e-11
-        ), (p, q)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "law"), OPTIMAL, ids=str)
-def test_the_optimal_rules_reach_the_optimum(name: str, law: Law) -> None:
-    for p, q in PAIRS[::2] if name in SOLVERS else PAIRS:
-        close = 1e-7 if name in SOLVERS else 1e-9
-        assert float(foretoken.acceptance(name, law, p, q)) == pytest.approx(optimum(law, p, q / q.sum()), abs=close)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("law", [IID(0), IID(1), IID(4), *RANDOM], ids=str)
-def test_no_rule_beats_alpha_star(law: Law) -> None:
-    for p, q in PAIRS:
-        best = float(foretoken.alpha_star(law, p, q))
-        for rule in VERIFIERS.values():
-            if isinstance(rule, HasAcceptance) and rule.accepts(law):
-                slack = rule.tolerance if isinstance(rule, Approximate) else 1e-12
-                assert float(foretoken.acceptance(rule, law, p, q)) <= best + slack
+def test_the_closed_form_is_what_enumeration_gives_and_at_most_alpha_star(rule: Verifier, law: Law) -> None:
+    """Of the optimal rules it is alpha_star. Solvers, which take milliseconds, see a third of the largest pairs."""
+    row_of, solves = exact.remembering(rule), isinstance(rule, Solver)
+    slack = rule.tolerance if isinstance(rule, Approximate) else 1e-12
+    for p, q in [pair for i, pair in enumerate(PAIRS) if not solves or len(pair[0]) < 4 or i % 3 == 0]:
+        found, best = float(foretoken.acceptance(rule.name, law, p, q)), float(foretoken.alpha_star(law, p, q))
+        assert found == pytest.approx(enumerated(row_of, law, p, q), abs=1e-11), (p, q)
+        assert found <= best + slack, (p, q)
+        assert (rule.name, type(law)) not in OPTIMAL or found == pytest.approx(best, abs=1e-7 if solves else 1e-9), (
+            p,
+            q,
+        )
 
 
 @pytest.mark.parametrize("name", ["rrs", "rrsw", "kseq", "hub", "transport", "transport-grouped"])
@@ -140,7 +119,7 @@ class Antithetic:
         return float(q[draws[0]] / q.sum())
 
 
-ANY: list[Law] = [IID(0), IID(1), IID(4), *RANDOM, *(f(k) for f in (Hub, WithoutReplacement) for k in range(4))]
+ANY: list[Law] = [*RANDOM, Hub(4), *(f(k) for f in (IID, Hub, WithoutReplacement) for k in range(4)), IID(4)]
 
 
 @pytest.mark.usefixtures("unchecked")
