@@ -408,13 +408,15 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
     assert not panels._works.__wrapped__()
 
 
-def test_the_product_on_a_processor_without_wide_registers() -> None:
-    """As other machines have it: numba is told to compile for no more than every one can do."""
+def test_the_product_on_a_processor_without_wide_registers(pytestconfig: pytest.Config) -> None:
+    """As other machines have it: numba is told to compile for no more than every one can do. What it compiles is kept
+    from run to run, and apart from the loops of this machine, which it would replace."""
     code = (
         "from foretoken.kernel import rounding, tile; from foretoken.models import panels; "
         "assert not tile.WIDE and not rounding.DOTS; assert panels._works()"
     )
-    settings = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    folder = str(pytestconfig.cache.mkdir("generic"))
+    settings = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": folder}
     subprocess.run([sys.executable, "-c", code], env=settings, check=True)
 
 
