@@ -1,11 +1,10 @@
-"""The run-time controller: it never changes what comes out, drafts where it pays, and finds out when that changes."""
+"""Method auto never changes what comes out; drafters catch up after plain steps."""
 
 import math
 import time
 from collections import defaultdict
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,7 +23,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.models.causal_lm import CausalLM
@@ -33,6 +32,7 @@ from foretoken.recipe import KINDS
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.source import TranslatedSource
+from test_controller import EXTRA
 
 # Losslessness, enumerated: a text's depths depend on what was accepted before, and its law is the target's own.
 
@@ -115,299 +115,6 @@ def test_a_controller_that_peeks_is_caught():
     law, _ = enumerated(lambda: PeekingDrafter(inner), target, VERIFIERS["standard"], 3)
     own = own_law(Decoding(target, inner, VERIFIERS["standard"], num_tokens=3))
     assert deviation(law, own) > 0.01
-
-
-# The bars, on machines of known costs: plain steps that a step of each depth takes, to which noise is added.
-
-DEEPEST = 12
-
-
-def line(once: float, level: float) -> list[float]:
-    return [1.0] + [1.0 + once + depth * level for depth in range(1, DEEPEST + 1)]
-
-
-MACHINES = {
-    "slow drafter": line(0.2, 0.35),
-    "quick drafter": line(0.1, 0.09),
-    "costly drafter": line(0.1, 0.95),
-    # Forwards in blocks of six nodes, as the demo pair's (root and five drafts, root and eleven), and of eight.
-    "blocks of 6": [1.0, 1.35, 1.6, 1.9, 2.1, 2.4, 2.95, 3.1, 3.25, 3.4, 3.55, 3.75, 4.5],
-    "blocks of 8": [1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 2.9, 3.0, 3.1, 3.2, 3.3],
-}
-EXTRA = expected_extra(range(DEEPEST + 1))
-
-
-def controller(experience: Experience | None = None) -> Controller:
-    """A controller of one sequence; by default of a drafter that paid so far, on a machine whose plain step takes 1."""
-    found = Controller(experience or Experience(EXTRA, costs={1: Costs(EXTRA, 1.0)}))
-    found.join()
-    return found
-
-
-def simulate(
-    acceptance, machine: list[float], num_tokens: int, experience: Experience, rng, slower: float = 1.0, stretch=100
-) -> tuple[float, list[tuple[int, int]]]:
-    """(plain steps that a text took, (position, depth) of every step); acceptance(position) is that of one draft.
-
-    slower: in every second `stretch` of steps the clock shows this times as much, which is not counted.
-    """
-    deciding = controller(experience)
-    position, total, plain_run, path = 0, 0.0, 0, []
-    while position < num_tokens:
-        depth = deciding.choose(timed=position > 0) if num_tokens - position > 1 else 0
-        limit = min(depth, num_tokens - position - 1)
-        accepted = 0
-        while accepted < limit and rng.random() < acceptance(position + accepted):
-            accepted += 1
-        catch_up = (machine[2] - machine[1]) * 0.05 * plain_run if depth and plain_run > 1 else 0.0
-        seconds = (machine[limit] + catch_up) * math.exp(0.1 * rng.standard_normal())
-        if rng.random() < 0.02:
-            seconds *= 3  # another program had the core
-        total += seconds
-        if len(path) // stretch % 2:
-            seconds *= slower
-        if depth:
-            deciding.learn_acceptance([limit], [accepted])
-        if position:
-            deciding.learn_cost(limit, accepted + 1.0, seconds, not limit or plain_run <= 1)
-        path.append((position, depth))
-        plain_run = 0 if depth else plain_run + 1
-        position += accepted + 1
-    deciding.leave(0)
-    return total, path
-
-
-NOISE = math.exp(0.1**2 / 2) * 1.04  # what a plain step takes with it
-
-
-def speed(acceptance: float, machine: list[float], num_tokens: int, num_texts: int, slower=1.0, stretch=100) -> float:
-    """Tokens per plain step, over texts that share their experience."""
-    rng, known = np.random.default_rng(0), Experience(EXTRA)
-    texts = (simulate(lambda _: acceptance, machine, num_tokens, known, rng, slower, stretch) for _ in range(num_texts))
-    return NOISE * num_texts * num_tokens / sum(total for total, _ in texts)
-
-
-def rates(acceptance: float, machine: list[float]) -> list[float]:
-    """Tokens per plain step of every fixed depth."""
-    return [sum(acceptance**i for i in range(d + 1)) / cost for d, cost in enumerate(machine)]
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("machine", "acceptance", "num_tokens", "best"),
-    [
-        *((machine, 0.03, num_tokens, 0) for machine in list(MACHINES)[:3] for num_tokens in (128, 600)),
-        ("slow drafter", 0.7, 600, 2),
-        ("slow drafter", 0.95, 600, 8),
-        ("quick drafter", 0.7, 600, 4),
-        ("quick drafter", 0.95, 600, 12),
-        ("blocks of 6", 0.97, 600, 11),
-        ("blocks of 6", 0.7, 600, 2),
-        ("blocks of 8", 0.97, 600, 7),
-        ("blocks of 8", 0.7, 600, 4),
-    ],
-)
-def test_auto_is_at_most_5_percent_behind_the_best_fixed_depth(machine, acceptance, num_tokens, best):
-    """Plain decoding is depth 0. Beyond a full block lie depths that are dearer for what they bring; the next full one
-    may be the best again."""
-    fixed = rates(acceptance, MACHINES[machine])
-    assert int(np.argmax(fixed)) == best
-    assert speed(acceptance, MACHINES[machine], num_tokens, 20 if num_tokens < 600 else 12) >= 0.95 * fixed[best]
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("stretch", "least"), [(20, 0.7), (100, 0.85)])
-@pytest.mark.parametrize(("machine", "acceptance"), [("quick drafter", 0.7), ("blocks of 6", 0.85)])
-def test_a_machine_whose_speed_changes_is_no_reason_not_to_draft(acceptance, machine, stretch, least):
-    """Other programs take the half of it and more, for some steps at a time; where they come and go every twenty, two
-    looks in five, of eight steps each, are disturbed."""
-    got = speed(acceptance, MACHINES[machine], 1200, 8, slower=2.5, stretch=stretch)
-    assert got >= least * max(rates(acceptance, MACHINES[machine]))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_text_that_changes_is_followed():
-    """Nothing to gain in the first 300 tokens, much in the next 300, and again."""
-
-    def easy(position: int) -> bool:
-        return position // 300 % 2 == 1
-
-    rng, machine = np.random.default_rng(1), MACHINES["quick drafter"]
-    depths = defaultdict(list)
-    total, texts = 0.0, 40
-    for _ in range(texts):
-        seconds, path = simulate(lambda p: 0.9 if easy(p) else 0.03, machine, 1200, Experience(EXTRA), rng)
-        total += seconds
-        for position, depth in path:
-            if position % 300 >= 100:  # time to notice
-                depths[easy(position)].append(depth)
-    assert sum(d > 0 for d in depths[False]) / len(depths[False]) < 0.1
-    assert sum(d >= 4 for d in depths[True]) / len(depths[True]) > 0.9
-    ideal = texts * NOISE * (600 + 600 / max(rates(0.9, machine)))
-    assert total / ideal < 1.15
-
-
-@pytest.mark.parametrize("look", [LOOK, 10**6])
-def test_plain_steps_of_a_useless_drafter_rest(monkeypatch, look):
-    """Nothing is asked or learnt of most steps until the next try, which comes when it would have come."""
-    monkeypatch.setattr("foretoken.draft.controller.LOOK", look)
-    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0, drafting=False, balance=-1.0)})
-    deciding, steps, rests = controller(known), 0, 0
-    while not deciding.choose():
-        rests += deciding.resting
-        steps += 1
-        deciding.learn_cost(0, 1.0, 1.0)
-    assert steps == pytest.approx(1 / ALLOWANCE, abs=1)
-    assert rests == max(steps - look, 0)
-
-
-def test_a_rest_outlasts_the_last_token_of_a_text():
-    """Of which nothing is asked: it must not be paid for again."""
-    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0, drafting=False, balance=-2.0)})
-    deciding = controller(known)
-    assert deciding.choose() == 0
-    deciding.learn_cost(0, 1.0, 1.0)
-    costs = known.costs[1]
-    rest, balance = costs.rest, costs.balance
-    assert rest > 50
-    deciding.learn_cost(0, 1.0, 1.0)
-    assert (costs.rest, costs.balance) == (rest, balance)
-
-
-def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
-    """Each batch size has an account of its own: a full batch where nothing pays says nothing of one text."""
-    extra = (0.0, 0.2, 0.3, 0.4)
-    known = Experience(extra, 0.8, 8.0)
-
-    def steps(batch: int, times: dict[int, float], count: int) -> list[int]:
-        deciding, depths = Controller(known), []
-        for _ in range(batch):
-            deciding.join()
-        for _ in range(count):
-            depth = deciding.choose()
-            if depth:
-                deciding.learn_acceptance([depth] * batch, [depth - 1] * batch)
-            deciding.learn_cost(depth, float(max(depth, 1)), times[min(depth, 1)])
-            depths.append(depth)
-        return depths
-
-    assert sum(map(bool, steps(1, {0: 1.0, 1: 1.2}, 100))) > 60
-    assert sum(map(bool, steps(16, {0: 4.0, 1: 40.0}, 400)[-100:])) <= 2  # tries
-    assert steps(1, {0: 1.0, 1: 1.2}, 20)[0] > 0
-
-
-def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
-    """A new batch size owes what the one before it owes, the plain steps that it rests on credit included."""
-    for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0), (-60.0, 0, -DEBT)):
-        known = Experience(EXTRA, 0.03, 1.0, {8: Costs(EXTRA, 1.0, drafting=False, balance=balance, rest=rest)})
-        assert known.costs_of(7).balance == pytest.approx(debt)
-        deciding, steps = Controller(known), 0
-        for _ in range(7):
-            deciding.join()
-        while not deciding.choose():
-            steps += 1
-            deciding.learn_cost(0, 1.0, 1.0)
-        assert steps == pytest.approx(-debt / ALLOWANCE, abs=1)
-
-
-def test_a_sequence_that_may_not_draft_counts_for_no_depth():
-    known = Experience((0.0, 0.9, 1.0), 90.0, 100.0, {2: Costs((0.0, 0.9, 1.0), 1.0)})
-    deciding = Controller(known)
-    deciding.join()
-    deciding.join()
-    assert deciding.choose(True, [2, 2]) > 0
-    assert deciding.choose(True, [2, 0]) == 0  # 1 + 2.71 tokens in 2 plain steps: fewer than the 2 of each plain one
-
-
-def learn(costs: Costs, num_steps: int, took: float, plain: float = 1.0) -> None:
-    """Steps of depth 3, and looks at plain ones where they are due."""
-    for _ in range(num_steps):
-        while costs.due:
-            costs.learn(0, plain)
-        costs.learn(3, took)
-
-
-def test_an_accident_teaches_little_and_a_slow_drafter_is_found_out():
-    costs = Costs(EXTRA, 1.0)
-    learn(costs, 30, 2.0)
-    before = costs.steps(3)
-    assert before == pytest.approx(2.0, rel=0.05)
-    learn(costs, 2, 30.0)
-    assert costs.steps(3) == pytest.approx(before, rel=0.05)
-    learn(costs, 5, 2.0)
-    assert costs.plain_steps(2.0) == pytest.approx(2.0, rel=0.1), "the machine's pace is what it was"
-    costs = Costs(EXTRA, 1.0)
-    learn(costs, 2, 30.0)
-    learn(costs, 40, 8.0)
-    assert costs.steps(3) > 4, "more than three draft tokens and a bonus token can ever win back"
-
-
-@pytest.mark.parametrize("first", [0.0, 0.08])
-def test_a_machine_that_becomes_slower_says_nothing_of_drafting(first):
-    """Nor do the first plain steps after a draft, each of which takes more than the one after it: docs/LOG.md.
-
-    first: the part by which every one of a look's steps takes longer than the next.
-    """
-    costs = Costs(EXTRA, 1.0)
-    for slower in (1.0, 2.5, 1.0):
-        for _ in range(60):
-            costs.learn(3, 2.0 * slower)
-        for place in range(LOOK):
-            costs.learn(0, slower * (1.0 + first * (LOOK - 1 - place)))
-        assert costs.steps(3) == pytest.approx(2.0, rel=0.1)
-        assert costs.plain_steps(slower) == pytest.approx(1.0, rel=0.05)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("slow", "took"), [(2, 30.0), (2, 2.5), (12, 30.0)])
-@pytest.mark.parametrize("deepest", [1, 5])
-def test_a_slow_start_does_not_end_drafting_for_good(deepest, slow, took):
-    """A perfect drafter whose first steps another program slowed down."""
-    extra = EXTRA[: deepest + 1]
-    deciding, drafted = controller(Experience(extra, costs={1: Costs(extra, 1.0)})), 0
-    for _ in range(4000):
-        depth = deciding.choose()
-        drafted += depth > 0
-        if depth:
-            deciding.learn_acceptance([depth], [depth])
-        deciding.learn_cost(depth, 1.0 + depth, (took if drafted <= slow else 1.0 + 0.2 * depth) if depth else 1.0)
-    assert drafted > 2000
-
-
-def test_without_a_clock_nothing_is_looked_at():
-    deciding = controller(Experience(EXTRA, 0.9, 1.0))
-    depths = []
-    for _ in range(600):
-        depths.append(deciding.choose(timed=False))
-        deciding.learn_acceptance([depths[-1]], [depths[-1]])
-        deciding.learn_cost(depths[-1], 2.0, None)
-    assert 0 not in depths
-
-
-def test_a_clock_that_did_not_tick_is_no_division_by_zero():
-    costs = Costs(EXTRA)
-    for seconds in (0.0, 0.0, 0.0156, 0.0):
-        costs.learn(0, seconds)
-        costs.learn(2, seconds)
-    assert math.isfinite(costs.steps(2))
-
-
-def test_a_useless_drafter_does_not_read_every_prompt():
-    """What a try at a new text costs above a draft, its prompt, is booked and kept from text to text."""
-    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0, drafting=False)})
-    read = 0
-    for _ in range(40):
-        deciding, behind = controller(known), True
-        for _ in range(50):
-            depth = deciding.choose()
-            if depth:
-                read += behind
-                deciding.learn_acceptance([depth], [0])
-            seconds = 1.0 + (0.6 + 10.0 * behind if depth else 0.0)
-            deciding.learn_cost(depth, 1.0, seconds, not (depth and behind))
-            behind = behind and not depth
-        deciding.leave(0)
-    assert 1 <= read <= 5, "2,000 plain steps earn 30, a prompt costs 10"
 
 
 # Real drafters: after plain steps they go on as if they had been asked all along.

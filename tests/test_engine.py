@@ -1,12 +1,10 @@
 """The engine on tiny random models: the same text as plain decoding, alone or in a batch, streamed or not."""
 
 import math
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import StoppingCriteriaList, StopStringCriteria
 
 import foretoken
 import tiny
@@ -19,12 +17,11 @@ PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(demo, tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0)
     return {
-        "target": tiny.save(target, root / "target"),
-        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
+        "target": str(demo / "target"),
+        "drafter": str(demo / "drafter"),
         "padded": tiny.save(tiny.llama(2, vocab=272), root / "padded"),
         "other": tiny.save(tiny.llama(3, vocab=259), root / "other", extra=("self", "def")),
     }
@@ -366,102 +363,6 @@ def test_text_stream_holds_back_half_characters_and_half_stops():
     assert stream.stopped
     other = TextStream(tok, ("END",))
     assert other.push(tok("x EN")["input_ids"]) + other.finish() == "x EN"
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_custom_generate_is_transformers_entry_point(folders, do_sample):
-    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
-    drafter = tiny.LlamaForCausalLM.from_pretrained(folders["drafter"])
-    tok = tiny.tokenizer()
-    inputs = tok("def f(x):", return_tensors="pt")
-    options = {"max_new_tokens": 24, "do_sample": do_sample, "temperature": 0.6 if do_sample else None}
-    torch.manual_seed(0)
-    out = target.generate(
-        **inputs, custom_generate=foretoken.custom_generate, draft_model=drafter, tree="kary:2x2", **options
-    )
-    assert out.shape == (1, inputs["input_ids"].shape[1] + 24)
-    torch.manual_seed(0)
-    again = target.generate(
-        **inputs, custom_generate=foretoken.custom_generate, draft_model=drafter, tree="kary:2x2", **options
-    )
-    assert torch.equal(out, again)
-    if not do_sample:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert torch.equal(out, target.generate(**inputs, **options))
-
-
-def test_custom_generate_batches_left_padded_prompts_and_obeys_stops(folders):
-    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
-    tok = tiny.tokenizer()
-    tok.pad_token, tok.padding_side = tok.eos_token, "left"
-    inputs = tok(["def f(x):", "a"], return_tensors="pt", padding=True)
-    expected = target.generate(**inputs, max_new_tokens=20, do_sample=False)
-    out = target.generate(
-        **inputs, max_new_tokens=20, do_sample=False, custom_generate=foretoken.custom_generate, draft_model="ngram"
-    )
-    assert torch.equal(out, expected)
-    stop = StoppingCriteriaList([lambda ids, scores: (ids[:, -1] == expected[0, -4]) | (ids[:, -1] == expected[1, -6])])
-    reference = target.generate(**inputs, max_new_tokens=20, do_sample=False, stopping_criteria=stop)
-    stopped = target.generate(
-        **inputs, max_new_tokens=20, do_sample=False, custom_generate=foretoken.custom_generate, draft_model="ngram",
-        stopping_criteria=stop,
-    )  # fmt: skip
-    assert torch.equal(stopped, reference)
-
-
-def test_custom_generate_takes_stop_strings_as_a_criterion(folders):
-    """As `stop_strings=` they never reach it: transformers looks for a tokenizer that it has thrown away."""
-    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
-    tok = tiny.tokenizer()
-    inputs = tok("def f(x):", return_tensors="pt")
-    settings = {"max_new_tokens": 30, "do_sample": False}
-    full = tok.decode(target.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :])
-    stop = next(full[i : i + 2] for i in range(8, len(full)) if "\ufffd" not in full[i : i + 2])
-    expected = target.generate(**inputs, **settings, stop_strings=[stop], tokenizer=tok)
-    ours = {"custom_generate": foretoken.custom_generate, "draft_model": "ngram"}
-    criteria = [StopStringCriteria(tok, [stop])]
-    assert expected.shape[1] < inputs["input_ids"].shape[1] + 30
-    assert torch.equal(target.generate(**inputs, **settings, stopping_criteria=criteria, **ours), expected)
-    with pytest.raises(ValueError, match="could not locate a tokenizer"):  # the day it reaches us, the docs can say so
-        target.generate(**inputs, **settings, stop_strings=[stop], tokenizer=tok, **ours)
-
-
-def test_custom_generate_obeys_the_calls_own_settings(folders):
-    """Each against transformers, with left-padded prompts of different lengths in one batch."""
-    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
-    drafter = tiny.LlamaForCausalLM.from_pretrained(folders["drafter"])
-    tok = tiny.tokenizer()
-    tok.pad_token, tok.padding_side = tok.eos_token, "left"
-    inputs = tok(["def f(x):", "a"], return_tensors="pt", padding=True)
-    plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
-    first_end = int(plain[1, inputs["input_ids"].shape[1] + 1])
-    settings = [
-        {"prefix_allowed_tokens_fn": lambda row, ids: [10, 11] if row == 0 else [20, 21, 22]},
-        {"eos_token_id": first_end},
-        {"eos_token_id": first_end, "min_new_tokens": 6},
-        {"repetition_penalty": 1.7},
-        {"do_sample": True, "top_k": 1},
-        {"no_repeat_ngram_size": 2},
-    ]
-    for setting in settings:
-        options = {"max_new_tokens": 20, "do_sample": False, **setting}
-        expected = target.generate(**inputs, **options)
-        ours = {"custom_generate": foretoken.custom_generate, "draft_model": drafter, "tree": "kary:2x2"}
-        assert torch.equal(target.generate(**inputs, **options, **ours), expected), setting
-
-
-def test_custom_generate_refuses_what_it_cannot_give(folders):
-    target = tiny.LlamaForCausalLM.from_pretrained(folders["target"])
-    for option, says in (
-        ({"output_scores": True, "return_dict_in_generate": True}, "leave output_scores off"),
-        ({"num_return_sequences": 2}, "one sequence a prompt"),
-    ):
-        with pytest.raises(foretoken.ForetokenError, match=says):
-            target.generate(
-                torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=True, custom_generate=foretoken.custom_generate,
-                draft_model="ngram", **option,
-            )  # fmt: skip
 
 
 def test_a_pair_that_is_changed_later_is_checked_again(folders):

@@ -16,13 +16,8 @@ PROMPTS = ["def f(x):", "</script><script>alert(1)</script>", "é"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0)
-    return {
-        "target": tiny.save(target, root / "target"),
-        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
-    }
+def folders(demo):
+    return {name: str(demo / name) for name in ("target", "drafter")}
 
 
 def load(folders, drafter="drafter", **options):

@@ -11,8 +11,8 @@ the first tries, whatever the estimates say.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/losslessness.md.
 
-Each constant below was kept because a simulation of drafters and machines (tests/test_auto.py has its bars) became
-more than 1 to 2% slower in some case without it, or because of the measurement named beside it.
+Each constant below was kept because a simulation of drafters and machines (tests/test_controller.py has its bars)
+became more than 1 to 2% slower in some case without it, or because of the measurement named beside it.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,95 @@
+"""`custom_generate` of transformers: its text, its settings, and what it refuses."""
+
+import warnings
+
+import pytest
+import torch
+from transformers import StoppingCriteriaList, StopStringCriteria
+
+import foretoken
+import tiny
+
+NGRAM = {"custom_generate": foretoken.custom_generate, "draft_model": "ngram"}
+
+
+def drafted(models) -> dict:
+    return {"custom_generate": foretoken.custom_generate, "draft_model": models[1], "tree": "kary:2x2"}
+
+
+@pytest.fixture
+def pair():
+    """Two left-padded prompts of different lengths."""
+    tok = tiny.tokenizer()
+    tok.pad_token, tok.padding_side = tok.eos_token, "left"
+    return tok(["def f(x):", "a"], return_tensors="pt", padding=True)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_it_is_an_entry_point_of_transformers(models, do_sample):
+    target, inputs = models[0], tiny.tokenizer()("def f(x):", return_tensors="pt")
+    options = {"max_new_tokens": 24, "do_sample": do_sample, "temperature": 0.6 if do_sample else None}
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        found.append(target.generate(**inputs, **options, **drafted(models)))
+    assert found[0].shape == (1, inputs["input_ids"].shape[1] + 24)
+    assert torch.equal(*found)
+    if not do_sample:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(found[0], target.generate(**inputs, **options))
+
+
+def test_left_padded_prompts_in_a_batch_and_stopping_criteria(models, pair):
+    target, options = models[0], {"max_new_tokens": 20, "do_sample": False}
+    expected = target.generate(**pair, **options)
+    assert torch.equal(target.generate(**pair, **options, **NGRAM), expected)
+    stop = StoppingCriteriaList([lambda ids, scores: (ids[:, -1] == expected[0, -4]) | (ids[:, -1] == expected[1, -6])])
+    options["stopping_criteria"] = stop
+    assert torch.equal(target.generate(**pair, **options, **NGRAM), target.generate(**pair, **options))
+
+
+def test_stop_strings_are_taken_as_a_criterion(models):
+    """As `stop_strings=` they never reach it: transformers looks for a tokenizer that it has thrown away."""
+    target, tok = models[0], tiny.tokenizer()
+    inputs = tok("def f(x):", return_tensors="pt")
+    settings = {"max_new_tokens": 30, "do_sample": False}
+    full = tok.decode(target.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :])
+    stop = next(full[i : i + 2] for i in range(8, len(full)) if "\ufffd" not in full[i : i + 2])
+    expected = target.generate(**inputs, **settings, stop_strings=[stop], tokenizer=tok)
+    criteria = [StopStringCriteria(tok, [stop])]
+    assert expected.shape[1] < inputs["input_ids"].shape[1] + 30
+    assert torch.equal(target.generate(**inputs, **settings, stopping_criteria=criteria, **NGRAM), expected)
+    with pytest.raises(ValueError, match="could not locate a tokenizer"):  # the day it reaches us, the docs can say so
+        target.generate(**inputs, **settings, stop_strings=[stop], tokenizer=tok, **NGRAM)
+
+
+def test_the_calls_own_settings_are_obeyed(models, pair):
+    """Each against transformers."""
+    target = models[0]
+    plain = target.generate(**pair, max_new_tokens=20, do_sample=False)
+    first_end = int(plain[1, pair["input_ids"].shape[1] + 1])
+    settings = [
+        {"prefix_allowed_tokens_fn": lambda row, ids: [10, 11] if row == 0 else [20, 21, 22]},
+        {"eos_token_id": first_end},
+        {"eos_token_id": first_end, "min_new_tokens": 6},
+        {"repetition_penalty": 1.7},
+        {"do_sample": True, "top_k": 1},
+        {"no_repeat_ngram_size": 2},
+    ]
+    for setting in settings:
+        options = {"max_new_tokens": 20, "do_sample": False, **setting}
+        expected = target.generate(**pair, **options)
+        assert torch.equal(target.generate(**pair, **options, **drafted(models)), expected), setting
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"output_scores": True, "return_dict_in_generate": True}, "leave output_scores off"),
+        ({"num_return_sequences": 2}, "one sequence a prompt"),
+    ],
+)
+def test_what_it_cannot_give_is_refused(models, option, says):
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        models[0].generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=True, **NGRAM, **option)

@@ -1,0 +1,176 @@
+"""`foretoken train`: a run, one that goes on from a head or after Ctrl-C, bad input, and which folders it writes to."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+import tiny
+from command import Command
+from foretoken.core.errors import ForetokenError
+from foretoken.train.folder import check_out, check_own
+from foretoken.train.loop import Trainer
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two targets and some texts."""
+    root = tmp_path_factory.mktemp("train")
+    for seed, name in enumerate(("target", "other")):
+        tiny.save(tiny.llama(seed, layers=6), root / name)
+    lines = [json.dumps({"text": f"def f{i}(x):\n    return x + {i * i}\n" * 3}) + "\n" for i in range(6)]
+    (root / "data.jsonl").write_text("".join(lines))
+    return root
+
+
+def train(run: Command, root: Path, out: Path | str, *more: object, kind: str = "medusa", target: str = "target"):
+    return run("train", kind, "--target", root / target, "--data", root / "data.jsonl", "--held-out",
+               root / "data.jsonl", "--out", out, "--batch", 2, "--length", 48, "--tokens", 384, *more)  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_command(run: Command, workplace: Path, tmp_path: Path) -> None:
+    folder, options = tmp_path / "head", ("--evaluate-every", 2, "--json")
+    code, out, err = train(run, workplace, folder, *options, kind="gumiho")
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines[-1]["step"] == lines[-1]["steps"]
+    assert len(lines[-1]["greedy"]) == 7
+    facts = json.loads((folder / "provenance.json").read_text())
+    assert facts["plan"]["kind"] == "gumiho"
+    assert facts["argv"]
+    assert facts["torch"]
+    assert "Held-out" in (folder / "README.md").read_text()
+    # Nothing is left to do; the log tells each step once, also after reports that came behind the last checkpoint.
+    log = (folder / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(log + json.dumps({"step": 10_000}) + '\n{"step": 10_')
+    code, _, err = train(run, workplace, folder, *options, kind="gumiho")
+    assert code == 0, err
+    assert (folder / "log.jsonl").read_text() == log
+    code, _, err = train(run, workplace, folder, *options, kind="gumiho", target="other")
+    assert (code, "made with another target" in err) == (2, True)
+    code, again, err = train(run, workplace, "again", "--cache", "cache", "--json", kind="gumiho")
+    assert code == 0, err
+    assert "will take up to 0.00 GB" in err
+    assert json.loads(again.splitlines()[-1])["loss"] == pytest.approx(lines[-1]["loss"], rel=1e-4)
+    drafting = ("--drafter", folder, "--max-new-tokens", 12, "--temperature", 0, "--json")
+    code, _, err = run("generate", "def f", "--target", workplace / "target", *drafting)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--tokens", "0"], "at least 1"),
+        (["--lr", "2"], "--lr is 2.0: it must lie between 0 and 1"),
+        (["--levels", "2"], "needs at least"),
+        (["--levels", "100000"], "--levels is 100000: it must be from 1 to 64"),
+        (["--layers", "100000"], "--layers is 100000: it must be from 1 to 64"),
+        (["--data", "/nowhere.txt"], "Cannot read data file"),
+        (["--seed", "-1"], "seed is -1: it must be in 0..2**32 - 1"),
+        (["--seed", "4294967296"], "seed is 4294967296: it must be in 0..2**32 - 1"),
+    ],
+)
+def test_bad_input(run: Command, workplace: Path, change: list[str], message: str) -> None:
+    code, _, err = train(run, workplace, "bad", *change, kind="gumiho")
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize("option", ["--data", "--held-out"])
+def test_the_command_names_empty_files(option: str, run: Command, workplace: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").write_text("")
+    data = ["--data", workplace / "data.jsonl"] if option == "--held-out" else []
+    code, _, err = run(
+        "train", "medusa", "--target", workplace / "target", "--out", "bad", *data, option, tmp_path / "none.txt"
+    )
+    assert code == 2
+    assert f"There is no text at all in {tmp_path / 'none.txt'}" in " ".join(err.split())
+
+
+def test_a_run_that_goes_on_from_a_head(run: Command, workplace: Path, tmp_path: Path) -> None:
+    code, _, err = train(run, workplace, "first", kind="gumiho")
+    assert code == 0, err
+    held_out, begin = [], ("--tokens", 48, "--begin", "first")
+    for name, options in (("new", begin[:2]), ("begun", begin)):
+        code, out, err = train(run, workplace, name, *options, "--json", kind="gumiho")
+        assert code == 0, err
+        held_out.append(json.loads(out.splitlines()[-1])["loss"])
+    assert held_out[1] < held_out[0]
+    assert "the head `first` |" in (tmp_path / "begun" / "README.md").read_text()
+    code, _, err = train(run, workplace, "first", *begin, kind="gumiho")
+    assert (code, "whose head would be overwritten" in " ".join(err.split())) == (2, True)
+    code, _, err = train(run, workplace, "other", *begin, kind="eagle")
+    assert (code, "is of kind gumiho: --begin needs one of kind eagle" in " ".join(err.split())) == (2, True)
+
+
+def test_a_model_and_another_head_are_not_overwritten(run: Command, workplace: Path, tmp_path: Path) -> None:
+    target, head = workplace / "target", tmp_path / "head"
+    before = contents(target)
+    code, out, err = train(run, workplace, target)
+    assert (code, out) == (2, "")
+    assert f"Folder {target} holds " in err
+    assert "name a new or empty folder" in err
+    assert contents(target) == before
+    head.mkdir()
+    code, _, err = train(run, workplace, head)  # an empty folder is good
+    assert code == 0, err
+    code, _, err = train(run, workplace, head)  # its own run, of which nothing is left to do
+    assert code == 0, err
+    (head / "checkpoint.pt").unlink()
+    before = contents(head)
+    for kind, more in (("hydra", []), ("medusa", ["--seed", "1"])):  # as a head that was downloaded
+        code, _, err = train(run, workplace, head, *more, kind=kind)
+        assert code == 2
+        assert "a head of another training run" in err
+    assert contents(head) == before
+    code, _, err = train(run, workplace, head)
+    assert code == 0, err
+
+
+def test_what_is_left_of_a_run_that_was_killed_is_its_own(tmp_path: Path) -> None:
+    check_out(tmp_path / "new")
+    (tmp_path / "log.jsonl").touch()
+    (tmp_path / "checkpoint.pt.tmp").touch()
+    check_out(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ForetokenError, match=r"holds notes\.txt and no training run"):
+        check_out(tmp_path)
+    (tmp_path / "provenance.json").write_text("[1, 2")
+    with pytest.raises(ForetokenError, match="another training run"):
+        check_own(tmp_path, {"kind": "eagle"})
+
+
+def test_ctrl_c_saves_a_checkpoint_of_a_whole_step(
+    run: Command, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    texts = Trainer.texts
+
+    def interrupted(self: Trainer, step: int) -> object:
+        if step == 1 and not begun:
+            begun.append(step)
+            signal.raise_signal(signal.SIGINT)  # in the midst of the second step
+        return texts(self, step)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(run, workplace, whole)[0] == 0
+    # a shell's background jobs ignore interrupts, and would pass that on to this process
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(Trainer, "texts", interrupted)
+    try:
+        code, _, err = train(run, workplace, parts)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 130
+    assert "goes on from the last checkpoint" in err
+    assert not (parts / "config.json").exists()
+    code, _, err = train(run, workplace, parts)
+    assert code == 0, err
+    name = "medusa_lm_head.safetensors"
+    assert (parts / name).read_bytes() == (whole / name).read_bytes()

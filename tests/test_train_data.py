@@ -1,0 +1,105 @@
+"""Training texts: what is read of files, how it is cut into rows, and which lines are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from foretoken.core.errors import ForetokenError
+from foretoken.train.data import Batches, Record, Row, records, rows
+
+
+def test_data(tmp_path: Path) -> None:
+    lines = [
+        {"id": "a", "conversations": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes " * 9}]},
+        {"text": "some text of its own, long enough"},
+        {"prompt": "given", "text": "learnt and learnt and learnt"},
+    ]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "plain.txt").write_text("x" * 100)
+    found = list(records([str(path), str(tmp_path / "plain.txt")]))
+    assert found[0] == Record("user: hi\nassistant: ", "yes " * 9)
+    cut = rows(found, tiny.tokenizer(), 64)
+    assert [len(row.ids) for row in cut] == [57, 34, 34, 64, 37]
+    assert [row.skipped for row in cut] == [20, 0, 5, 0, 0]
+    batches = Batches(cut, 2, seed=1)
+    ids, mask = batches[0]
+    assert ids.shape == mask.shape
+    assert torch.equal(ids, batches[0][0])
+    seen = [tuple(row) for step in range(2) for row in batches[step][0].tolist()]
+    assert len(set(seen)) == 4  # no row twice in an epoch
+    ids, mask = Batches([Row(np.arange(n, dtype=np.int64), 0) for n in (16, 40)], 2, 0)[0]
+    assert ids.shape == (2, 40)
+    assert sorted(mask.sum(1).tolist()) == [16, 40]  # no text is all padding
+    for bad, message in (('{"x": 1}', "line 1 is no training text"), ("[", "line 1"), ('{"text": 3}', "strings")):
+        path.write_text(bad + "\n")
+        with pytest.raises(ForetokenError, match=message):
+            list(records([str(path)]))
+    with pytest.raises(ForetokenError, match="Cannot read"):
+        list(records([str(tmp_path / "none.txt")]))
+    with pytest.raises(ForetokenError, match="no text of 16 tokens"):
+        rows([Record("", "short")], tiny.tokenizer(), 64)
+
+
+def turns(*contents: object) -> dict[str, Any]:
+    return {"conversations": [{"role": "assistant", "content": content} for content in contents]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (turns(None), "must hold strings, but its content of turn 1 is null: write it as one"),
+        (turns(["a"], "b"), r'its content of turn 1 is \["a"\]'),
+        (turns("a", {"text": "b"}), "its content of turn 2 is"),
+        (
+            {"conversations": [{"role": 7, "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "role of turn 1 is 7",
+        ),
+        ({"prompt": None, "text": "a"}, "its prompt is null"),
+        ({"text": "a\ud83d"}, r"holds half a character, \\ud83d, in its text"),
+        (turns("\ude00"), r"half a character, \\ude00, in its content of turn 1"),
+    ],
+)
+def test_a_line_that_is_no_text_is_named(bad: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps({"text": "good \U0001f600"}) + "\n" + json.dumps(bad) + "\n")
+    with pytest.raises(ForetokenError, match=f"d.jsonl, line 2 .*{message}"):
+        list(records([str(path)]))
+
+
+def test_json_lines_end_at_newlines_alone(tmp_path: Path) -> None:
+    path, texts = tmp_path / "d.jsonl", [f"a{end}b" for end in ("\u2028", "\u2029", "\x85")]
+    path.write_text("\n\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts), encoding="utf-8")
+    assert [record.text for record in records([str(path)])] == texts
+
+
+@pytest.mark.parametrize(("name", "content"), [("none.jsonl", ""), ("none.jsonl", " \n\n"), ("none.txt", "\n")])
+def test_empty_files_are_named(name: str, content: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ForetokenError, match=f"There is no text at all in {path}"):
+        list(records([str(path)]))
+
+
+def test_files_of_short_texts_alone_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("short")
+    with pytest.raises(ForetokenError, match=r"among the 1 from .*short\.txt: give"):
+        rows(list(records([str(path)])), tiny.tokenizer(), 64)
+
+
+def test_records_may_be_token_ids(tmp_path: Path) -> None:
+    path = tmp_path / "ids.jsonl"
+    path.write_text(json.dumps({"ids": list(range(20)), "given": 4}) + "\n")
+    (row,) = rows(list(records([str(path)])), tiny.tokenizer(), 64)
+    assert row.ids.tolist() == list(range(20))
+    assert row.skipped == 4
+    for bad, what in (({"ids": "abc"}, "no list of whole numbers"), ({"ids": [1], "given": 2}, "given 2")):
+        path.write_text(json.dumps(bad) + "\n")
+        with pytest.raises(ForetokenError, match=what):
+            list(records([str(path)]))

@@ -1,0 +1,155 @@
+"""The losses of heads: each place against its own position, and what teaches nothing."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from foretoken.heads import HEADS
+from foretoken.heads.eagle import Gumiho
+from foretoken.heads.head import Head, new_head
+from foretoken.heads.layer import causal
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.parts import parts
+from foretoken.train import losses
+from foretoken.train.loop import read_texts
+from foretoken.train.losses import LOSSES, Texts, eagle_loss, gumiho_loss, medusa_loss, noisy
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM(tiny.llama(0, layers=6).requires_grad_(False))
+
+
+class Perfect(Gumiho):
+    """Knows every state in advance: what it returns is right at the positions that the losses should look at."""
+
+    truth: Tensor
+
+    def step(self, embedded: Tensor, *_: object) -> Tensor:
+        return self.enter(self.truth[:, 1:])
+
+    def parallel(self, both: Tensor) -> Tensor:
+        n = both.shape[1]
+        padded = torch.nn.functional.pad(self.truth, (0, 0, 0, 10))
+        return torch.stack([self.enter(padded[:, 3 + j : 3 + j + n]) for j in range(len(self.mlp))], 2)
+
+
+def test_alignment(lm: CausalLM) -> None:
+    """With the true states everywhere the regression is 0 and the cross-entropy is the target's entropy."""
+    target = parts(lm)
+    ids, mask = torch.randint(257, (2, 20)), torch.ones(2, 20, dtype=torch.bool)
+    like = new_head("gumiho", target)
+    assert isinstance(like, Gumiho)
+    head = Perfect(target, like.shape)
+    texts = read_texts(head, lm, ids, mask)
+    head.truth, head.feature_scale = texts.states, 0.7
+    log_p = target.logits(texts.states).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    rng = torch.Generator().manual_seed(0)
+    want = 0.1 * float(entropy[:, 1:].mean())
+    assert float(eagle_loss(head, texts, rng).detach()) == pytest.approx(want, rel=1e-5)
+    assert float(gumiho_loss(head, texts, rng, regress_only=True).detach()) == pytest.approx(want, rel=1e-5)
+    want += sum(0.8 ** (j + 1) * 0.1 * float(entropy[:, 3 + j :].mean()) for j in range(5)) / 9
+    assert float(gumiho_loss(head, texts, rng).detach()) == pytest.approx(want, rel=1e-5)
+    head.truth = texts.states.roll(1, 1)
+    assert float(gumiho_loss(head, texts, rng).detach()) > 2 * want
+
+
+@pytest.mark.parametrize("regress_only", [False, True])
+@torch.no_grad()
+def test_gumiho_loss_place_by_place(regress_only: bool, lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each MLP at each place by itself, from equations 8 to 10 with the text's own tokens as the drafted ones."""
+    monkeypatch.setattr(losses, "noisy", lambda states, _: states)
+    torch.manual_seed(2)
+    head, t = new_head("gumiho", parts(lm)), 11
+    assert isinstance(head, Gumiho)
+    for parameter in head.mlp.parameters():
+        parameter *= 3
+    ids, mask = torch.randint(257, (1, t)), torch.rand(1, t) < 0.7
+    texts = read_texts(head, lm, ids, mask)
+    head.feature_scale = float(texts.states.square().mean().sqrt())
+    h, e = texts.states[0] / head.feature_scale, head.target.embed(ids[0])
+    x = head.fc(torch.cat((e[1:], h[:-1]), -1))[None]
+    for layer in head.layers:
+        x = layer(x, *head.target.angles(torch.arange(t - 1)[None]), causal)
+    made = x[0]  # of place i, for h_{i+1}
+
+    def distance(state: Tensor, i: int, share: float) -> float:
+        p, log_q = (head.target.logits(y * head.feature_scale).log_softmax(-1) for y in (h[i], state))
+        return float(torch.nn.functional.smooth_l1_loss(state, h[i]) - share * (p.exp() * log_q).sum())
+
+    def mean(of: dict[int, float]) -> float:
+        learnt = [loss for i, loss in of.items() if mask[0, i]]
+        return sum(learnt) / len(learnt)
+
+    want = mean({i + 1: distance(made[i], i + 1, 0.1) for i in range(t - 1)})
+    for j, mlp in enumerate(head.mlp):
+        of_mlp = {}
+        for i in range(t - 3 - j):
+            first, second = (head.fc(torch.cat((e[i + 2 + k], made[i + k]))) for k in (0, 1))
+            of_mlp[i + 3 + j] = distance(mlp(torch.cat((first, second))), i + 3 + j, 0.0 if regress_only else 0.1)
+        want += 0.8 ** (j + 1) * mean(of_mlp) / 9
+    got = gumiho_loss(head, texts, torch.Generator(), regress_only)
+    assert float(got) == pytest.approx(want, rel=1e-5)
+
+
+def test_medusa_labels(lm: CausalLM) -> None:
+    """Level i is held against x_{t+2+i}: scores that name that token cost nothing, those one off much."""
+    head = new_head("medusa", parts(lm), levels=3)
+    ids = torch.arange(30)[None]
+    texts = read_texts(head, lm, ids, torch.ones(1, 30, dtype=torch.bool))
+
+    def naming(shift: int) -> float:
+        after = (ids[..., None] + 2 + torch.arange(3) + shift).clamp(max=256)
+        head.levels = lambda states: 50.0 * torch.nn.functional.one_hot(after, 257).float()
+        return float(medusa_loss(head, texts, torch.Generator()).detach())
+
+    assert naming(0) < 1e-6
+    assert naming(1) > 50
+
+
+def test_masked_positions_teach_nothing(lm: CausalLM) -> None:
+    for kind in HEADS:
+        torch.manual_seed(0)
+        head = new_head(kind, parts(lm))
+        ids, mask = torch.randint(257, (1, 24)), torch.zeros(1, 24, dtype=torch.bool)
+        loss = LOSSES[kind](head, read_texts(head, lm, ids, mask), torch.Generator())
+        assert float(loss.detach()) == 0
+
+
+def test_noise() -> None:
+    noise = noisy(torch.zeros(4, 256, 100), torch.Generator().manual_seed(0))
+    assert float(noise.abs().max()) == pytest.approx(0.2, rel=1e-2)  # +-0.1 on 512 tokens, twice that on 256
+    assert float(noise.std()) == pytest.approx(0.4 / 12**0.5, rel=1e-2)
+
+
+def test_a_share_of_the_roots_estimates_the_whole_loss(lm: CausalLM) -> None:
+    """Every root alone, averaged over the roots, is the loss of all roots: no root's steps see another's."""
+    head = new_head("eagle3", parts(lm))
+    ids = torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(0))
+    states = lm.states(ids, (*head.feature_layers, -1))
+    d = lm.hidden_size
+    texts = Texts(ids, torch.ones_like(ids, dtype=torch.bool), states[..., :-d], states[..., -d:])
+    n = ids.shape[1] - 1
+    whole = [step_losses(head, texts, None)[j] for j in range(3)]
+    alone = [[step_losses(head, texts, root)[j] for root in range(n - 1 - j)] for j in range(3)]
+    for j in range(1, 3):
+        assert float(torch.stack(alone[j]).mean()) == pytest.approx(float(whole[j]), rel=1e-5)
+
+
+def step_losses(head: Head, texts: Texts, root: int | None) -> list[torch.Tensor]:
+    """The loss of each step, of every root or of one, by differences of sums that end one step earlier."""
+    sums = []
+    for steps in range(1, 4):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(losses, "UNROLLED", steps)
+            if root is not None:
+                n = texts.ids.shape[1] - 1
+                order = torch.tensor([root, *(i for i in range(n) if i != root)])
+                patch.setattr(torch, "randperm", lambda _, generator=None, order=order: order)
+            share = 1.0 if root is None else 1e-9
+            sums.append(losses.eagle3_loss(head, texts, torch.Generator(), share).detach())
+    return [sums[0], *((b - a) / losses.DECAY ** (j + 1) for j, (a, b) in enumerate(pairwise(sums)))]
