@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from numba import config, njit
-from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
 
-from foretoken.kernel import compile
+from foretoken.kernel import compile, layer, product
 from foretoken.kernel.compile import CompiledCodeWarning, cached
 
 # A package with the loop x -> 5 x + 12, compiled from four other files; `unused` is not among them.
@@ -123,6 +123,13 @@ def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: P
     path.write_text(path.read_text().replace("left", "above").replace("right", "left").replace("above", "right"))
     assert run_on_pair() == (21, 0)
     assert run_on_pair() == (21, 1)
+
+
+def test_a_loop_in_threads_is_kept_with_its_callers_alone() -> None:
+    """Code that was compiled against one from disk crashes the process that loads it."""
+    for loop in (product.panels_threads, layer.every_part):
+        assert isinstance(loop._code._cache, NullCache)
+    assert not isinstance(product.times._code._cache, NullCache)
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])

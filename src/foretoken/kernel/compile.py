@@ -36,7 +36,10 @@ class Loop:
         # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of
         # vector registers.
         make = njit(nogil=True, fastmath=self._fastmath, parallel=self._parallel, error_model="numpy")
-        return cached(make(inspect.unwrap(self)))
+        loop = make(inspect.unwrap(self))
+        # A loop that runs in threads is kept with what calls it alone: a caller that is compiled against one from disk
+        # runs, but what is kept of that caller lacks the threads' part, and the next process that loads it crashes.
+        return loop if self._parallel else cached(loop)
 
     def __call__(self, *arguments: Any) -> Any:
         return self._code(*arguments)
@@ -190,8 +193,8 @@ _warned: list[bool] = []
 
 def _stamp(function: FunctionType) -> str:
     """A hash of all that `function` is compiled from: its file, the files of the functions of this package that it
-    calls, directly or through others, and the constants that any of them names."""
-    parts: dict[str, str] = {}
+    calls, directly or through others, the constants that any of them names, and this file."""
+    parts = {__name__: _content(Path(__file__))}
     _collect(function, parts)
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 
