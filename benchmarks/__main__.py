@@ -19,6 +19,7 @@ SCRIPTS = {
     "rules": "acceptance, time and deviation of every verification rule",
     "reproduce": "tables and figures of the papers, beside ours",
     "randomised": "the draft probability that pays, predicted and measured",
+    "peers": "ours, plain and drafted, beside transformers, llama.cpp and OpenVINO with the same model",
     "serving": "servers under load: tokens per second, time to the first token and between tokens",
     "soak": "a server under users who come, go and send nonsense: texts, memory and errors",
     "expand": "writes a model with the target's function at the cost of a larger one",

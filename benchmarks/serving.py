@@ -152,12 +152,12 @@ async def ask(
     return answer
 
 
-async def all_at_once(server: Server, prompts: Sequence[Any], new: int, temperature: float) -> Load:
-    """As many users as prompts, who all ask at one time."""
+async def all_at_once(server: Server, prompts: Sequence[Any], new: int, temperature: float, **more: Any) -> Load:
+    """As many users as prompts, who all ask at one time. more: as in `ask`."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
         began = time.perf_counter()
-        answers = await asyncio.gather(*(ask(client, server, prompt, new, temperature) for prompt in prompts))
+        answers = await asyncio.gather(*(ask(client, server, prompt, new, temperature, **more) for prompt in prompts))
         return Load(answers, time.perf_counter() - began)
 
 

@@ -78,7 +78,9 @@ def _line(axes: Any, line: Line) -> Any:
 def _bars(axes: Any, bars: Sequence[Bar]) -> None:
     whiskers = [[bar.value - bar.low for bar in bars], [bar.high - bar.value for bar in bars]]
     values, colors = [bar.value for bar in bars], [bar.color for bar in bars]
-    axes.barh([bar.label for bar in bars], values, xerr=whiskers, color=colors, capsize=3)
+    drawn = axes.barh([bar.label for bar in bars], values, xerr=whiskers, color=colors, capsize=3)
+    axes.bar_label(drawn, fmt="{:.3g}", padding=3)
+    axes.margins(x=0.12)  # room for the labels
 
 
 def check_plot(path: str) -> None:
