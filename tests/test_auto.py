@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -137,30 +137,38 @@ def target():
 class Schedule(AutoSession):
     """Drafts at the steps that a pattern names."""
 
-    pattern = "d"
+    def __init__(self, pattern, *arguments):
+        super().__init__(*arguments)
+        self.pattern, self.number = pattern, -1
 
     def propose(self, sequences):
-        number = self.number = getattr(self, "number", -1) + 1
+        number = self.number = self.number + 1
         self.controller.choose = lambda *_: 3 if self.pattern[number % len(self.pattern)] == "d" else 0
         return super().propose(sequences)
 
 
-def generated(target, drafter, verifier, pattern, monkeypatch, **settings):
+@dataclass(frozen=True)
+class Scheduled(AutoDrafter):
+    pattern: str = "d"
+
+    def open(self, batch, slots):
+        return Schedule(self.pattern, self.inner.open(batch, slots), Controller(self.experience), self.clock)
+
+
+def generated(target, drafter, verifier, pattern, **settings):
     engine = foretoken.load(target, drafter="ngram", tokenizer=tiny.tokenizer())
     engine = replace(engine, drafter=drafter, verifier=VERIFIERS[verifier])
     if pattern:
-        session = type("Patterned", (Schedule,), {"pattern": pattern})
-        monkeypatch.setattr("foretoken.draft.auto.AutoSession", session)
-        engine = replace(engine, drafter=AutoDrafter(drafter, Experience(expected_extra(range(4)))))
+        engine = replace(engine, drafter=Scheduled(drafter, Experience(expected_extra(range(4))), pattern=pattern))
     return engine.generate(["def f(x):", "ab ab ab"], max_new_tokens=70, seed=0, **settings)
 
 
 @pytest.mark.parametrize("pattern", ["dp", "p" * 25 + "dd"])
 @pytest.mark.parametrize("kind", ["lm", "ngram"])
-def test_greedy_text_is_the_plain_text_and_caches_catch_up(target, kind, pattern, monkeypatch):
+def test_greedy_text_is_the_plain_text_and_caches_catch_up(target, kind, pattern):
     drafter, verifier = drafters()[kind]
-    plain = generated(target, NoDrafter(), verifier, "", monkeypatch, temperature=0.0)
-    got = generated(target, drafter, verifier, pattern, monkeypatch, temperature=0.0)
+    plain = generated(target, NoDrafter(), verifier, "", temperature=0.0)
+    got = generated(target, drafter, verifier, pattern, temperature=0.0)
     assert [r.token_ids for r in got] == [r.token_ids for r in plain]
     assert sum(r.stats.num_drafted for r in got) > 0
 

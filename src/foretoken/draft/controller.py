@@ -63,6 +63,7 @@ class Costs:
     balance: plain steps won, or lost; kept between texts, since a text that pays nothing is no reason to read the next
         one's prompt with the drafter too.
     rest: plain steps ahead in which nothing is asked or learnt.
+    borrowed: whether what is expected comes from another batch size, where a step may cost a fraction of it.
     """
 
     extra: Sequence[float]
@@ -76,6 +77,7 @@ class Costs:
     drafting: bool = True
     balance: float = 0.0
     rest: int = 0
+    borrowed: bool = False
 
     def learn(self, depth: int, seconds: float) -> None:
         """A step of this depth took so many seconds."""
@@ -87,6 +89,9 @@ class Costs:
             self.pace_s = max(seconds, SHORTEST) / expected
         off = max(seconds, SHORTEST) / (self.pace_s * expected)
         known = min(max(off, 1 / OUTLIER), OUTLIER)
+        paced = known
+        if depth and self.borrowed and not self.seen:  # what is expected was measured at another batch size
+            known = max(off, known)
         if depth:
             self.since_look += 1
             took = known * expected - 1
@@ -96,7 +101,7 @@ class Costs:
             self.looks = min(self.looks + 1, LOOKS)
             self.plain *= known ** (1 / self.looks)
             self.since_look = 0
-        self.pace_s *= known**PACE if off > 1 / OUTLIER else off  # only what is slow can be another program's doing
+        self.pace_s *= paced**PACE if off > 1 / OUTLIER else off  # only what is slow can be another program's doing
 
     @property
     def due(self) -> bool:
@@ -140,7 +145,7 @@ class Costs:
         """
         extra = [self._scale * extra for extra in self.extra]
         debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
-        return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt)
+        return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True)
 
 
 def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
