@@ -203,11 +203,22 @@ class Experience:
         return self.accepted / self.tried
 
     def costs_of(self, batch: int) -> Costs:
-        """The costs at a batch size, at first those of the nearest one."""
-        if batch not in self.costs:
-            nearest = min(self.costs, key=lambda known: abs(known - batch), default=None)
-            self.costs[batch] = Costs(self.extra) if nearest is None else self.costs[nearest].like()
-        return self.costs[batch]
+        """The costs at a batch size; until something was drafted there, what is expected is what the nearest one with
+        drafted steps shows by now."""
+        costs = self.costs.get(batch)
+        if costs is not None and (costs.seen or not costs.borrowed):
+            return costs
+        sizes = sorted((size for size in self.costs if size != batch), key=lambda size: abs(size - batch))
+        if not sizes:
+            costs = Costs(self.extra)
+        elif costs is None:
+            costs = self.costs[sizes[0]].like()
+        for size in sizes:
+            if self.costs[size].seen:
+                costs.extra = self.costs[size].like().extra
+                break
+        self.costs[batch] = costs
+        return costs
 
 
 @dataclass
