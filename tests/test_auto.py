@@ -100,13 +100,14 @@ def test_whole_decodings_under_the_controller_have_the_targets_law(monkeypatch, 
     work = Work(monkeypatch)
     work.target = target.lm.table
     drafter = lambda: AutoDrafter(inner, experienced(), work)  # noqa: E731
-    law, sizes = enumerated(drafter, target, VERIFIERS[rule], 4)
+    law, sizes = enumerated(drafter, target, VERIFIERS[rule], 5)
     assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
-    own = own_law(Decoding(target, inner, VERIFIERS[rule], num_tokens=4))
+    own = own_law(Decoding(target, inner, VERIFIERS[rule], num_tokens=5))
     assert deviation(law, own) <= 1e-12
-    second = {drafted[1] for drafted in sizes if len(drafted) > 2}
-    assert 0 in second, "the controller never stopped drafting"
-    assert len(second) > 1, "what was accepted never changed the next depth"
+    assert all(drafted[0] == 0 for drafted in sizes), "the first token waited for a drafter"
+    third = {drafted[2] for drafted in sizes if len(drafted) > 3}
+    assert 0 in third, "the controller never stopped drafting"
+    assert len(third) > 1, "what was accepted never changed the next depth"
 
 
 @pytest.mark.usefixtures("unchecked")

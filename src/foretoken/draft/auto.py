@@ -105,8 +105,9 @@ class AutoSession(WrappedSession[DraftSession]):
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
         limits = [max(min(seq.num_left - 1, seq.depth_limit), 0) for seq in sequences]
-        timed = self.clock is not None and not self._new
-        self._depth = self.controller.choose(timed, limits) if any(limits) else 0
+        # A step that reads a prompt drafts nothing: the first token comes as soon as it does without a drafter.
+        chooses = any(limits) and not self._new
+        self._depth = self.controller.choose(self.clock is not None, limits) if chooses else 0
         if self._depth == 0:
             return [root_only(seq.ids[-1]) for seq in sequences]
         self._lengths = [len(seq.ids) for seq in sequences]
