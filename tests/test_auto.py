@@ -23,7 +23,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import Costs, Experience, expected_extra
+from foretoken.draft.controller import Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.ngram import NgramDrafter
 from foretoken.models.causal_lm import CausalLM

@@ -187,6 +187,33 @@ def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
     assert steps(1, {0: 1.0, 1: 1.2}, 20)[0] > 0
 
 
+def test_one_step_shows_that_a_full_batch_does_not_pay():
+    """What a draft token costs one text says little of sixteen: their forwards wait for arithmetic, not for memory."""
+    extra = tuple(0.37 * depth for depth in range(13))
+    known = Experience(extra, 95.0, 100.0, {1: Costs(extra, 0.01)})
+    deciding, drafted = Controller(known), 0
+    for _ in range(16):
+        deciding.join()
+    for _ in range(100):
+        depth = deciding.choose()
+        if depth:
+            drafted += 1
+            deciding.learn_acceptance([depth] * 16, [depth] * 16)
+        deciding.learn_cost(depth, depth + 1.0, 0.022 * (1 + 1.6 * depth))
+    assert 1 <= drafted <= 2
+
+
+def test_a_batch_size_where_nothing_was_drafted_expects_what_the_nearest_one_shows_by_now():
+    extra = tuple(0.37 * depth for depth in range(13))
+    known = Experience(extra, 95.0, 100.0, {1: Costs(extra, 0.01)})
+    known.costs[1].seen = {4: (1.0, 4 * 0.37)}
+    for size in range(2, 33):  # a server fills up before a step of any size is drafted
+        known.costs_of(size).learn(0, 0.01 + 0.001 * size)
+    known.costs_of(16).learn(9, 0.026 * (1 + 1.6 * 9))
+    assert known.costs_of(32).steps(9) > 9
+    assert known.costs_of(2).steps(9) == pytest.approx(known.costs_of(1).steps(9), rel=0.2)
+
+
 def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
     """A new batch size owes what the one before it owes, the plain steps that it rests on credit included."""
     for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0), (-60.0, 0, -DEBT)):
