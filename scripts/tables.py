@@ -44,15 +44,15 @@ def vocabularies() -> str:
 
 
 def choices() -> str:
-    """All names in brief, for the README."""
+    """All names in brief."""
     return _table(
         ("option", "names", "page"),
         [
-            ("`--tree`", ", ".join(_code_each(form) for form in forms()), "[docs/trees.md](docs/trees.md)"),
-            ("`--law`", _code(SCHEMES), "[docs/glossary.md](docs/glossary.md)"),
-            ("`--verifier`", _code(RULES), "[docs/verification.md](docs/verification.md)"),
-            ("`--vocab`", _code([*VOCABS, AUTO]), "[docs/vocabularies.md](docs/vocabularies.md)"),
-            ("draft heads", _code(HEADS), "[docs/heads.md](docs/heads.md)"),
+            ("`--tree`", ", ".join(_code_each(form) for form in forms()), "[trees.md](trees.md)"),
+            ("`--law`", _code(SCHEMES), "[verification.md](verification.md)"),
+            ("`--verifier`", _code(RULES), "[verification.md](verification.md)"),
+            ("`--vocab`", _code([*VOCABS, AUTO]), "[vocabularies.md](vocabularies.md)"),
+            ("draft heads", _code(HEADS), "[heads.md](heads.md)"),
         ],
     )
 
@@ -77,7 +77,7 @@ def fields() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table for table in (trees, rules, laws, vocabularies, choices, fields)
 }
-PAGES = ("README.md", "docs/trees.md", "docs/verification.md", "docs/vocabularies.md", "docs/serving.md")
+PAGES = ("docs/glossary.md", "docs/trees.md", "docs/verification.md", "docs/vocabularies.md", "docs/serving.md")
 
 
 def filled(page: str) -> str:

@@ -189,8 +189,8 @@ def test_probabilities_of_suffixes() -> None:
     assert torch.allclose(p, torch.tensor([[0.5, 1.0, 1.0], [0.5, 1.0, 0.5]]).softmax(-1))
 
 
-def test_the_loop_in_the_readme_is_the_loop_that_runs() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+def test_the_loop_in_the_pages_is_the_loop_that_runs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
     source = inspect.getsource(Decoder.step)
     body = textwrap.dedent(source[source.index("        sequences, steps, paths = ") :])
-    assert f"```python\n{body}```\n" in readme
+    assert f"```python\n{body}```\n" in page

@@ -1,10 +1,18 @@
-"""The pages for users: their generated tables are up to date, and their words are the glossary's."""
+"""The pages for users: tables are up to date, words are the glossary's, links lead somewhere, and examples run."""
 
 import re
+import shlex
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+import tiny
+from benchmarks.__main__ import script
+from foretoken.cli.main import app
 from scripts import tables
+from serving import save_pair, toy_tokenizer
 
 STALE = "{} is out of date: run `python scripts/tables.py` and commit what it writes"
 
@@ -35,3 +43,74 @@ def test_code_and_pages_use_the_words_of_the_field():
         for match in PRIVATE.finditer(line)
     ]
     assert not found, "words that docs/glossary.md has others for: " + ", ".join(found)
+
+
+PAGES = [*sorted(tables.ROOT.glob("*.md")), *sorted(tables.ROOT.glob("docs/*.md"))]
+USERS = [page for page in PAGES if str(page.relative_to(tables.ROOT)) not in LOGS]
+CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may have behind `#` for each heading of a page."""
+    headings = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_files_and_headings_that_are_there() -> None:
+    broken, followed = [], 0
+    for page in USERS:
+        for link in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text(encoding="utf-8"))):
+            if "://" in link:
+                continue
+            path, _, anchor = link.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            followed += 1
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                broken.append(f"{page.name}: {link}")
+    assert followed > 50
+    assert not broken, broken
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in CODE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def options_of(words: list[str]) -> set[str] | None:
+    """The options of a command of ours, as its parser has them; None where the line is none of ours."""
+    if words[:3] == ["python", "-m", "benchmarks"] and len(words) > 3:
+        command: Any = typer.main.get_command(script(words[3]))
+    elif words[:1] == ["foretoken"] and len(words) > 1 and not words[1].startswith("-"):
+        command = typer.main.get_command(app).commands[words[1]]  # pyright: ignore[reportAttributeAccessIssue]
+        if hasattr(command, "commands"):  # bench: its first command is the default
+            command = command.commands.get(words[2] if len(words) > 2 else "", command.commands["decoding"])
+    else:
+        return None
+    return {"--help", *(name for each in command.params for name in (*each.opts, *each.secondary_opts))}
+
+
+def test_commands_have_the_options_that_the_pages_show() -> None:
+    unknown, checked = [], 0
+    for page in USERS:
+        for line in "".join(blocks(page, "sh", "bash")).replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            known = options_of(words)
+            if known is not None:
+                checked += 1
+                named = [word.partition("=")[0] for word in words if word.startswith("--")]
+                unknown += [f"{page.name}: {line}" for name in named if name not in known]
+    assert checked > 60
+    assert not unknown, unknown
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_examples_in_python_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tiny models in the places of those that are named."""
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    save_pair(tmp_path / "models")
+    fetched, tokenizer = tmp_path / "models" / "smollm2-135m-instruct", toy_tokenizer()
+    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=2048).save_pretrained(fetched)
+    tokenizer.save_pretrained(fetched)
+    code = "\n".join(blocks(tables.ROOT / name, "python"))
+    assert "foretoken.load" in code
+    exec(compile(code, name, "exec"), {})
