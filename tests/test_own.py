@@ -118,8 +118,13 @@ def test_it_reads_no_prompt_and_keeps_no_cache_of_its_own(folders: dict[str, Pat
     with pytest.raises(ForetokenError, match="its host, which commits the text"):
         guest.extend(0, [1])
     assert isinstance(engine.drafter, OwnDrafter)
-    kinds = {m.kind for m in engine.drafter.lm.model.modules() if isinstance(m, PackedLinear)}  # pyright: ignore[reportAttributeAccessIssue]
-    assert kinds == {"q4_1", HEAD_KIND}
+    assert kinds(engine) == {"q4_1", HEAD_KIND}
+    assert kinds(load(folders["llama"], drafter="self:q5_0")) == {"q5_0", HEAD_KIND}
+
+
+def kinds(engine: foretoken.Engine) -> set[str]:
+    """Of the drafter's packed weights."""
+    return {m.kind for m in engine.source.model.model.modules() if isinstance(m, PackedLinear)}
 
 
 def test_a_drafter_that_fails_costs_speed_only(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +154,7 @@ def test_a_drafter_that_fails_costs_speed_only(folders: dict[str, Path], monkeyp
         ({"compile": "off"}, "a target that our CPU kernel runs.*runs by modules: choose drafter ngram"),
         ({"vocab": "tli"}, "vocab tli is for a drafter model with a vocabulary, and drafter self has its target's"),
         ({"tree": "product:20"}, "product:20 is for draft heads"),
+        ({"drafter": "self:q9"}, "Unknown quantise q9: choose one of q8_0"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_do_is_told(folders: dict[str, Path], options: dict[str, Any], message: str) -> None:

@@ -57,6 +57,7 @@ from foretoken.recipe import (
     VOCABS,
     Recipe,
     check_known,
+    own_kind,
 )
 from foretoken.trees.dynamic import ProductTree
 from foretoken.vocab.overlap import compare
@@ -93,8 +94,8 @@ def load(
     transformers model.
 
     drafter: a model with the target's vocabulary; the folder of a draft head (docs/heads.md); "self" (the target's own
-    weights in 4 bits, in its own cache: docs/quantised.md); "ngram" (prompt lookup, needs no model); None or "none" for
-    plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
+    weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind: docs/quantised.md); "ngram" (prompt lookup,
+    needs no model); None or "none" for plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
     "auto" cuts it (default chain:12) at the depth that pays, step by step, and does not draft where nothing pays. Its
     depths depend on measured times, so that at temperature > 0 a seed does not fix the text, unless a profile tells the
     costs. tree: see `foretoken.tree`.
@@ -140,16 +141,17 @@ def load(
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
     head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
-    has_model = drafter not in (None, NO_DRAFTER, NGRAM, OWN) and head_folder is None
+    own = own_kind(drafter)
+    has_model = drafter not in (None, NO_DRAFTER, NGRAM) and own is None and head_folder is None
     if tuned is not None and has_model and vocab in (None, AUTO):
         vocab = tuned.vocab or vocab
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
         drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
     if vocab is not None and not has_model:
-        own = f"draft head {head_folder}" if head_folder else "drafter self" if drafter == OWN else ""
-        why = f"{own} has its target's" if own else f"drafter {drafter or 'none'} has none"
+        which = f"draft head {head_folder}" if head_folder else "drafter self" if own is not None else ""
+        why = f"{which} has its target's" if which else f"drafter {drafter or 'none'} has none"
         raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
-    kind = HEAD if head_folder is not None else str(drafter or NO_DRAFTER)
+    kind = HEAD if head_folder is not None else OWN if own is not None else str(drafter or NO_DRAFTER)
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     recipe = replace(recipe, vocab=kind if kind in VOCABS else None)
@@ -168,8 +170,8 @@ def load(
     source = Source(kind, model.vocab_size, None)
     if head_folder is not None:
         source = Source(kind, model.vocab_size, ready(load_head(head_folder, parts(model)), head_folder))
-    elif kind == OWN:
-        source = Source(kind, model.vocab_size, load_own(model, target, trust_remote_code))
+    elif own is not None:
+        source = Source(kind, model.vocab_size, load_own(model, target, own, trust_remote_code))
     elif has_model and drafter is not None:
         lm = causal_lm(drafter)
         if lm.device != model.device:

@@ -58,6 +58,7 @@ class Kind:
 
 
 NO_DRAFTER, NGRAM, OWN, SAME, HEAD = "none", "ngram", "self", "same", "head"
+OWN_KIND = "q4_1"  # more exact than q4_0 and a tenth slower to run: docs/LOG.md, 2026-11-25
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
     NGRAM: Kind("draft.ngram:ngram", "what followed the same words earlier in the text", "exact-match"),
@@ -143,6 +144,19 @@ def check_law(name: str) -> str:
     return name
 
 
+def own_kind(drafter: object) -> str | None:
+    """The kind of blocks that "self" or "self:KIND" asks the target's weights to be quantised to; None for any other
+    drafter. Raises ForetokenError for a kind that is not known."""
+    if not isinstance(drafter, str):
+        return None
+    name, colon, kind = drafter.partition(":")
+    if name != OWN:
+        return None
+    if colon:
+        check_quantise(kind)
+    return kind or OWN_KIND
+
+
 def check_verifier(name: str) -> None:
     _check_known("verifier", name, VERIFIERS)
 
@@ -165,7 +179,7 @@ def check_engine(
     check_compile(compile)
     check_quantise(quantise)
     located(target)
-    if drafter not in (None, NGRAM, OWN, NO_DRAFTER) and head_file(drafter) is None:
+    if drafter not in (None, NGRAM, NO_DRAFTER) and own_kind(drafter) is None and head_file(drafter) is None:
         located(drafter)
 
 

@@ -19,8 +19,6 @@ from foretoken.models.packed import dequantised_model, pack_quantised, packed_mo
 from foretoken.models.panels import pack
 from foretoken.models.text import Tokenizer
 
-OWN_KIND = "q4_1"  # more exact than q4_0 and a tenth slower to run: docs/LOG.md
-
 
 def choose_device(device: str | torch.device | None) -> torch.device:
     """The device asked for, else the first accelerator, else the CPU."""
@@ -90,10 +88,10 @@ def load_model(
     return CausalLM(model, name=source, traced=compile == ON)
 
 
-def load_own(target: CausalLM, source: str | HFModel, trust_remote_code: bool = False) -> CausalLM:
-    """The weights of a target once more, quantised to OWN_KIND, to draft in its slot cache.
+def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_code: bool = False) -> CausalLM:
+    """The weights of a target once more, quantised, to draft in its slot cache.
 
-    source: what the target was loaded from.
+    source: what the target was loaded from. kind: of the blocks, see `pack_quantised`.
     Raises ForetokenError for a target that our kernel does not run.
     """
     if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
@@ -106,10 +104,10 @@ def load_own(target: CausalLM, source: str | HFModel, trust_remote_code: bool = 
         model = dequantised_model(source, torch.bfloat16)
     else:
         model = _pretrained(source, "auto", trust_remote_code)
-    pack_quantised(model, OWN_KIND)
+    pack_quantised(model, kind)
     model = model.eval()
     pack(model, torch.float32, weight_files())  # what is left: rows for it are not rounded where others are quantised
-    lm = CausalLM(model, name=f"{target.name} in {OWN_KIND}")
+    lm = CausalLM(model, name=f"{target.name} in {kind}")
     if not isinstance(lm.backend, LlamaKernel):
         raise ForetokenError(f"Drafter self cannot run {lm.name} in our kernel: choose drafter ngram.")
     return lm
