@@ -23,7 +23,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.source import Source
 from foretoken.engine import Engine
 from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.continuations import Runs, Workload, continued
@@ -33,9 +33,8 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.text import encode
 from foretoken.names import tree_policy
-from foretoken.recipe import AUTO, METHODS, PLAIN, Recipe
+from foretoken.recipe import AUTO, METHODS, NGRAM, PLAIN, Recipe
 from foretoken.trees.grammar import read_tree
-from foretoken.verify import VERIFIERS
 
 TREES = ["chain:1", "chain:2", "chain:3", "chain:5", "chain:8"]
 LOOKUP_TREES = ["chain:3", "chain:8"]
@@ -73,14 +72,15 @@ def methods(engine: Engine, trees: Sequence[str]) -> dict[str, Engine]:
 
 
 def useless(engine: Engine, seed: int) -> Engine:
-    """The same with random weights in the drafter."""
+    """The same with random weights in the drafter, also where a recipe is named afterwards."""
     if not isinstance(engine.drafter, LMDrafter) or not isinstance(engine.drafter.lm, CausalLM):
         raise ForetokenError(f"Drafter {engine.drafter.name} has no weights: name a model folder, --drafter.")
     torch.manual_seed(seed)  # transformers draws initial weights from the global generator
     lm = engine.drafter.lm
     model = AutoModelForCausalLM.from_config(lm.model.config).to(device=lm.device, dtype=lm.dtype).eval()
     pack(model)
-    return replace(engine, drafter=replace(engine.drafter, lm=CausalLM(model, "random weights")))
+    source = replace(engine.source, lm=CausalLM(model, "random weights"))
+    return with_recipe(replace(engine, source=source), engine.recipe)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def changing(prompts: Sequence[list[int]], fresh: Sequence[list[int]], length: i
 
 
 def by_lookup(engine: Engine) -> Engine:
-    return replace(engine, drafter=NgramDrafter(tree_policy("chain:5")), verifier=VERIFIERS["exact-match"])
+    """The engine with prompt lookup in the place of its drafter, also where a recipe is named afterwards."""
+    return with_recipe(replace(engine, source=Source(NGRAM, engine.target.vocab_size, None)), Recipe("chain:5"))
 
 
 def halves(runs: Runs, length: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from benchmarks.auto import Replay, changing, halves, rows, useless
+from benchmarks.auto import Replay, by_lookup, changing, halves, methods, rows, useless
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.measure.continuations import Continued, Runs
@@ -48,9 +48,20 @@ def test_a_useless_drafter_is_another_one_of_the_same_shape():
     engine = load(target, drafter=tiny.perturbed(target, 0.1, 1))
     other = useless(engine, 0)
     assert other.drafter.laws == engine.drafter.laws
-    assert other.drafter.lm is not engine.drafter.lm  # pyright: ignore[reportAttributeAccessIssue]
+    good = engine.drafter.lm  # pyright: ignore[reportAttributeAccessIssue]
+    drafting = [methods(other, ["chain:3"])["chain:3"].drafter, other.drafter]
+    assert all(of.lm is not good for of in drafting)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ForetokenError, match="has no weights"):
         useless(load(target, drafter="ngram", tokenizer=tiny.tokenizer()), 0)
+
+
+def test_prompt_lookup_drafts_in_every_method_of_its_case() -> None:
+    target = tiny.llama(0)
+    engine = by_lookup(load(target, drafter=tiny.perturbed(target, 0.1, 1), tokenizer=tiny.tokenizer()))
+    found = methods(engine, ["chain:3", "chain:8"])
+    assert {of.source.kind for of in found.values()} == {"ngram"}
+    assert [found[name].drafter.name for name in ("chain:3", "chain:8")] == ["ngram", "ngram"]
+    assert found["chain:3"].verifier.name == "exact-match"
 
 
 def test_the_command_runs_every_case(run, unchecked):
