@@ -30,7 +30,7 @@ import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from foretoken.build import load
+from foretoken.build import load, with_recipe
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
@@ -233,7 +233,7 @@ def with_cost_ratio(engine: Engine, drafter: str, ratio: float, seed: int = 0, c
     if compile != OFF:
         pack(model)
     lm = CausalLM(model, f"{engine.drafter.name} (cost {ratio:g} of the target's)", traced=compile == ON)
-    return replace(engine, drafter=replace(engine.drafter, lm=lm))
+    return with_recipe(replace(engine, source=replace(engine.source, lm=lm)), engine.recipe)
 
 
 def _in_place_of_target(engine: Engine, model: PreTrainedModel, label: str, compile: str) -> Engine:

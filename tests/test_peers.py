@@ -8,8 +8,10 @@ import pytest
 
 import foretoken
 import tiny
-from benchmarks.peers import Answered, rows
+from benchmarks.peers import Answered, ours, rows
 from command import Command
+from foretoken.decode import NoDrafter
+from foretoken.draft.auto import AutoDrafter
 from foretoken.measure.harness import Turn, blocks
 from serving import Served, served, toy_tokenizer
 
@@ -52,12 +54,19 @@ def test_every_program_answers_every_prompt(run: Command, folder: Path, server: 
     assert found["transformers"]["vs_transformers"] == {"median": 1.0, "low": 1.0, "high": 1.0}
     assert found["foretoken"]["vs_plain"] == {"median": 1.0, "low": 1.0, "high": 1.0}
     assert found["foretoken"]["tokens_per_step"] == 1
-    assert found["foretoken, drafter self"]["tokens_per_step"] > 1
     assert [found[name]["num_same"] for name in OURS] == [2, 2, 2]
     assert (found["other"]["tokens_per_step"], found["other"]["num_same"]) == (None, None)
     assert report["left_out"] == ["llama.cpp: no --server llama.cpp=URL", "OpenVINO: no --openvino PATH"]
     assert report["date"]
     assert "<!-- foretoken, drafter self -->" in (tmp_path / "speed.svg").read_text()
+
+
+def test_each_of_ours_drafts_as_its_name_says(folder: Path) -> None:
+    engines = ours(str(folder / "target"))
+    assert list(engines) == OURS
+    assert isinstance(engines[OURS[0]].drafter, NoDrafter)
+    assert [engines[name].kind for name in OURS[1:]] == ["self", "ngram"]
+    assert all(isinstance(engines[name].drafter, AutoDrafter) for name in OURS[1:])
 
 
 def test_the_table_names_who_is_left_out(run: Command, folder: Path) -> None:

@@ -40,8 +40,11 @@ def test_coins_and_costs(demo):
     half = with_coins(engine, 0.5).drafter
     assert isinstance(half, RandomisedDrafter)
     assert half.law == Coins(0.5)
-    big = with_cost_ratio(engine, str(demo / "drafter"), 4.0).drafter
+    costly = with_cost_ratio(engine, str(demo / "drafter"), 4.0)
+    big, with_coin = costly.drafter, with_coins(costly, 0.5).drafter
     assert isinstance(big, LMDrafter)
+    assert isinstance(with_coin, RandomisedDrafter)
+    assert with_coin.lm is big.lm
     assert isinstance(engine.drafter, LMDrafter)
     rows = [lm.open(1, 8) for lm in (engine.drafter.lm, big.lm)]
     for of in rows:
