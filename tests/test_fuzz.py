@@ -71,7 +71,8 @@ def value(rng: random.Random, option: str, files: list[str]) -> str:
     fitting = {
         "--tree": TREES, "--verifier": [*VERIFIERS], "--law": [*LAWS], "--vocab": [*VOCABS, "auto"],
         "--method": [*METHODS], "--dtype": [*DTYPES], "--compile": ["auto", "off"], "--device": DEVICES,
-        "--target": files, "--drafter": [*files, "none", "ngram"], "--begin": files, "--profile": [*files, *TEXTS],
+        "--target": files, "--begin": files,
+        "--drafter": [*files, "none", "ngram", "self", "self:q4_0", "self:"], "--profile": [*files, *TEXTS],
         "--head": files, "--same": files, "--stop": TEXTS, "--text": TEXTS, "--plot": ["p.png", "p.nope", *TEXTS],
         "--out": ["out", *TEXTS], "--data": [*files, *TEXTS], "--cache": ["out", *TEXTS], "--part": ["out", *TEXTS],
         "--acceptance": ["out", *TEXTS], "--workload": TEXTS, "--batch-file": TEXTS, "--size": [*SIZES],

@@ -68,7 +68,8 @@ def ids(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(1, 257), k=length)
 
 
-CASES = [(None, {}), ("drafter", {"tree": "chain:3"}), ("eagle", {"tree": "chain:3"}), ("ngram", {"tree": "chain:3"})]
+DRAFTERS = ("drafter", "eagle", "ngram", "self")
+CASES = [(None, {}), *((name, {"tree": "chain:3"}) for name in DRAFTERS)]
 
 
 @pytest.mark.parametrize(("drafter", "options"), CASES)

@@ -1,4 +1,4 @@
-"""Foretoken: faster generation from any causal language model, with exactly the same output distribution."""
+"""Foretoken: faster generation from decoder-only language models, with exactly the same output distribution."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
