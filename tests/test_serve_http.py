@@ -230,9 +230,14 @@ def test_logs_tell_of_requests_and_not_of_texts(server, caplog):
 
 
 def test_metrics_are_those_that_vllms_clients_read(server):
-    def figures():
+    def read():
         lines = server.client.get("/metrics").text.splitlines()
         return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+    def figures():  # once the last step is counted: its texts are told first
+        key = f'vllm:iteration_tokens_total_sum{{model_name="{serving.NAME}"}}'
+        serving.wait_until(lambda: read()[key] == server.worker._batch.num_tokens)
+        return read()
 
     def moved(name):
         key = f'{name}{{model_name="{serving.NAME}"}}'
@@ -257,6 +262,7 @@ def test_metrics_are_those_that_vllms_clients_read(server):
     assert per == sorted(per, reverse=True)
     assert moved("vllm:generation_tokens_total") == told["usage"]["completion_tokens"]
     assert moved("vllm:prompt_tokens_total") == 3
+    assert 0 < moved("vllm:iteration_tokens_total_count") < moved("vllm:iteration_tokens_total_sum") == 3 + 24
     assert moved("vllm:time_to_first_token_seconds_count") == moved("vllm:e2e_request_latency_seconds_count") == 1
     assert after[f'vllm:num_requests_running{{model_name="{serving.NAME}"}}'] == 0
     assert not [key for key in after if "_created" in key]  # `vllm bench serve` would add them up

@@ -109,6 +109,7 @@ class Batch:
         self.prefill = Prefill(lambda: self._open(1), self.cache)
         self._decoder = self._open(size)
         self._step_s = 0.0  # of the last step
+        self.num_tokens = 0  # of the prompts that were taken into work, and of their texts
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._reading)
@@ -141,6 +142,7 @@ class Batch:
             self._draft_by(self._engine.drafter)  # what made it fail may have left
             self._decoder = self._open(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
+        self.num_tokens += len(job.ids)
         rng = seeded(job.seed)
         new = min(job.max_new_tokens, self._context - len(job.ids))
         limit = ANY_DEPTH if job.depth is None else job.depth
@@ -270,6 +272,7 @@ class Batch:
         for sequence, step in steps:
             text = self._texts[sequence]
             tokens, new, stopped = read_step(text.stream, step, sequence.finished)
+            self.num_tokens += len(tokens)
             if stopped and not sequence.finished:
                 decoder.leave(sequence)
             reason = finish_reason(sequence, stopped)

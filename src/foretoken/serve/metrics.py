@@ -15,6 +15,7 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the page
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 WHOLE = (0.1, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0)
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
@@ -61,6 +62,7 @@ class Metrics:
         self.prefill = histogram("request_prefill_time_seconds", "From there to the first token.", WHOLE)
         self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", WHOLE)
         self.decoding = histogram("request_decode_time_seconds", "From the first token to the last.", WHOLE)
+        worker.on_step = histogram("iteration_tokens_total", "Tokens of a step, of all texts together.", TOKENS).observe
         for depth in range(8):
             self.by_depth.labels(name, depth).inc(0)
 

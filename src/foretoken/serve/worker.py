@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from threading import Condition
 
@@ -45,6 +46,7 @@ class Worker:
         self.max_batch, self.max_queue = size, max_queue
         self.context = min(limits, default=CONTEXT)
         self.error: BaseException | None = None  # what the thread died of
+        self.on_step: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step has added
         self._engine = engine
         self._owner: Owner | None = owner or Owner()
         self._batch = self._owner.submit(lambda: Batch(engine, size, self.context, cache_bytes)).result()
@@ -148,8 +150,12 @@ class Worker:
 
     def _run(self) -> None:
         try:
+            counted = 0
             while self._take():
                 self._batch.step()
+                added, counted = self._batch.num_tokens - counted, self._batch.num_tokens
+                if added:  # a step may only have read on in a prompt, which was counted when that was begun
+                    self.on_step(added)
             self._end("The server is shutting down.")
         except BaseException as error:
             self.error = error
