@@ -10,6 +10,7 @@ import transformers
 
 import command
 import serving
+from foretoken.serve.prefix import BLOCK
 from foretoken.vocab.vocabulary import vocabulary
 from serving import client as client  # fixtures
 from serving import server as server
@@ -143,6 +144,14 @@ def test_the_metrics_of_a_request_add_up(engine, client):
     assert told["mean_acceptance_length"] == pytest.approx(1 + stats.num_accepted / steps, abs=1e-3)
     assert told["draft_acceptance_rate"] == pytest.approx(stats.num_accepted / stats.num_drafted, abs=1e-3)
     assert got.metrics["time_to_first_token_ms"] > 0
+
+
+def test_the_tokens_that_the_cache_held_are_counted_once(client):
+    """However many steps and choices follow."""
+    asked = {"model": serving.NAME, "prompt": ["x" * 200, "y" * 200], "n": 2, **SETTINGS}
+    client.completions.create(**asked)
+    again = client.completions.create(**asked)
+    assert again.usage.prompt_tokens_details.cached_tokens == 2 * (199 // BLOCK * BLOCK) > 0
 
 
 def test_errors_are_those_that_the_client_knows(client):

@@ -18,7 +18,7 @@ class Tally:
         self.start = time.perf_counter()
         self.prompt_tokens = sum(len(job.ids) for job in jobs[::n])
         self.n = n
-        self.cached = 0
+        self.cached: dict[int, int] = {}  # the first job of a prompt -> tokens of it that the prefix cache held
         self.waited_s = 0.0  # of the job that waited longest
         self.num_tokens = 0
         self.num_steps = 0  # with drafts
@@ -34,7 +34,7 @@ class Tally:
             self.first = self.last
         self.waited_s = max(self.waited_s, progress.waited_s)
         if index % self.n == 0:
-            self.cached += progress.num_cached
+            self.cached[index] = progress.num_cached
         self.num_tokens += len(progress.token_ids)
         if progress.num_drafted:
             self.num_steps += 1
@@ -48,7 +48,7 @@ class Tally:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.num_tokens,
             "total_tokens": self.prompt_tokens + self.num_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
 
     @property
