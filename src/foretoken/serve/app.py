@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from foretoken.engine import Engine
 from foretoken.serve.answer import Answer, Desk
 from foretoken.serve.errors import ApiError, on_api_error, on_http_error, on_invalid
 from foretoken.serve.forms import CHAT, COMPLETION, Form
-from foretoken.serve.guards import Keyed, Logged, Sized
+from foretoken.serve.guards import Keyed, Local, Logged, Sized
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import MEDIA_TYPE, Metrics
 from foretoken.serve.owner import Owner
@@ -100,6 +101,11 @@ def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_middleware(Sized, most=settings.max_body, timeout=settings.timeout)
     app.add_middleware(Keyed, keys=settings.keys)
+    origins = settings.allow_origin or []
+    if not settings.keys:
+        app.add_middleware(Local, host=settings.host, origins=origins)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Logged)  # the last one added is the outermost
     return app
 

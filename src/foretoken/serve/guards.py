@@ -1,12 +1,14 @@
-"""What a request passes before it is read: its id and its line in the log, the key, the size of its body."""
+"""What a request passes before it is read: its id and its line in the log, who asks, the key, the size of its body."""
 
 import asyncio
 import logging
 import re
 import time
+from collections.abc import Collection
 from hashlib import sha256
 from hmac import compare_digest
-from urllib.parse import quote
+from ipaddress import ip_address
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +18,7 @@ from foretoken.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # without a key; nothing of them tells a text
+EVERYWHERE = ("", "0", "0.0.0.0", "::")  # hosts to listen on that are all addresses of this machine
 ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -61,6 +64,48 @@ class Logged:
             }
             level = logging.DEBUG if scope["path"] in OPEN[1:] else logging.INFO
             log.log(level, "request", extra={"facts": record})
+
+
+class Local:
+    """Refuses what other sites make a browser ask of a server that is this machine's alone, by Host and Origin.
+
+    Any page may send requests to a loopback address; and one whose own name is turned into that address, which is DNS
+    rebinding, may read the answers too. A key keeps both out: this is for servers without one.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, origins: Collection[str]) -> None:
+        """host: that the server listens on. origins: of pages that may ask all the same."""
+        self.app, self.host, self.origins = app, host, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = (scope.get("server") or [""])[0]
+        if scope["type"] == "http" and _is_loopback(address) and self.host not in EVERYWHERE:
+            headers = Headers(scope=scope)
+            host, origin = headers.get("host", "localhost"), headers.get("origin", "//localhost")
+            said = None
+            if not self._is_own(f"//{host}"):
+                said = f"The Host {host[:100]!a} is not this machine: ask at localhost, or start the server with a key."
+            elif not self._is_own(origin) and origin not in self.origins:
+                said = f"The Origin {origin[:100]!a} is another site: start the server with --allow-origin for it."
+            if said is not None:
+                await ApiError(403, said).response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _is_own(self, url: str) -> bool:
+        """Whether it names this machine."""
+        try:
+            name = urlsplit(url).hostname or ""
+        except ValueError:
+            return False
+        return name in ("localhost", self.host.lower()) or _is_loopback(name)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a name, or the path of a socket
+        return False
 
 
 class Keyed:

@@ -1,12 +1,14 @@
 """How the server is reached and what it lets in: read without torch and without FastAPI."""
 
 import os
+import re
 from dataclasses import dataclass, field
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 
 LOGS = ("text", "json")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 KEYS = "FORETOKEN_API_KEY"  # environment variable: keys, separated by commas
 
 
@@ -16,6 +18,7 @@ class Settings:
     port: Port to listen on; 0 takes a free one.
     api_key: Key that clients must send as a bearer token; may be repeated. Default: the keys in FORETOKEN_API_KEY,
     separated by commas; where there are none, nobody is asked for one.
+    allow_origin: Site whose pages may use the server from a browser, as https://app.example; may be repeated.
     name: Name of the model as clients see it. Default: the last part of the target's name.
     max_batch: Most texts that are decoded side by side.
     max_queue: Most texts that wait; a request above it gets 429.
@@ -29,6 +32,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: list[str] | None = field(default=None, repr=False)
+    allow_origin: list[str] | None = None
     name: str | None = None
     max_batch: int = 8
     max_queue: int = 64
@@ -50,6 +54,9 @@ class Settings:
             raise ForetokenError(f"drain is {self.drain}: it must be 0 seconds or more.")
         if self.log not in LOGS:
             raise ForetokenError(f"Unknown log {self.log}: choose among {', '.join(LOGS)}.")
+        for origin in self.allow_origin or ():
+            if not ORIGIN.fullmatch(origin):
+                raise ForetokenError(f"allow_origin has {origin}: give a site as https://app.example, without a path.")
         if not all(self.keys):
             raise ForetokenError("An api key is empty: give one character or more, or leave it out.")
 
