@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import serving
+from foretoken.cluster import app
 from foretoken.cluster.app import replicas
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
@@ -324,6 +326,7 @@ def test_replicas_come_with_the_requests(command):
 @pytest.mark.slow
 def test_the_command_serves_and_drains(command, engine):
     running, url, told = command
+    assert httpx.get(url + "/ready", headers={"Host": "evil.example"}, timeout=PATIENCE).status_code == 403
     body = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
         lines = response.iter_lines()
@@ -354,6 +357,97 @@ def test_the_second_signal_ends_at_once(command):
         running.send_signal(signal.SIGINT)
         running.send_signal(signal.SIGTERM)
         assert running.wait(PATIENCE) == 0
+
+
+class RayError(Exception):
+    pass
+
+
+class FakeServe:
+    """As much of Ray Serve as the command uses, with one application."""
+
+    deployed = False
+
+    def start(self, **_: Any) -> None: ...
+
+    def run(self, application: Any, name: str) -> None:
+        self.deployed = True
+
+    def status(self) -> Any:
+        return SimpleNamespace(proxies=[], applications={app.NAME: "running"} if self.deployed else {})
+
+    def delete(self, name: str, _blocking: bool) -> None:
+        self.deployed = False
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def fake_serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServe]:
+    fake, handlers = FakeServe(), {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    ray = SimpleNamespace(init=lambda: None, shutdown=lambda: None)
+    exceptions = SimpleNamespace(RayError=RayError)
+    modules = {"ray": ray, "ray.serve": fake, "ray.exceptions": exceptions}
+    monkeypatch.setattr(app, "need", modules.__getitem__)
+    yield fake
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+
+
+def command_on(fake: FakeServe) -> None:
+    with bound("127.0.0.1", 0) as listening:
+        app.serve_replicas("an application", Settings(), listening)
+
+
+@pytest.mark.parametrize("how", ["deleted", "failing", "silent"])
+def test_the_command_ends_where_its_application_or_the_cluster_is_gone(fake_serve, monkeypatch, how):
+    released, status, told = Event(), fake_serve.status, []
+
+    def gone() -> Any:
+        told.append(fake_serve.deployed)
+        if len(told) < 3:  # before it was there, and while it is
+            return status()
+        if how == "failing":
+            raise RayError
+        if how == "silent":
+            released.wait(PATIENCE)
+        return SimpleNamespace(applications={"another": "running"})
+
+    monkeypatch.setattr(fake_serve, "status", gone)
+    monkeypatch.setattr(app, "GONE_S", 2.0)
+    if how == "silent":
+        monkeypatch.setattr(fake_serve, "shutdown", lambda: released.wait(PATIENCE))
+    try:
+        with pytest.raises(SystemExit) as left:
+            command_on(fake_serve)
+    finally:
+        released.set()
+    assert left.value.code == 1
+    assert told == [False, True, True]
+
+
+@pytest.mark.parametrize("call", ["delete", "status", "shutdown"])
+def test_a_second_signal_is_heard_while_a_call_to_ray_has_no_end(fake_serve, monkeypatch, call):
+    released, status = Event(), fake_serve.status
+
+    def endless(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        released.wait(PATIENCE)
+
+    def first() -> Any:
+        if fake_serve.deployed:  # and so it listens
+            monkeypatch.setattr(fake_serve, "status", status)
+            monkeypatch.setattr(fake_serve, call, endless)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return status()
+
+    monkeypatch.setattr(fake_serve, "status", first)
+    try:
+        begun = time.monotonic()
+        command_on(fake_serve)
+        assert time.monotonic() - begun < app.GONE_S / 2
+    finally:
+        released.set()
 
 
 def test_the_command_says_what_replicas_need(run):

@@ -9,9 +9,13 @@ Every replica has an engine of its own. A request goes to one of them and has th
 import logging
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
-from threading import Event, Thread
+from functools import partial
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine
 
 NAME = "foretoken"  # of the deployment, and of the command's application
+GONE_S = 60.0  # seconds after which a cluster that does not answer is gone; Ray itself waits so long for its head
 QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Ray's own lines; each request has one of ours
 log = logging.getLogger(__name__)
 
@@ -177,12 +182,39 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, end)
         log.info("listens on %s", where)
-        asked.wait()
-        serve.delete(NAME, _blocking=False)
-        while NAME in serve.status().applications and not at_once.wait(0.1):
+        while not asked.wait(1):
+            if not _is_deployed(asked):
+                at_once.set()
+                log.error("the application is no longer on the Ray cluster, or the cluster is gone")
+                sys.exit(1)
+        _tried(partial(serve.delete, NAME, _blocking=False), at_once)
+        while _is_deployed(at_once) and not at_once.wait(0.1):
             pass
     finally:
-        ending = Thread(target=serve.shutdown, daemon=True)
-        ending.start()
-        ending.join(1 if at_once.is_set() else None)  # of a cluster that stays, Ray ends the replicas by itself
+        _tried(serve.shutdown, at_once)  # of a cluster that stays, Ray ends the replicas by itself
         ray.shutdown()
+
+
+def _tried(call: Callable[[], Any], ended: Event) -> Future[Any]:
+    """A call to Ray, which may have no end where the cluster is gone.
+
+    It is waited for GONE_S seconds at the most, and no longer than a second once `ended` is set. Returns: the call,
+    done or not.
+    """
+    from foretoken.serve.owner import Owner
+
+    future, end = Owner().submit(call), time.monotonic() + GONE_S
+    while not wait([future], 1).done and not ended.is_set() and time.monotonic() < end:
+        pass
+    return future
+
+
+def _is_deployed(asked: Event) -> bool:
+    """Whether the command's application is on the cluster; True where a signal that sets `asked` leaves it open."""
+    status = _tried(need("ray.serve").status, asked)
+    if not status.done():
+        return asked.is_set()
+    try:
+        return NAME in status.result().applications
+    except need("ray.exceptions").RayError:
+        return False
