@@ -174,6 +174,39 @@ def test_greedy_text_is_the_plain_text_and_caches_catch_up(target, kind, pattern
     assert sum(r.stats.num_drafted for r in got) > 0
 
 
+def test_a_text_that_joins_while_the_controller_rests_does_not_end_drafting():
+    """Nothing is chosen at its first step, and what was said of the step before says nothing of it."""
+    extra, now = expected_extra(range(6)), iter(range(10**6))
+    costs = {1: Costs(extra, 1.0), 2: Costs(extra, 1.0, drafting=False, balance=-2.0)}
+    session = AutoSession(NoDrafter(), Controller(Experience(extra, 90.0, 100.0, costs)), lambda: float(next(now)))
+    sequences = []
+
+    def join():
+        sequences.append(Sequence([1, 2, 3], Sampling(temperature=0.0), seeded(0), 10**6))
+        session.join()
+
+    def steps(count: int) -> int:
+        drafted = 0
+        for _ in range(count):
+            trees = session.propose(sequences)
+            drafted += session._depth > 0
+            session.observe(sequences, trees, [(0,)] * len(sequences))
+        return drafted
+
+    join()
+    join()
+    steps(20)
+    assert session.controller.resting
+    session.leave(1)
+    sequences.pop()
+    join()
+    steps(3)
+    assert not session._new
+    session.leave(1)
+    sequences.pop()
+    assert steps(100) > 10
+
+
 def proposals(drafter: Drafter, ids: list[int], start: int, shown: list[int]):
     """The greedy tree for `ids` of a session that was asked at the lengths `shown` before, in between not."""
     session = drafter.open(1, 400)

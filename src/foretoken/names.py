@@ -9,7 +9,7 @@ from foretoken.core.laws import IID, Hub, Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
-from foretoken.recipe import AUTO, HEAD, KINDS, LAWS, NO_DRAFTER, SAME, VOCABS, Recipe, check_law, check_verifier
+from foretoken.recipe import AUTO, HEAD, KINDS, LAWS, NO_DRAFTER, OWN, SAME, VOCABS, Recipe, check_law, check_verifier
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
 from foretoken.trees.grammar import read_tree
@@ -128,6 +128,11 @@ def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]
 
 def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, law: str | None) -> None:
     """Refuse coins for a drafter, a tree or a law that they do not go with."""
+    if kind == OWN:
+        raise ForetokenError(
+            f"draft_probability {draft_probability} needs a drafter that works beside the target, and drafter self "
+            "works in its cache: name a model."
+        )
     if kind in (NO_DRAFTER, HEAD) or KINDS[kind].rule is not None:
         raise ForetokenError(
             f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "

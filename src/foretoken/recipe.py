@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 from foretoken.core.limits import check_probability
-from foretoken.models.named import check_compile, check_dtype, check_quantise, head_file, located
+from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, located
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -152,8 +152,8 @@ def own_kind(drafter: object) -> str | None:
     name, colon, kind = drafter.partition(":")
     if name != OWN:
         return None
-    if colon:
-        check_quantise(kind)
+    if colon and kind not in QUANTISED:
+        raise ForetokenError(f"Drafter {drafter} names no kind of blocks: choose self:KIND, {' or '.join(QUANTISED)}.")
     return kind or OWN_KIND
 
 

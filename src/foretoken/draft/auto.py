@@ -16,7 +16,6 @@ from foretoken.core.interfaces import (
     Drafter,
     DraftSession,
     FeatureDrafter,
-    GuestSession,
     LearningSession,
     Path,
     PrefixSession,
@@ -74,8 +73,6 @@ class AutoSession(WrappedSession[DraftSession]):
         self._lengths: list[int] = []
         if isinstance(inner, LearningSession):
             self.learn = inner.learn
-        if isinstance(inner, GuestSession):
-            self.share = inner.share
         if isinstance(inner, PrefixSession):
             self._prefix, self.save = inner, inner.save
             self.read, self.restore = self._read, self._restore
@@ -118,6 +115,9 @@ class AutoSession(WrappedSession[DraftSession]):
         return self.inner.propose(sequences)
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        if self._new:  # nothing was chosen, and the step's time is a prompt's
+            self._new = False
+            return
         if self.controller.resting:
             return
         usual = True
@@ -127,9 +127,6 @@ class AutoSession(WrappedSession[DraftSession]):
             usual = behind <= CAUGHT_UP
             self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
             self.controller.learn_acceptance(self._limits, [len(path) - 1 for path in paths])
-        if self._new:
-            self._new = False
-            return
         took = self.clock() - self._began if self.clock else None
         self.controller.learn_cost(self._depth, sum(map(len, paths)) / len(paths), took, usual)
 

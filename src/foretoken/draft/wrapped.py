@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from foretoken.core.interfaces import Drafter, DraftSession, Path
+from foretoken.core.interfaces import Drafter, DraftSession, GuestSession, Path
 from foretoken.core.laws import Law
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
@@ -35,6 +35,8 @@ class WrappedDrafter(Generic[D]):
 class WrappedSession(Generic[S]):
     def __init__(self, inner: S) -> None:
         self.inner = inner
+        if isinstance(inner, GuestSession):
+            self.share = inner.share
 
     def join(self) -> None:
         self.inner.join()

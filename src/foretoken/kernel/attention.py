@@ -82,7 +82,7 @@ def store(attention, b, group):
                 words[j] = words[j] & np.uint32(0xFFFF) | np.uint32(nearest(value[j]))
         else:
             for j in range(dim):
-                words[j] = words[j] & np.uint32(0xFFFF0000) | np.uint32(nearest(value[j]) >> 16)
+                words[j] = np.uint32(nearest(value[j]) >> 16)  # 0 beside it: a NaN there would spoil sums with weight 0
 
 
 @fused

@@ -35,11 +35,19 @@ class Runs:
 
     @property
     def tokens_per_step(self) -> float:
-        return sum(sum(run.tokens) for run in self.runs) / sum(len(run.tokens) for run in self.runs)
+        return sum(sum(run.tokens) for run in self.runs) / self._num_steps
 
     @property
     def seconds_per_step(self) -> float:
-        return sum(run.seconds for run in self.runs) / sum(len(run.tokens) for run in self.runs)
+        return sum(run.seconds for run in self.runs) / self._num_steps
+
+    @property
+    def _num_steps(self) -> int:
+        """Steps after the first one of each text. Raises ForetokenError where there are none."""
+        steps = sum(len(run.tokens) for run in self.runs)
+        if not steps:
+            raise ForetokenError("All texts end in their first step: ask for more new tokens (--max-new-tokens).")
+        return steps
 
     def scaled(self, by: float) -> "Runs":
         """With all times multiplied: to the scale of another clock."""

@@ -16,7 +16,7 @@ from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
 from foretoken.models.packed import dequantised_model, pack_quantised, packed_model, stored_tokenizer
-from foretoken.models.panels import pack
+from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.text import Tokenizer
 
 
@@ -101,12 +101,18 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
         )
     source = located(source)
     if is_gguf(source):
-        model = dequantised_model(source, torch.bfloat16)
+        model: Any = dequantised_model(source, torch.bfloat16)
     else:
         model = _pretrained(source, "auto", trust_remote_code)
     pack_quantised(model, kind)
+    if not any(isinstance(module, PackedLinear) for module in model.model.layers.modules()):
+        raise ForetokenError(
+            f"Drafter self packs rows of multiples of 32 weights, and the layers of {target.name} have none: choose "
+            "drafter ngram."
+        )
     model = model.eval()
     pack(model, torch.float32, weight_files())  # what is left: rows for it are not rounded where others are quantised
+    model.model.embed_tokens = target.model.get_input_embeddings()
     lm = CausalLM(model, name=f"{target.name} in {kind}")
     if not isinstance(lm.backend, LlamaKernel):
         raise ForetokenError(f"Drafter self cannot run {lm.name} in our kernel: choose drafter ngram.")
