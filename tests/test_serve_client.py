@@ -10,7 +10,9 @@ import transformers
 
 import command
 import serving
+from foretoken.serve.jobs import Progress
 from foretoken.serve.prefix import BLOCK
+from foretoken.serve.tally import Tally
 from foretoken.vocab.vocabulary import vocabulary
 from serving import client as client  # fixtures
 from serving import server as server
@@ -152,6 +154,10 @@ def test_the_tokens_that_the_cache_held_are_counted_once(client):
     client.completions.create(**asked)
     again = client.completions.create(**asked)
     assert again.usage.prompt_tokens_details.cached_tokens == 2 * (199 // BLOCK * BLOCK) > 0
+    tally = Tally((), 1)
+    for num_cached in (64, 192):  # of a text that waited in between, and was looked up again
+        tally.record(0, Progress("", (), (), 0, num_cached=num_cached))
+    assert tally.usage["prompt_tokens_details"] == {"cached_tokens": 64}
 
 
 def test_errors_are_those_that_the_client_knows(client):

@@ -8,7 +8,7 @@ import torch
 
 import foretoken
 import tiny
-from foretoken.decode import DraftFailedWarning
+from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
@@ -130,6 +130,34 @@ def test_a_job_that_fails_fails_alone(folders, tree, error, says):
     assert bad.ids == want
     assert bad.ids
     assert worker.alive
+    worker.stop()
+
+
+def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(folders, monkeypatch):
+    """The texts are the engine's, and a few steps fail for all together, not every one."""
+    engine, step, sizes, most = load(folders, tree="chain:3"), Decoder.step, [], 2
+
+    def limited(decoder: Decoder) -> list:
+        sizes.append(len(decoder.sequences))
+        if len(decoder.sequences) > most:
+            raise MemoryError
+        return step(decoder)
+
+    monkeypatch.setattr(Decoder, "step", limited)
+    worker = Worker(engine, max_batch=5)
+    prompts = [prompt * repeated for prompt, repeated in zip(PROMPTS, (1, 10, 1, 1, 1, 12), strict=True)]
+    wanted = [engine.generate(x, max_new_tokens=60, temperature=0.8, seed=i) for i, x in enumerate(prompts)]
+    sizes.clear()
+    for num_failed in (5, 0):
+        listeners = [Listener() for _ in prompts]
+        for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
+            worker.submit(job(engine, prompt, i, 60), listener)
+        if num_failed:
+            worker.start()
+        assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
+        assert sum(size > most for size in sizes) <= num_failed, sizes
+        most = 5
+    assert 5 in sizes
     worker.stop()
 
 

@@ -108,6 +108,8 @@ class Batch:
         self.cache = PrefixCache(cache_bytes)
         self.prefill = Prefill(lambda: self._open(1), self.cache)
         self._decoder = self._open(size)
+        self._room = size  # rows of the decoder that are used; fewer after a lasting shortage of memory
+        self._short = False  # whether the last step failed for all texts together, and for none by itself
         self._step_s = 0.0  # of the last step
         self.num_tokens = 0  # of the prompts that were taken into work, and of their texts
 
@@ -138,8 +140,9 @@ class Batch:
 
     def join(self, ticket: Ticket) -> None:
         """Take a job into work; its prompt is read in pieces before its first step."""
-        if not len(self) and self._drafter is not self._engine.drafter:
-            self._draft_by(self._engine.drafter)  # what made it fail may have left
+        if not len(self) and (self._drafter is not self._engine.drafter or self._room < self._size):
+            self._draft_by(self._engine.drafter)  # what made it, or all texts together, fail may have left
+            self._room = self._size
             self._decoder = self._open(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         self.num_tokens += len(job.ids)
@@ -150,7 +153,7 @@ class Batch:
         sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
         stream = TextStream(tokenizer, job.stops, job.ids) if tokenizer else None
         text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
-        if len(job.ids) <= BLOCK:
+        if len(job.ids) <= BLOCK and len(self._texts) < self._room:
             self._look_up(text)
             self._enter(text, [])
         else:
@@ -192,7 +195,7 @@ class Batch:
 
     def step(self) -> None:
         """A piece of the next prompt, and a step of every text that has read its own."""
-        if self._reading:
+        if self._reading and len(self._texts) < self._room:
             text = self._reading[0]
             try:
                 chain = self._read(text)
@@ -230,20 +233,23 @@ class Batch:
             steps = self._decoder.step()
         except Exception as error:
             log.warning("A step of %d texts failed, they are stepped one by one: %r", len(marks), error)
-            self._step_alone(marks)
+            self._short = self._step_alone(marks, self._short)
         else:
+            self._short = False
             if self._decoder.gave_up:
                 self._step_alone(marks)
             else:
                 self._report(self._decoder, steps)
 
-    def _step_alone(self, marks: list[Mark]) -> None:
+    def _step_alone(self, marks: list[Mark], short: bool = False) -> bool:
         """The step again, each text by itself, after the model or the drafter failed for all together.
 
         A text that fails by itself ends, and one for which the drafter fails goes on without drafts; the others come
-        out as they would have beside them.
+        out as they would have beside them. Where the step before failed so too, which is `short`, and none by itself,
+        the last text waits from now on until another one has ended. Returns: whether none failed by itself.
         """
         del self._decoder  # its memory may be what is wanting
+        num_failed = 0
         for mark in marks:
             mark.restore()
         drafted, gave_up = [mark.text.sequence for mark in marks if mark.text.sequence.depth_limit], []
@@ -256,6 +262,7 @@ class Batch:
             except Exception as error:
                 log.exception("A text failed.")
                 self._fail(mark.text, sentence(error))
+                num_failed += 1
                 continue
             if decoder.gave_up:
                 gave_up.append(sequence)
@@ -264,9 +271,16 @@ class Batch:
             self._draft_by(NoDrafter())  # it fails for every text
         for sequence in gave_up:
             sequence.depth_limit = 0
-        self._decoder = self._open(self._size)
-        for text in list(self._texts.values()):
+        texts = list(self._texts.values())
+        if short and not num_failed:
+            self._room = max(len(texts) - 1, 1)
+        self._decoder = self._open(self._room)
+        for text in texts[self._room :]:
+            del self._texts[text.sequence]
+            self._reading.append(text)
+        for text in texts[: self._room]:
             self._enter(text, self.cache.match(text.sequence.ids[:-1]))
+        return not num_failed
 
     def _report(self, decoder: Decoder, steps: list[tuple[Sequence, Step]]) -> None:
         for sequence, step in steps:

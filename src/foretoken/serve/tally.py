@@ -34,7 +34,7 @@ class Tally:
             self.first = self.last
         self.waited_s = max(self.waited_s, progress.waited_s)
         if index % self.n == 0:
-            self.cached[index] = progress.num_cached
+            self.cached.setdefault(index, progress.num_cached)
         self.num_tokens += len(progress.token_ids)
         if progress.num_drafted:
             self.num_steps += 1
