@@ -127,8 +127,11 @@ def kinds(engine: foretoken.Engine) -> set[str]:
     return {m.kind for m in engine.source.model.model.modules() if isinstance(m, PackedLinear)}
 
 
-def test_a_drafter_that_fails_costs_speed_only(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails after it wrote into the target's cache."""
+@pytest.mark.parametrize("at", range(3, 8))
+def test_a_drafter_that_fails_costs_speed_only(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """It fails after it left NaN in the target's cache, in slots of either place in a word."""
     engine = load(folders["llama"], tree="kary:2x3")
     want = load(folders["llama"], drafter="none").generate(TEXTS, max_new_tokens=16, temperature=0.0)
     score, calls = KernelRows._score, 0
@@ -138,9 +141,11 @@ def test_a_drafter_that_fails_costs_speed_only(folders: dict[str, Path], monkeyp
         out = score(self, *arguments, **named)
         if self.layers is not engine.target.lm.backend:
             calls += 1
-            if calls == 5:
-                used = self._slots[:, -1].max()  # NaN behind the text, as numbers that overflow in 4 bits would leave
-                self.values[:, :, :, used // 2 :] = np.float32(np.nan)
+            if calls == at:
+                nan = np.uint32(0x7FC07FC0)  # of both bfloat16 numbers of a word, as overflows in 4 bits would leave
+                for row, (first, *_) in enumerate(self._slots):
+                    self.values.view(np.uint32)[:, row, :, (first + 1) // 2 :] = nan
+                    self.keys.view(np.uint32)[:, row, :, first // 64, :, first % 64 :] = nan
                 raise ValueError("broken")
         return out
 
