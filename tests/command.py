@@ -1,8 +1,9 @@
 """The commands `foretoken` and `python -m benchmarks`, run inside the test's own process, on tiny models."""
 
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def run(
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return code, out, err
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore interrupts, and would pass that on to this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

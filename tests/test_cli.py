@@ -182,6 +182,7 @@ def test_missing_folders_are_named(run, tmp_path):
         assert (code, str(folder) in err, len(err.strip().splitlines())) == (2, True, 1), err
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_prints_what_was_generated(run, monkeypatch):
     """A real signal in mid-text; in a process of its own, test_chat has one."""
     stream = foretoken.Engine.stream

@@ -145,6 +145,7 @@ def test_what_is_left_of_a_run_that_was_killed_is_its_own(tmp_path: Path) -> Non
         check_own(tmp_path, {"kind": "eagle"})
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_a_checkpoint_of_a_whole_step(
     run: Command, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,14 +160,9 @@ def test_ctrl_c_saves_a_checkpoint_of_a_whole_step(
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(run, workplace, whole)[0] == 0
-    # a shell's background jobs ignore interrupts, and would pass that on to this process
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(Trainer, "texts", interrupted)
-    try:
-        code, _, err = train(run, workplace, parts)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    code, _, err = train(run, workplace, parts)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert code == 130
     assert "goes on from the last checkpoint" in err
     assert not (parts / "config.json").exists()
