@@ -20,19 +20,9 @@ from foretoken.heads.head import Head, new_head
 from foretoken.heads.layer import layer_shape
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts
-from test_heads import plain
+from test_heads import lm, plain, target
 
-TOLERANCE = 2e-5  # float32, two orders of summation, logits of size ~1
-
-
-@pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    return CausalLM(tiny.llama(0, layers=6))
-
-
-@pytest.fixture(scope="module")
-def target(lm: CausalLM) -> TargetParts:
-    return parts(lm)
+__all__ = ["lm", "target"]
 
 
 def published(target: TargetParts) -> dict[str, dict[str, tuple[int, ...]]]:
