@@ -13,6 +13,7 @@ from torch import nn
 import foretoken
 from foretoken.audit import models
 from foretoken.audit.report import OK
+from foretoken.build import plain
 from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -110,7 +111,7 @@ def test_it_reads_no_prompt_and_keeps_no_cache_of_its_own(folders: dict[str, Pat
     made = decoder(engine)
     session = made.drafter
     assert isinstance(session, OwnDraftSession)
-    host, guest = made.target.rows, session._inner.rows  # pyright: ignore[reportAttributeAccessIssue]
+    host, guest = made.target.rows, session.inner.rows  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(guest, GuestRows)
     assert guest.cache.keys is host.cache.keys
     assert guest.cache.values is host.cache.values
@@ -191,4 +192,4 @@ def test_a_model_object_is_refused() -> None:
 
 
 def test_plain_stays_plain(folders: dict[str, Path]) -> None:
-    assert isinstance(foretoken.build.plain(load(folders["llama"])).drafter, NoDrafter)  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(plain(load(folders["llama"])).drafter, NoDrafter)

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.core.interfaces import (
-    Drafter,
-    DraftSession,
-    FeatureDrafter,
-    LearningSession,
-    Path,
-    PrefixSession,
-    Saved,
-)
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession, Saved
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra

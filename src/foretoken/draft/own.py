@@ -9,13 +9,14 @@ Source: Zhao et al. 2024, QSpec, arXiv:2410.11305: drafting by quantised arithme
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from foretoken.core.interfaces import Path, TargetSession
+from foretoken.core.interfaces import TargetSession
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.draft.source import Source
+from foretoken.draft.wrapped import WrappedSession
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.guest_rows import GuestRows
 from foretoken.models.target import LMTargetSession
@@ -34,7 +35,7 @@ def own(source: Source, policy: TreePolicy, law: LawFamily) -> OwnDrafter:
     return OwnDrafter(source.model, policy, law, source.vocab_size)
 
 
-class OwnDraftSession:
+class OwnDraftSession(WrappedSession[LMDraftSession]):
     """Trees drafted in the cache of the target's session, which `share` names."""
 
     def __init__(self, drafter: OwnDrafter) -> None:
@@ -44,17 +45,8 @@ class OwnDraftSession:
         assert isinstance(self._drafter.lm, CausalLM)
         assert isinstance(target, LMTargetSession)
         self._target = target
-        self._inner = LMDraftSession(self._drafter, GuestRows(self._drafter.lm, target.rows))
-
-    def join(self) -> None:
-        self._inner.join()
-
-    def leave(self, row: int) -> None:
-        self._inner.leave(row)
+        super().__init__(LMDraftSession(self._drafter, GuestRows(self._drafter.lm, target.rows)))
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._target.catch_up(sequences)
-        return self._inner.propose(sequences)
-
-    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        self._inner.observe(sequences, trees, paths)
+        return super().propose(sequences)

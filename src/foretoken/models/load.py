@@ -113,10 +113,7 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
     model = model.eval()
     pack(model, torch.float32, weight_files())  # what is left: rows for it are not rounded where others are quantised
     model.model.embed_tokens = target.model.get_input_embeddings()
-    lm = CausalLM(model, name=f"{target.name} in {kind}")
-    if not isinstance(lm.backend, LlamaKernel):
-        raise ForetokenError(f"Drafter self cannot run {lm.name} in our kernel: choose drafter ngram.")
-    return lm
+    return CausalLM(model, name=f"{target.name} in {kind}")
 
 
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:
