@@ -129,6 +129,12 @@ class Costs:
         return 1 + (took + EXPECTED * self._scale * self.extra[depth]) / (count + EXPECTED)
 
     @property
+    def shown(self) -> list[float]:
+        """What was expected of each depth, scaled as all drafted steps together turned out."""
+        scale = self._scale
+        return [scale * extra for extra in self.extra]
+
+    @property
     def _scale(self) -> float:
         """What drafted steps take beyond 1, as a share of what was expected; the expectation weighs as one step."""
         once = sum(self.extra) / max(len(self.extra) - 1, 1)
@@ -143,9 +149,10 @@ class Costs:
 
         But for what a prompt took to read, which its text has paid.
         """
-        extra = [self._scale * extra for extra in self.extra]
         debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
-        return Costs(extra, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True)
+        return Costs(
+            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True
+        )
 
 
 def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
@@ -209,15 +216,11 @@ class Experience:
         if costs is not None and (costs.seen or not costs.borrowed):
             return costs
         sizes = sorted((size for size in self.costs if size != batch), key=lambda size: abs(size - batch))
-        if not sizes:
-            costs = Costs(self.extra)
-        elif costs is None:
-            costs = self.costs[sizes[0]].like()
-        for size in sizes:
-            if self.costs[size].seen:
-                costs.extra = self.costs[size].like().extra
-                break
-        self.costs[batch] = costs
+        if costs is None:
+            costs = self.costs[batch] = self.costs[sizes[0]].like() if sizes else Costs(self.extra)
+        drafted = next((self.costs[size] for size in sizes if self.costs[size].seen), None)
+        if drafted is not None:
+            costs.extra = drafted.shown
         return costs
 
 
