@@ -48,7 +48,6 @@ from foretoken.recipe import (
     HEAD,
     KINDS,
     METHODS,
-    NGRAM,
     NO_DRAFTER,
     OWN,
     PLAIN,
@@ -57,6 +56,7 @@ from foretoken.recipe import (
     VOCABS,
     Recipe,
     check_known,
+    is_word,
     own_kind,
 )
 from foretoken.trees.dynamic import ProductTree
@@ -142,7 +142,7 @@ def load(
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
     head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
     own = own_kind(drafter)
-    has_model = drafter not in (None, NO_DRAFTER, NGRAM) and own is None and head_folder is None
+    has_model = not is_word(drafter) and head_folder is None
     if tuned is not None and has_model and vocab in (None, AUTO):
         vocab = tuned.vocab or vocab
     if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):

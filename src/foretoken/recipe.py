@@ -157,6 +157,11 @@ def own_kind(drafter: object) -> str | None:
     return kind or OWN_KIND
 
 
+def is_word(drafter: object) -> bool:
+    """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
+    return drafter in (None, NGRAM, NO_DRAFTER) or own_kind(drafter) is not None
+
+
 def check_verifier(name: str) -> None:
     _check_known("verifier", name, VERIFIERS)
 
@@ -179,7 +184,7 @@ def check_engine(
     check_compile(compile)
     check_quantise(quantise)
     located(target)
-    if drafter not in (None, NGRAM, NO_DRAFTER) and own_kind(drafter) is None and head_file(drafter) is None:
+    if drafter is not None and not is_word(drafter) and head_file(drafter) is None:
         located(drafter)
 
 

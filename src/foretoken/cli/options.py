@@ -16,7 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.models.named import check_device
-from foretoken.recipe import AUTO, FIXED, NGRAM, NO_DRAFTER, OWN, check_engine
+from foretoken.recipe import AUTO, FIXED, check_engine, is_word
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -104,8 +104,8 @@ class EngineOptions(RecipeOptions):
     def anywhere(self) -> "EngineOptions":
         """The same for a process that runs in another folder: checked, and with absolute paths of what is here."""
         check_models(**self.named(None))
-        words = None, NGRAM, OWN, NO_DRAFTER
-        named = {name: path for name in ("target", "drafter", "profile") if (path := getattr(self, name)) not in words}
+        paths = {name: getattr(self, name) for name in ("target", "drafter", "profile")}
+        named = {name: path for name, path in paths.items() if not is_word(path)}
         return replace(
             self, **{name: str(Path(path).absolute()) for name, path in named.items() if Path(path).exists()}
         )
