@@ -162,8 +162,10 @@ def in_openvino(path: str, ids: Sequence[list[int]]) -> Peer:
 
 def ours(target: str) -> dict[str, Engine]:
     """Ours without a drafter, and under method auto with those that need no second model; no answer stops early."""
-    made = (load(target, drafter=kind, method=AUTO, device="cpu", max_batch=1) for kind in (OWN, NGRAM))
-    own, lookup = (replace(engine, eos_ids=frozenset()) for engine in made)
+    own = replace(load(target, drafter=OWN, method=AUTO, device="cpu", max_batch=1), eos_ids=frozenset())
+    model, tokenizer = own.target.lm.model, own.tokenizer
+    lookup = load(model, drafter=NGRAM, method=AUTO, tokenizer=tokenizer, max_batch=1)
+    lookup = replace(lookup, eos_ids=frozenset())
     return {OURS: plain(own), f"{OURS}, drafter {OWN}": own, f"{OURS}, drafter {NGRAM}": lookup}
 
 
