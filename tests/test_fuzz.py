@@ -37,8 +37,9 @@ TEXTS = [
 TREES = [
     "chain:1", "chain:3", "chain:3@0.5", "chain:3@nan", "chain:0", "chain:-1", "chain:x", "chain:", "chain:4096",
     "chain:9999", "chain:" + "9" * 30, "chain:²", "kary:2x2", "kary:2x2@0.3", "kary:0x2", "kary:2x", "kary:99x99",
-    "kary:1x4096", "budget:4", "budget:0", "budget:1e3", "dynamic:4", "dynamic:9999", "opt-tree:4", "opt-tree:inf",
-    "product:4", "sequoia:4", "sequoia:4@/dev/null", "sequoia:4@", "list:", "list:/dev/null", "list:/", "bush:1", ":",
+    "kary:1x4096", "delayed:1+2x2", "delayed:0+9x", "delayed:1+9999x9999", "budget:4", "budget:0",
+    "budget:1e3", "dynamic:4", "dynamic:9999", "opt-tree:4", "opt-tree:inf", "product:4", "sequoia:4",
+    "sequoia:4@/dev/null", "sequoia:4@", "list:", "list:/dev/null", "list:/", "bush:1", ":",
 ]  # fmt: skip
 NAMES = [*VERIFIERS, *LAWS, *VOCABS, *METHODS, *DTYPES, *COMPILE]
 DEVICES = ["cpu", "abacus", "cuda:99", "cpu:7", "cuda:x", ""]

@@ -31,7 +31,7 @@ from tiny import tokenizer
 __all__ = ["one_thread"]
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("error::RuntimeWarning")]
 TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
-TREES = ("chain:4", "kary:2x3", "budget:8", "dynamic:8")
+TREES = ("chain:4", "kary:2x3", "delayed:2+2x2", "budget:8", "dynamic:8")
 FOLDERS = {"llama": torch.bfloat16, "mistral": torch.float32, "qwen3": torch.bfloat16}  # Mistral's window is 9 tokens
 
 

@@ -14,7 +14,7 @@ from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
 from foretoken.trees.grammar import read_tree
 from foretoken.trees.sequoia import sequoia
-from foretoken.trees.static import StaticTree, chain, kary
+from foretoken.trees.static import StaticTree, chain, delayed, kary
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock
 from foretoken.verify.checked import checked
@@ -24,6 +24,7 @@ from foretoken.verify.published.plan import Solver
 MADE_BY: dict[str, Callable[..., TreePolicy]] = {
     "chain": chain,
     "kary": kary,
+    "delayed": delayed,
     "budget": BudgetTree,
     "dynamic": DynamicTree,
     "sequoia": sequoia,
@@ -139,7 +140,9 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
             "no strings."
         )
     if not isinstance(policy, StaticTree) or policy.floor > 0:
-        raise ForetokenError("draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD or list:FILE.")
+        raise ForetokenError(
+            "draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD, delayed:D+KxL or list:FILE."
+        )
     if law not in (None, IID.name):
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
 

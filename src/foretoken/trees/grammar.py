@@ -67,6 +67,18 @@ def _kary(spec: str) -> tuple[int, int, float]:
     return k, levels, floor
 
 
+def _delayed(spec: str) -> tuple[int, int, int]:
+    form = "delayed:D+KxL"
+    trunk, plus, rest = spec.partition("+")
+    branches, cross, length = rest.partition("x")
+    if not (plus and cross):
+        raise ForetokenError(f"Tree delayed:{spec} is incomplete: write {form}, e.g. delayed:4+3x4.")
+    depth = 0 if trunk == "0" else _size(trunk, form)
+    k, levels = _size(branches, form), _size(length, form)
+    check_size(depth + k * levels)
+    return depth, k, levels
+
+
 def _sized(form: str) -> Callable[[str], tuple[int]]:
     return lambda spec: (_size(spec, form),)
 
@@ -145,6 +157,7 @@ def _floor(spec: str, form: str) -> tuple[str, float]:
 TREES: dict[str, tuple[str, Callable[[str], tuple[Any, ...]]]] = {
     "chain": ("chain:D or chain:D@C, a path of D draft tokens; @C ends it where its q falls below C", _chain),
     "kary": ("kary:KxD or kary:KxD@C, K children per node down to depth D; @C as above", _kary),
+    "delayed": ("delayed:D+KxL, a path of D draft tokens, then K paths of L each behind it; D may be 0", _delayed),
     "budget": ("budget:N, sampled children where they pay most, N nodes expected over a text", _sized("budget:N")),
     "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _sized("dynamic:N")),
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
