@@ -20,7 +20,7 @@ RANKED = (DYNAMIC, OPT_TREE)
 RULES = ("rrs", "rrsw", "hub", "kseq", "transport")
 DEFAULT = (
     *(f"{shape}+{rule}" for shape in (KARY, SEQUOIA, BUDGET) for rule in RULES),
-    *(f"{DYNAMIC}+{MATCH}", f"{CHAIN}+block", f"{SEQUOIA}+block-rrsw", f"{BUDGET}+block-transport"),
+    *(f"{DYNAMIC}+{MATCH}", f"{CHAIN}+block", f"{SEQUOIA}+traversal", f"{BUDGET}+block-transport"),
 )
 
 

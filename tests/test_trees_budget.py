@@ -31,7 +31,7 @@ CASES: list[tuple[str, LawFamily]] = [
     ("transport", IID),
     ("block-transport", IID),
     ("rrsw", WithoutReplacement),
-    ("block-rrsw", WithoutReplacement),
+    ("traversal", WithoutReplacement),
     ("hub", Hub),
 ]
 
@@ -218,7 +218,7 @@ def test_what_a_tree_may_cost_depends_on_the_past_alone() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "family"), [("block-transport", IID), ("block-rrsw", WithoutReplacement)])
+@pytest.mark.parametrize(("name", "family"), [("block-transport", IID), ("traversal", WithoutReplacement)])
 def test_whole_decodings_with_an_account_have_the_targets_law(name: str, family: LawFamily) -> None:
     """Four tokens, so that a third tree is drafted from what two left, rejected drafts among them."""
     pasts = set()

@@ -139,7 +139,7 @@ def test_a_chain_that_ended_early() -> None:
 def test_only_rules_with_a_walk_of_their_own_take_it() -> None:
     assert isinstance(BLOCK, PathVerifier)
     own = {name for name, rule in VERIFIERS.items() if isinstance(rule, PathVerifier)}
-    assert own == {"block", "block-transport", "block-rrsw", "string-rejection"}
+    assert own == {"block", "block-transport", "traversal", "string-rejection"}
     p = torch.tensor([0.3, 0.7])
     tree = chain([0, 1], [Siblings((1,), torch.tensor([0.5, 0.5]), IID(1)), None])
     rngs = seeded(0), seeded(0)
@@ -189,18 +189,18 @@ def enumerated(rule, family: LawFamily, policy, v: int = 2, num_tokens: int = 3,
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("block", "family"), [("block-transport", IID), ("block-rrsw", WithoutReplacement), ("block-rrsw", IID)]
+    ("block", "family"), [("block-transport", IID), ("traversal", WithoutReplacement), ("traversal", IID)]
 )
 def test_trees_are_exact_and_longer_than_node_by_node(block: str, family: LawFamily) -> None:
     worst, accepted = enumerated(VERIFIERS[block], family, UNEVEN)
     assert worst <= decoding.TOLERANCE
-    by_node = enumerated(VERIFIERS[block.removeprefix("block-")], family, UNEVEN)[1]
+    by_node = enumerated(VERIFIERS[block].rule, family, UNEVEN)[1]
     assert accepted > by_node + (1e-3 if family is IID else -1e-12)  # two of two tokens: always accepted
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("name", "family"), [("block", IID), ("block-transport", IID), ("block-rrsw", WithoutReplacement)]
+    ("name", "family"), [("block", IID), ("block-transport", IID), ("traversal", WithoutReplacement)]
 )
 def test_whole_decodings_with_a_chain(name: str, family: LawFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules for trees decide as the one for chains does, also when they go from node to node."""
@@ -300,7 +300,7 @@ class Perhaps(Entangled):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["transport", "block-transport", "block-rrsw", "block"])
+@pytest.mark.parametrize("name", ["transport", "block-transport", "traversal", "block"])
 def test_a_draw_that_may_not_be_made_is_exact(name: str) -> None:
     worst, accepted = enumerated(VERIFIERS[name], IID, Perhaps(), num_tokens=2)
     assert worst <= decoding.TOLERANCE
@@ -324,7 +324,7 @@ def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["block-transport", "block-rrsw"])
+@pytest.mark.parametrize("name", ["block-transport", "traversal"])
 def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype) -> None:
     """Trees of no, one and two draws a node; the same uniforms, so the same path and token."""
     rng, v = torch.Generator().manual_seed(0), 300

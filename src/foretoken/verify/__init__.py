@@ -34,7 +34,7 @@ RULES = {
     ),
     "transport-grouped": ("verify.exact_transport:TransportGrouped", "within a proven gap of the optimum; O(V)"),
     "block-transport": ("verify.block:block_transport", "`transport`, jointly over all paths of a tree"),
-    "block-rrsw": ("verify.block:block_rrsw", "`rrsw`, jointly over all paths of a tree"),
+    "traversal": ("verify.block:traversal", "`rrsw` jointly over all paths of a tree, from leaf to root"),
     "ot-lp": (
         "verify.published.solvers:LinearProgram",
         "the optimum by a linear program; few tokens (top-k), up to 300,000 draw sets",

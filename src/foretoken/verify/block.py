@@ -43,11 +43,19 @@ token, "rejected" among them, has law row, which depends on the node's own draws
 independent. Averaged over the draws the row is p', since the rule is lossless: "rejected" has probability 1 - w, and y
 comes out with probability w p(y), with the target's law after it. At the root w = 1: the text has the target's law.
 
-With the standard rule this is, on a chain, the decision above. With the optimum for i.i.d. draws at each node
-(transport) it is, to our knowledge, new.
+With the standard rule this is, on a chain, the decision above. With rrsw it is traversal verification, which goes from
+leaf to root and, when it rejects child x of a node of weight w, goes on with
 
-Source of the chain's rule: Sun et al. 2024, Block Verification Accelerates Speculative Decoding, arXiv:2403.10444,
-Algorithm 2.
+    S = sum (w p - q)+,     w' = S / (S + 1 - w),     p' = norm((w p - q)+),     q' = norm(q with x set to 0)
+
+in place of w, p, q: rrsw on (w p, 1 - w) and (q, 0) has the residual ((w p - q)+, 1 - w) / (S + 1 - w), which is
+(w' p', 1 - w'), after x, so the next child's w_j is min(1, w' p' / q') of its token, and the node itself is accepted
+with w' when no child is left. tests/test_verify_traversal.py compares the two. With the optimum for one node
+(transport) it composes plans of optimal transport under the weight of the path, which is how the abstract of UniVer
+describes that rule.
+
+Sources: Sun et al. 2024, Block Verification Accelerates Speculative Decoding, arXiv:2403.10444, Algorithm 2 (the
+chain). Weng et al. 2025, Traversal Verification, arXiv:2505.12398. Weng et al. 2026, UniVer, arXiv:2605.04543.
 """
 
 from collections.abc import Callable
@@ -283,8 +291,8 @@ def block_transport() -> TreeBlock:
     return TreeBlock("block-transport", Transport())
 
 
-def block_rrsw() -> TreeBlock:
-    return TreeBlock("block-rrsw", RRSw())
+def traversal() -> TreeBlock:
+    return TreeBlock("traversal", RRSw())
 
 
 def is_one_draw(siblings: Siblings) -> bool:
