@@ -41,7 +41,9 @@ from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 LINE = 64  # bytes of a line
 SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)  # places in a line, of 4 bytes each, behind the codes
 AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the first cache
-AHEAD = 2048  # bytes by which memory is fetched ahead
+# Bytes by which memory is fetched ahead, into the second cache: the entry of 2026-11-25 in docs/LOG.md, where fetching
+# 2 KiB ahead into the first cache was slower than fetching nothing.
+AHEAD, SECOND_CACHE = 4096, 2
 
 VNNI, VNNI_256, PAIRS, NEON, PLAIN = "vnni", "vnni256", "pairs", "neon", "plain"
 INSTRUCTIONS = {  # what makes exact sums: what a processor must have for it, and the columns of a register
@@ -192,8 +194,11 @@ def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, ro
         base = b.add(panel, b.mul(group, I64(kind.group_bytes)))
         here = b.add(b.add(base, I64(scales)), b.mul(block, I64(block_bytes)))
         at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
-        for i in range(kind.bits):
-            b.call(fetch, [b.inttoptr(dots.plus(at, AHEAD + 64 * i), byte), *map(I32, (0, 3, 1))])
+        # A strip fetches its share of the panel as it lies in memory, with what stands between strips.
+        share = kind.group_bytes // (blocks * COLUMNS // LANES)
+        passed = b.add(panel, b.mul(loop.index, I64(share)))
+        for i in range(0, share, 64):
+            b.call(fetch, [b.inttoptr(dots.plus(passed, AHEAD + i), byte), *map(I32, (0, SECOND_CACHE, 1))])
         for first in range(0, LANES, n):
             column = b.add(b.mul(strip, I64(LANES)), I64(first))
             d = dots.widened(b.add(base, b.mul(column, I64(2))))
@@ -212,10 +217,10 @@ def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, ro
                 place = b.inttoptr(b.add(sums0, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer())
                 total = b.load(place)
                 total.align = 4
-                scale, share = dots.spread(dots.plus(line, 4 * SCALE), F32), 8 // len(factors)
+                scale, words = dots.spread(dots.plus(line, 4 * SCALE), F32), 8 // len(factors)
                 for part, factor in enumerate(factors):
-                    of_part = codes[part * share : (part + 1) * share]
-                    exact = dots.sum(of_part, dots.plus(line, 4 * share * part), kind.bits)
+                    of_part = codes[part * words : (part + 1) * words]
+                    exact = dots.sum(of_part, dots.plus(line, 4 * words * part), kind.bits)
                     offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
                     if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
                         offset = BY_128
