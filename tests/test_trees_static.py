@@ -61,7 +61,7 @@ def test_branches_stand_behind_the_trunk():
 
 
 @pytest.mark.parametrize("tree", ["delayed:1+2x2", "delayed:0+2x2"])
-@pytest.mark.parametrize("rule", ["rrs", "rrsw", "kseq", "hub", "transport", "block-transport", "block-rrsw"])
+@pytest.mark.parametrize("rule", ["rrs", "rrsw", "kseq", "hub", "transport", "block-transport", "traversal"])
 def test_delayed_branches_have_the_targets_law(tree, rule):
     for family in VERIFIERS[rule].laws:
         found = measure(VERIFIERS[rule], family, Shape(tree, tree_policy(tree), 2), 3, num_tokens=4)
