@@ -36,6 +36,7 @@ from foretoken.kernel.quantised import (
     unpack_rows,
 )
 from foretoken.kernel.rounding import FEATURES
+from foretoken.kernel.simd import FAR, fetch
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 LINE = 64  # bytes of a line
@@ -43,7 +44,7 @@ SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)  # places in a lin
 AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the first cache
 # Bytes by which memory is fetched ahead, into the second cache: the entry of 2026-11-25 in docs/LOG.md, where fetching
 # 2 KiB ahead into the first cache was slower than fetching nothing.
-AHEAD, SECOND_CACHE = 4096, 2
+AHEAD = 4096
 
 VNNI, VNNI_256, PAIRS, NEON, PLAIN = "vnni", "vnni256", "pairs", "neon", "plain"
 INSTRUCTIONS = {  # what makes exact sums: what a processor must have for it, and the columns of a register
@@ -185,8 +186,6 @@ def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, ro
     subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
     fused = ("contract",)
-    byte = I8.as_pointer()
-    fetch = b.module.declare_intrinsic("llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, *[I32] * 3]))
     with cgutils.for_range(b, b.mul(groups, I64(blocks * COLUMNS // LANES)), intp=I64) as loop:
         strip = b.and_(loop.index, I64(COLUMNS // LANES - 1))
         number = b.lshr(loop.index, I64(2))  # of the block, in the panel
@@ -198,7 +197,7 @@ def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, ro
         share = kind.group_bytes // (blocks * COLUMNS // LANES)
         passed = b.add(panel, b.mul(loop.index, I64(share)))
         for i in range(0, share, 64):
-            b.call(fetch, [b.inttoptr(dots.plus(passed, AHEAD + i), byte), *map(I32, (0, SECOND_CACHE, 1))])
+            fetch(b, dots.plus(passed, AHEAD + i), FAR)
         for first in range(0, LANES, n):
             column = b.add(b.mul(strip, I64(LANES)), I64(first))
             d = dots.widened(b.add(base, b.mul(column, I64(2))))

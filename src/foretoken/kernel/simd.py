@@ -16,6 +16,8 @@ from numba.extending import intrinsic
 
 from foretoken.kernel.sizes import LANES
 
+NEAR, FAR = 1, 2  # the first cache and the second
+
 
 def lanes_at(context: Any, b: Any, kind: Any, array: Any, at: Any) -> Any:
     """A pointer to 16 floats of an array of the type `kind`: element `at`, counted in one axis, and those after it."""
@@ -28,6 +30,15 @@ def load(b: Any, place: Any) -> Any:
     value = b.load(place)
     value.align = 4
     return value
+
+
+def fetch(b: Any, at: Any, cache: int) -> None:
+    """Let memory at an address be fetched into a cache, NEAR or FAR, while the code goes on."""
+    byte, whole = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, whole, whole, whole])
+    # For reading, data, and LLVM's number of the cache: 3 for the first, 2 for the second.
+    arguments = [b.inttoptr(at, byte), whole(0), whole(4 - cache), whole(1)]
+    b.call(b.module.declare_intrinsic("llvm.prefetch", [byte], kind), arguments)
 
 
 def exp(b: Any, x: Any) -> Any:

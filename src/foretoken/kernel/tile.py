@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 
 from foretoken.kernel.compile import linked
 from foretoken.kernel.rounding import DOTS, FEATURES, ROUNDED, BFloat
+from foretoken.kernel.simd import FAR, NEAR, fetch
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
 WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
@@ -31,7 +32,6 @@ WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 ROWS = 6
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if units <= WIDEST[rows]]
-NEAR, FAR = 1, 2  # the caches into which memory is fetched
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
@@ -91,12 +91,9 @@ def _used(rows: int, units: int, form: int, fetch: int) -> bool:
 
 def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
     """The instructions of one tile."""
-    vector, byte = ir.VectorType(ir.FloatType(), LANES), ir.IntType(8).as_pointer()
+    vector = ir.VectorType(ir.FloatType(), LANES)
     whole = ir.VectorType(ir.IntType(32), LANES)
     size = length.type
-    fetch = b.module.declare_intrinsic(
-        "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, *[ir.IntType(32)] * 3])
-    )
     zero, undefined = ir.Constant(vector, [0.0] * LANES), ir.Constant(vector, ir.Undefined)
     w_base = b.inttoptr(w, ir.IntType(32).as_pointer())
     places = [[b.bitcast(at, vector.as_pointer()) for at in of_row] for of_row in out]
@@ -120,8 +117,7 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             units = len(out[0])
             for u in range(units):
                 passed = b.add(b.mul(loop.index, size(units)), size(u))
-                at = b.inttoptr(b.add(ahead, b.mul(passed, pace)), byte)
-                b.call(fetch, [at, *map(ir.IntType(32), (0, 3 if fetches == NEAR else 2, 1))])
+                fetch(b, b.add(ahead, b.mul(passed, pace)), fetches)
         line = b.gep(w_base, [b.mul(loop.index, w_row)])
         words = []
         for u in range(len(out[0])):
