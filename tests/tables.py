@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from foretoken.audit import decoding
+from foretoken.audit.branching import outcomes
 from foretoken.build import load
 from foretoken.core.draws import inverse_cdf
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Random
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import draw
 from foretoken.engine import Engine
@@ -28,6 +31,23 @@ def table_decoding(
 ) -> decoding.Decoding:
     target, drafter = decoding.table_pair(policy, family, v, seed)
     return decoding.Decoding(target, drafter, verifier, **settings)
+
+
+def trees(
+    case: decoding.Decoding, prompt: tuple[int, ...] = (0, 1), past: object = None
+) -> list[tuple[TokenTree, Any, float]]:
+    """Every tree that the drafter proposes for one prompt with an account of `past`, and the account after it, with
+    their probability."""
+
+    def run(rng: Random) -> tuple[TokenTree, Any]:
+        session: Any = case.drafter.open(1, 64)
+        session.join()
+        session.pasts = [past]
+        tree = session.propose([Sequence(list(prompt), case.sampling, rng, 9)])[0]
+        session.observe([], [tree], [(0,)])
+        return tree, session.pasts[0]
+
+    return [(tree, after, prob) for (tree, after), prob in outcomes(run)]
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,18 @@ import torch
 
 from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
-from foretoken.audit.branching import outcomes
 from foretoken.core import laws
 from foretoken.core.budgeted import laws_within
 from foretoken.core.draws import draw_iid
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, draw_each
 from foretoken.core.sampling import Sampling
-from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Limits, Node, law_for, spend
 from foretoken.trees.gain import CHOICES, shares
 from foretoken.verify import VERIFIERS
-from tables import Hidden, table_decoding, tiny_engine
+from tables import Hidden, table_decoding, tiny_engine, trees
 
 SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)
 EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=3.0)  # thinks so badly of the drafter that it branches
@@ -59,21 +57,6 @@ def test_hub_and_iid_nodes_side_by_side() -> None:
 
 def laws_drawn(case: decoding.Decoding) -> set[Law]:
     return {s.law for tree, *_ in trees(case) for s in tree.siblings if s is not None}
-
-
-def trees(case: decoding.Decoding, prompt=(0, 1), past=None):
-    """Every tree that the drafter proposes for one prompt with an account of `past`, and the account after it, with
-    their probability."""
-
-    def run(rng):
-        session = case.drafter.open(1, 64)
-        session.join()
-        session.pasts = [past]
-        tree = session.propose([Sequence(list(prompt), case.sampling, rng, 9)])[0]
-        session.observe([], [tree], [(0,)])
-        return tree, session.pasts[0]
-
-    return [(tree, after, prob) for (tree, after), prob in outcomes(run)]
 
 
 @pytest.mark.usefixtures("unchecked")
