@@ -1,5 +1,5 @@
-"""Trees whose shape is fixed before anything is drawn: a chain, k children at every node, paths behind
-a chain, or any parent list.
+"""Trees whose shape is fixed before anything is drawn: a chain, k children at every node, paths behind a chain,
+or any parent list.
 
 Such a tree may end early where the drafter is unsure: nodes get no children if the product of q down to them, by which
 EAGLE-2 ranks nodes (Li et al. 2024, EAGLE-2, arXiv:2406.16858), is below a floor. That product is known before the
