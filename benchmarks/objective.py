@@ -6,7 +6,7 @@ With Z(a) = mean over contexts of sum min(p, a q) and lam = T(one draft) / T(one
     ours                       (1 + Z(a)) / (1 + a lam)         expected tokens over expected time: the throughput
 
 both in units of plain decoding's tokens/s. Z is concave and linear between the breakpoints p_i / q_i, so the first is
-linear and the second monotone there: an optimum lies at a breakpoint or at 0 or 1. Proofs: docs/randomised-drafting.md.
+linear and the second monotone there: an optimum lies at a breakpoint or at 0 or 1. Proofs: docs/theory.md.
 """
 
 from collections.abc import Callable

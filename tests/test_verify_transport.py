@@ -93,7 +93,7 @@ def selected(p: Tensor, q: Tensor, n: int) -> tuple[np.ndarray, np.ndarray, np.n
 @pytest.mark.parametrize("n", [2, 4, 16])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_the_selection_is_as_the_proof_wants_it(n: int, temperature: float) -> None:
-    """docs/transport.md, section 2, (a) to (d), for a large row; and it has few values of rho where there is room."""
+    """docs/theory.md, Theorem 7, (a) to (d), for a large row; and it has few values of rho where there is room."""
     logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     p, q, rho = selected(*torch.softmax(logits / temperature, -1), n)
     g, s = 1 - (1 - np.minimum(q.cumsum(), 1)) ** n, rho * q

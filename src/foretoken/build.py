@@ -115,7 +115,7 @@ def load(
     is no kernel of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning
     tells and the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums
     and, in bfloat16, for what is rounded: the kernel rounds what meets a weight and nothing else.
-    draft_probability: randomised drafting (docs/randomised-drafting.md): a coin of this probability before each draw;
+    draft_probability: randomised drafting (docs/theory.md): a coin of this probability before each draw;
     by default with verifier randomised on chains, transport on trees.
     profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that was
     best, unless one of them or a law is given; and its vocab, unless one is named. Method auto takes its costs instead

@@ -65,7 +65,7 @@ class RecipeOptions(EngineModels):
     block-transport for budget trees; exact-match for ngram, slem and dynamic trees.
     law: How children are drawn: $laws. Default: the verifier's.
     draft_probability: Randomised drafting: a coin of this probability before each draw; where none is made, drafter and
-    target run at the same time. See docs/randomised-drafting.md.
+    target run at the same time. See docs/theory.md.
     """
 
     tree: str | None = None

@@ -116,7 +116,7 @@ class PathVerifier(Protocol):
 def walk_of(verifier: Rule) -> Walk:
     """The walk of a rule: its own where it decides over whole paths, else node by node.
 
-    Greedy scores need no rule: every p is one-hot, so that every rule is exact match (docs/losslessness.md, section 3).
+    Greedy scores need no rule: every p is one-hot, so that every rule is exact match (docs/theory.md, section 3).
     Nor does a tree that is only its root: its token is drawn from p.
     """
     own = verifier.walk if isinstance(verifier, PathVerifier) else partial(walk, verify=verifier)

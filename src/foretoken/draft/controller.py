@@ -9,7 +9,7 @@ d = 0 is plain decoding. From there a new try is made on credit only: every step
 plain decoding, plain steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and
 the first tries, whatever the estimates say.
 
-The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/losslessness.md.
+The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
 Each constant below was kept because a simulation of drafters and machines (tests/test_controller.py has its bars)
 became more than 1 to 2% slower in some case without it, or because of the measurement named beside it.

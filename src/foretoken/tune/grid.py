@@ -36,7 +36,7 @@ def modelled(engine: Engine, vocab: str | None, temperature: float) -> list[Reci
 
 
 def at_the_same_time(engine: Engine) -> bool:
-    """Whether drafter and target can run side by side, without which no coin pays: docs/randomised-drafting.md."""
+    """Whether drafter and target can run side by side, without which no coin pays: docs/theory.md."""
     return engine.target.lm.device.type == "cpu" and torch.get_num_threads() == 1 < num_cores()
 
 

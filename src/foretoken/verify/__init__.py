@@ -16,7 +16,7 @@ RULES = {
     "standard": ("verify.rejection:Standard", "one draw: accepts sum min(p, q), the optimum; O(V)"),
     "rrs": ("verify.rejection:RRS", "recursive rejection sampling, draw after draw; O(kV)"),
     "rrsw": ("verify.rejection:RRSw", "recursive rejection sampling where q loses each rejected draw; O(kV)"),
-    "kseq": ("verify.kseq:KSeq", "tests all draws alike: at least 1 - 1/e of the optimum; O(V) per Newton step"),
+    "kseq": ("verify.kseq:KSeq", "tests k draws alike: at least 1 - 1/e of the optimum; O(V) per Newton step"),
     "hub": ("verify.hub:HubRule", "the optimum of the hub law, for any k; O(V)"),
     "spechub": ("verify.hub:SpecHub", "the optimum of the hub law for k = 2, as published; O(V)"),
     "block": ("verify.block:Block", "chains, one draw per node: jointly over a path, the optimum; O(V) per node"),

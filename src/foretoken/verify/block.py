@@ -86,9 +86,10 @@ Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and th
 class Block(Standard):
     """Keep the longest prefix of a chain that its weight w allows: on average no fewer tokens than node by node.
 
-    Law: one draw from q at every node, that is a chain. Optimal among the rules for a chain. O(v) per node, and every
-    node's p, where the node-by-node walk stops at the first rejection. For a single draft token, and called as a rule
-    of one node, it is the standard rule.
+    Law: one draw from q at every node, that is a chain. Optimal among the rules after which the text that follows an
+    accepted path has the target's law (docs/theory.md, Theorem 10). O(v) per node, and every node's p, where the
+    node-by-node walk stops at the first rejection. For a single draft token, and called as a rule of one node, it is
+    the standard rule.
     """
 
     name: str = "block"

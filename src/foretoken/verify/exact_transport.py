@@ -11,11 +11,11 @@ With g(x) = 1 - E[(1 - x)^N] (`IID.hit`), tokens in the order of falling p/q, pr
                 where there is no draw) the token comes from norm(p - m)
 
 rho is p/q but for a cap, a floor, and steps: tokens side by side have one rho where there is room for that, since the
-thresholds cost most where there are many values of it. docs/transport.md proves all of this.
+thresholds cost most where there are many values of it. docs/theory.md, Theorem 7, proves it.
 
 `transport-grouped` puts groups of tokens of nearly equal ratio (ratio_groups.py) in the place of tokens, in O(v) and
 without a sort: a pick still has the law q_i rho_b of its token, so that m_i = min(p_i, q_i rho_b) is accepted and the
-row stays exactly lossless (docs/transport.md, section 4). What is given up of the optimum, alpha* - sum m, is at most
+row stays exactly lossless (docs/theory.md, Theorem 8). What is given up of the optimum, alpha* - sum m, is at most
 gap(law) (1 + TV(p, q)).
 """
 
@@ -162,7 +162,7 @@ def draw_counts(law: IID) -> tuple[np.ndarray, np.ndarray, float]:
 
 @compiled
 def select(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:
-    """Fill rho by the steps, the cap and the floor; see docs/transport.md, section 2.
+    """Fill rho by the steps, the cap and the floor; see docs/theory.md, Theorem 7.
 
     p, q: masses of the groups in the order of falling p/q [groups], float64; every q > 0
     ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64

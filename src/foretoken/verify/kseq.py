@@ -36,8 +36,9 @@ class KSeq:
     """Test every draw alike with a(x) = min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
 
     Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
-    Accepts with 1 - (1 - beta)^k, at least 1 - 1/e of the optimum. O(v) per Newton step, about ten of them, and
-    O(v + k) for the row. One draw: the standard rule.
+    Accepts k draws with probability 1 - (1 - beta)^k, at least 1 - 1/e of the optimum; where their number is random,
+    that bound does not hold (docs/theory.md, Theorem 4). O(v) per Newton step, about ten of them, and O(v + k) for the
+    row. One draw: the standard rule.
     """
 
     name: str = "kseq"

@@ -4,8 +4,8 @@ concave curve above S - u G.
 S and G are polylines over the q-mass, S concave and below G. At u = 0 the curve is S. As u grows a boundary dies when
 the slopes of S - u G on both sides of it meet; the two blocks of groups become one. Block b lies to the left of
 boundary b, until that dies. `death` is when it would if nothing else died; what dies beside it can only bring that
-forward. Deaths are queued in lists by span of time, and those of the current span in a heap. docs/transport.md,
-section 3.
+forward. Deaths are queued in lists by span of time, and those of the current span in a heap. docs/theory.md,
+Theorem 7.
 """
 
 import numpy as np
