@@ -16,6 +16,8 @@ from jaxtyping import install_import_hook
 
 import checking
 
+HOME = tempfile.TemporaryDirectory()
+os.environ["FORETOKEN_HOME"] = HOME.name  # what is kept of the models of tests goes with them
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # bars of models that a test saves are no output of a command
 jaxtyping.jaxtyped = checking.jaxtyped
 install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")

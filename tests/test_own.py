@@ -22,8 +22,8 @@ from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.draft.own import OwnDrafter, OwnDraftSession
 from foretoken.models.guest_rows import GuestRows
 from foretoken.models.llama_kernel import KernelRows
-from foretoken.models.packed import HEAD_KIND
 from foretoken.models.panels import PackedLinear
+from foretoken.models.quantised import HEAD_KIND
 from foretoken.models.target import LMTargetSession
 from models_zoo import one_thread, tiny
 from tiny import tokenizer

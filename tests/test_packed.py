@@ -13,7 +13,7 @@ import foretoken
 import gguf_zoo
 from foretoken.audit import models
 from foretoken.audit.report import FAILED, OK
-from foretoken.catalogue import converted as cache
+from foretoken.catalogue import kept as cache
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.models import packed

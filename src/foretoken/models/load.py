@@ -15,8 +15,9 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
-from foretoken.models.packed import dequantised_model, pack_quantised, packed_model, stored_tokenizer
+from foretoken.models.packed import dequantised_model, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
+from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
 
 
@@ -66,18 +67,17 @@ def load_model(
     """
     source = located(source)
     on_cpu = device.type == "cpu"
+    if quantise is not None and (not on_cpu or compile == OFF):
+        raise ForetokenError(f"Weights are quantised to {quantise} on a CPU alone, and not with compile off.")
     # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.
     stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
-    if not is_gguf(source):
-        model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
-    elif dtype is None and on_cpu and compile != OFF:
-        model = packed_model(source)
+    if is_gguf(source):
+        whole = dtype is None and on_cpu and compile != OFF
+        model = packed_model(source) if whole else dequantised_model(source, dtype or torch.bfloat16)
+    elif quantise is not None:
+        model = _quantised(source, quantise, trust_remote_code)
     else:
-        model = dequantised_model(source, dtype or torch.bfloat16)
-    if quantise is not None and not is_gguf(source):
-        if not on_cpu or compile == OFF:
-            raise ForetokenError(f"Weights are quantised to {quantise} on a CPU alone, and not with compile off.")
-        pack_quantised(model, quantise)
+        model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
     if dtype is None:
         dtype = torch.float32 if on_cpu and model.dtype == torch.float16 else model.dtype
     model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
@@ -99,19 +99,14 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             f"Drafter self needs a target that our CPU kernel runs, named by its folder or file, and {target.name} "
             f"runs by {target.execution}: choose drafter ngram, which fits every model."
         )
-    source = located(source)
-    if is_gguf(source):
-        model: Any = dequantised_model(source, torch.bfloat16)
-    else:
-        model = _pretrained(source, "auto", trust_remote_code)
-    pack_quantised(model, kind)
+    model: Any = _quantised(located(source), kind, trust_remote_code)
     if not any(isinstance(module, PackedLinear) for module in model.model.layers.modules()):
         raise ForetokenError(
             f"Drafter self packs rows of multiples of 32 weights, and the layers of {target.name} have none: choose "
             "drafter ngram."
         )
-    model = model.eval()
-    pack(model, torch.float32, weight_files())  # what is left: rows for it are not rounded where others are quantised
+    model.model.embed_tokens = torch.nn.Identity()  # whose place the target's embedding takes, as it is
+    pack(model.eval(), torch.float32, weight_files())  # what is left: its rows are not rounded where others are not
     model.model.embed_tokens = target.model.get_input_embeddings()
     return CausalLM(model, name=f"{target.name} in {kind}")
 
@@ -124,6 +119,19 @@ def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = N
     lm = load_model(source, device, dtype, compile=OFF)
     lm.model.requires_grad_(False)
     return lm
+
+
+def _quantised(source: str, kind: str, trust_remote_code: bool) -> HFModel:
+    """What `located` gave, its linear layers quantised to a kind of blocks."""
+
+    def load() -> HFModel:
+        if is_gguf(source):
+            return dequantised_model(source, torch.bfloat16)
+        return _pretrained(source, "auto", trust_remote_code)
+
+    if trust_remote_code:  # what is kept is read without the code that comes with a checkpoint
+        return pack_quantised(load(), kind)
+    return quantised_model(Path(source), kind, load)
 
 
 def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) -> HFModel:

@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from foretoken.catalogue.converted import WEIGHTS, converted
+from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.core.shapes import Float, Int
-from foretoken.gguf.folder import Contents, contents
+from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
-from foretoken.kernel.quantised import KINDS, pack
 from foretoken.models.mapped import weight_files
-from foretoken.models.panels import PART, PackedEmbedding, PackedLinear, PanelLinear
+from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.panels import pack as lay_out
 
-# Errors of the LM head reach the scores as they are. With 4 bits in it as in the layers, 0.85 of the draft tokens of a
-# quantised copy of the small target were accepted at temperature 0, with 8 bits in it 0.94: docs/LOG.md, 2026-11-25.
-HEAD_KIND = "q8_0"
 Weights = Mapping[str, tuple[Tensor, str]]  # each with its type in the file, "" for what is not quantised there
 
 
@@ -49,39 +44,55 @@ def packed_model(source: str) -> PreTrainedModel:
     float32; in bfloat16 if all matrices of the file are bfloat16.
     Raises ForetokenError for a file that cannot be read.
     """
-    folder = converted(Path(source))
+    folder = _kept(Path(source))
     if folder is None:
         found = contents(Path(source))
         # As a file has it that was written and read again, in the same order, on which the fingerprint depends.
         config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
         generation, weights = found.generation_config, _in_memory(found)
     else:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-        generation, weights = GenerationConfig.from_pretrained(folder), _mapped(folder / WEIGHTS)
+        config, generation, weights = read_kept(folder)
     _warn_of_dequantised(source, weights)
     matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
     dtype = torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
-    model = _without_weights(config, generation, dtype)
+    model = filled(without_weights(config, generation, dtype), weights)
+    lay_out(model, dtype, weight_files())
+    return model
+
+
+def read_kept(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig, Weights]:
+    """(configuration, generation configuration, weights) in a folder that was kept, the weights views of its file."""
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        kinds = file.metadata()
+        weights = {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
+    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder), weights
+
+
+def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
+    """The model with its weights: bytes become packed modules; all else gets the model's dtype, but for what linear
+    layers hold, which is laid out from any dtype."""
+    dtype = model.dtype
     for name, (tensor, kind) in weights.items():
         path, _, part = name.rpartition(".")
         module: Any = model.get_submodule(path)
         if tensor.dtype == torch.uint8:
             bias = weights.get(f"{path}.bias")
-            _replace(model, path, _packed(module, kind, tensor.numpy(), None if bias is None else bias[0]))
+            replace(model, path, _packed(module, kind, tensor.numpy(), None if bias is None else bias[0]))
         elif not isinstance(module, PackedLinear):  # whose bias it would be
-            own = type(module) is nn.Linear and part == "weight"  # which is laid out from any dtype
-            setattr(module, part, nn.Parameter(tensor if own else tensor.to(dtype), requires_grad=False))
-    if config.tie_word_embeddings and "lm_head.weight" not in weights:
+            own = type(module) is nn.Linear and part == "weight"
+            values = tensor if own else tensor.to(dtype)
+            computed = part in dict(module.named_buffers(recurse=False))
+            setattr(module, part, values if computed else nn.Parameter(values, requires_grad=False))
+    if model.config.tie_word_embeddings and "lm_head.weight" not in weights:
         head: Any = model.get_output_embeddings()
         head.weight = model.get_input_embeddings().weight
-    lay_out(model, dtype, weight_files())
     return model
 
 
 def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model in a GGUF file with ordinary weights in `dtype`."""
     found = contents(Path(source))
-    model: Any = _without_weights(found.config, found.generation_config, dtype)
+    model: Any = without_weights(found.config, found.generation_config, dtype)
     for weight in found.weights:
         values = torch.empty(weight.shape, dtype=dtype)
         done = 0
@@ -96,23 +107,8 @@ def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
 
 def stored_tokenizer(source: str) -> PreTrainedTokenizerFast:
     """The tokenizer in a GGUF file."""
-    folder = converted(Path(source))
+    folder = _kept(Path(source))
     return contents(Path(source)).tokenizer if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
-
-
-def pack_quantised(model: PreTrainedModel, kind: str) -> None:
-    """Quantise the linear layers of a model, in place; those whose rows do not fill blocks of this kind stay.
-
-    The LM head gets HEAD_KIND whatever the kind.
-    """
-    last = model.get_output_embeddings()
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets others work meanwhile
-        for path, module in list(model.named_modules()):
-            own = HEAD_KIND if module is last else kind
-            if type(module) is nn.Linear and module.in_features % KINDS[own].weights == 0:
-                parts = module.weight.detach().split(PART)
-                rows = list(threads.map(lambda part, own=own: gguf.quantize(part.float().numpy(), _type(own)), parts))
-                _replace(model, path, _packed(module, own, pack(own, np.concatenate(rows)), module.bias))
 
 
 def num_weights(model: PreTrainedModel) -> int:
@@ -140,21 +136,20 @@ def _packed(module: Any, kind: str, stored: NDArray[np.uint8], bias: Tensor | No
     return PackedEmbedding(kind, stored) if scale is None else ScaledEmbedding(kind, stored, scale)
 
 
-def _type(kind: str) -> gguf.GGMLQuantizationType:
+def block_type(kind: str) -> gguf.GGMLQuantizationType:
     """The library's own name of a kind."""
     return gguf.GGMLQuantizationType[kind.upper()]
 
 
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+def replace(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
 
 
-def _mapped(path: Path) -> Weights:
-    """The tensors of a file that `write_stored` wrote, views of the file."""
-    with safe_open(path, "pt") as file:
-        kinds = file.metadata()
-        return {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
+def _kept(source: Path) -> Path | None:
+    """A folder with the configuration, the tokenizer and the packed weights of a GGUF file; None where there is no room
+    for it. Raises ForetokenError for a file that is not a whole GGUF file of a known architecture."""
+    return kept(source, [source], "gguf", lambda folder: write_packed(source, folder, WEIGHTS))
 
 
 def _in_memory(found: Contents) -> Weights:
@@ -174,7 +169,7 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
     need = sum(tensor.nbytes for tensor, _ in found.values())
     in_file = 0.0
     for tensor, kind in found.values():
-        block, size = gguf.GGML_QUANT_SIZES[_type(kind)]
+        block, size = gguf.GGML_QUANT_SIZES[block_type(kind)]
         in_file += tensor.numel() / block * size
     few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     warnings.warn(
@@ -185,7 +180,7 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
     )
 
 
-def _without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> PreTrainedModel:
+def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model's modules with all that is computed from the configuration, and parameters that take no memory."""
     with _no_parameters():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)

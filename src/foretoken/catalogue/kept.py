@@ -1,9 +1,10 @@
-"""What is made of a GGUF file once, kept in the cache directory so that the next start finds it."""
+"""What is made of a model's files once, kept in the cache directory so that the next start finds it."""
 
 import hashlib
 import json
 import shutil
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -11,33 +12,44 @@ from filelock import FileLock
 from foretoken.catalogue.known import models_folder
 
 WEIGHTS = "packed.safetensors"
-ORIGIN = "origin.json"  # which file this was made of, and the sizes of what was made
-FORMAT = 1  # of what is kept: raised whenever another version could not read it
-HEADER = 1 << 16  # bytes of the file that are compared
+ORIGIN = "origin.json"  # which files this was made of, and the sizes of what was made
+FORMAT = 2  # of what is kept: raised whenever another version could not read it
+HEADER = 1 << 16  # bytes of a file that are compared
 
 
 class UnkeptWarning(UserWarning):
-    """What was made of a GGUF file cannot be kept, so that every start makes it anew."""
+    """What was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
-def converted(source: Path) -> Path | None:
-    """A folder with the configuration, the tokenizer and the packed weights (WEIGHTS) of a GGUF file.
+def kept(source: Path, files: Sequence[Path], shelf: str, make: Callable[[Path], None]) -> Path | None:
+    """A folder with what `make` makes of a model.
 
-    It is made at the first call for a file, and made anew where the file has changed since or the folder is damaged.
-    Returns None, with a warning, where it cannot be kept.
-    Raises ForetokenError for a file that is not a whole GGUF file of a known architecture.
+    It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
+
+    Args:
+        source: the model's file or folder.
+        files: all that the folder is made of.
+        shelf: the part of the cache directory in which such folders stand.
+        make: called with the path of a folder that is not there yet, which it makes and fills.
+
+    Returns:
+        The folder, or None, with a warning, where it cannot be kept.
+
+    Raises:
+        ForetokenError: as `make` does.
     """
     source = source.resolve()
-    name = f"{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:12]}"
-    folder = models_folder().with_name("gguf") / name
-    origin = _origin(source)
+    stem = source.stem if source.is_file() else source.name
+    name = f"{stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:12]}"
+    folder = models_folder().parent / shelf / name
+    origin: dict[str, object] = {"format": FORMAT, "files": {path.name: _content(path) for path in files}}
     if _is_whole(folder, origin):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f".{name}.lock")):
             if not _is_whole(folder, origin):  # another process may have made it meanwhile
-                _make(source, folder, origin)
+                _make(make, folder, origin)
     except OSError as error:
         warnings.warn(
             f"What was made of {source} cannot be kept in {folder.parent} ({error.strerror or error}), so that every "
@@ -49,14 +61,12 @@ def converted(source: Path) -> Path | None:
     return folder
 
 
-def _make(source: Path, folder: Path, origin: dict[str, object]) -> None:
+def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object]) -> None:
     """In a folder of its own beside the final one, which is moved when it is whole."""
-    from foretoken.gguf.folder import write_packed  # takes seconds to import: torch, transformers
-
     unfinished = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     try:
-        write_packed(source, unfinished, WEIGHTS)
+        make(unfinished)
         sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
         (unfinished / ORIGIN).write_text(json.dumps(origin | {"sizes": sizes}))
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,12 +75,12 @@ def _make(source: Path, folder: Path, origin: dict[str, object]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _origin(source: Path) -> dict[str, object]:
+def _content(path: Path) -> list[object]:
     """What tells one content of a file from another, without reading all of it."""
-    about = source.stat()
-    with source.open("rb") as file:
+    about = path.stat()
+    with path.open("rb") as file:
         header = hashlib.sha256(file.read(HEADER)).hexdigest()
-    return {"format": FORMAT, "bytes": about.st_size, "modified": about.st_mtime_ns, "header": header}
+    return [about.st_size, about.st_mtime_ns, header]
 
 
 def _is_whole(folder: Path, origin: dict[str, object]) -> bool:

@@ -1,0 +1,103 @@
+"""Checkpoints -> models whose linear layers are quantised to a kind of blocks, once for all starts."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils.hub import cached_file
+
+from foretoken.catalogue.kept import WEIGHTS, kept
+from foretoken.gguf.stored import PLAIN, Stored, write_stored
+from foretoken.kernel.quantised import KINDS, pack
+from foretoken.models.packed import block_type, filled, read_kept, replace, without_weights
+from foretoken.models.panels import PART, PackedLinear
+
+# Errors of the LM head reach the scores as they are. With 4 bits in it as in the layers, 0.85 of the draft tokens of a
+# quantised copy of the small target were accepted at temperature 0, with 8 bits in it 0.94: docs/LOG.md, 2026-11-25.
+HEAD_KIND = "q8_0"
+READ = (".json", ".safetensors", ".bin")  # what a model in a folder is made of
+NAMES = {dtype: name for name, dtype in PLAIN.items()}  # safetensors' names
+
+
+def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """A model whose linear layers are quantised, in the dtype of its checkpoint. What is made of the checkpoint is kept
+    in the cache directory, where the next call finds it.
+
+    Args:
+        source: the model's folder or GGUF file, or a hub id.
+        kind: of the blocks, see `pack_quantised`.
+        load: reads the checkpoint, where it must be.
+    """
+    made: list[PreTrainedModel] = []
+
+    def write(folder: Path) -> None:
+        model = pack_quantised(load(), kind)
+        made.append(model)
+        folder.mkdir(parents=True)
+        model.config.dtype = model.dtype
+        model.config.save_pretrained(folder)
+        assert model.generation_config is not None
+        model.generation_config.save_pretrained(folder)
+        write_stored(list(_stored(model)), folder / WEIGHTS)
+
+    source = source if source.exists() else _snapshot(str(source))
+    files = [source] if source.is_file() else [path for path in source.iterdir() if path.suffix in READ]
+    folder = kept(source, files, f"quantised/{kind}", write)
+    if folder is None:
+        return made[0] if made else pack_quantised(load(), kind)
+    made.clear()
+    config, generation, weights = read_kept(folder)
+    assert isinstance(config.dtype, torch.dtype)  # as it was written above
+    return filled(without_weights(config, generation, config.dtype), weights)
+
+
+def _snapshot(hub_id: str) -> Path:
+    """Where the hub's client keeps a model that was loaded already."""
+    config = cached_file(hub_id, "config.json", local_files_only=True)
+    assert config is not None
+    return Path(config).parent
+
+
+def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+    """The model, its linear layers quantised in place; those whose rows do not fill blocks of this kind stay.
+
+    The LM head gets HEAD_KIND whatever the kind.
+    """
+    last = model.get_output_embeddings()
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets others work meanwhile
+        for path, module in list(model.named_modules()):
+            own = HEAD_KIND if module is last else kind
+            if type(module) is nn.Linear and module.in_features % KINDS[own].weights == 0:
+                quantise = partial(_quantised, kind=own)
+                rows = list(threads.map(quantise, module.weight.detach().split(PART)))
+                panels = pack(own, np.concatenate(rows))
+                replace(model, path, PackedLinear(own, panels, module.in_features, module.out_features, module.bias))
+    return model
+
+
+def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
+    return gguf.quantize(rows.float().numpy(), block_type(kind))
+
+
+def _stored(model: PreTrainedModel) -> Iterator[Stored]:
+    """All weights of a model, panels first, each of which starts a cache line. Integers are computed from the
+    configuration and are left out."""
+    for path, module in model.named_modules():
+        if isinstance(module, PackedLinear):
+            yield Stored(f"{path}.weight", "U8", module.panels.shape, partial(_bytes, module.bits), module.kind)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            yield Stored(name, NAMES[tensor.dtype], tuple(tensor.shape), partial(_bytes, tensor))
+
+
+def _bytes(tensor: Tensor) -> Iterator[NDArray[Any]]:
+    """The memory of a tensor, in one part."""
+    yield tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
