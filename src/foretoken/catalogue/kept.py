@@ -21,7 +21,7 @@ class UnkeptWarning(UserWarning):
     """What was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
-def kept(source: Path, files: Sequence[Path], shelf: str, make: Callable[[Path], None]) -> Path | None:
+def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
     """A folder with what `make` makes of a model.
 
     It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
@@ -29,7 +29,7 @@ def kept(source: Path, files: Sequence[Path], shelf: str, make: Callable[[Path],
     Args:
         source: the model's file or folder.
         files: all that the folder is made of.
-        shelf: the part of the cache directory in which such folders stand.
+        section: the part of the cache directory in which such folders stand.
         make: called with the path of a folder that is not there yet, which it makes and fills.
 
     Returns:
@@ -41,7 +41,7 @@ def kept(source: Path, files: Sequence[Path], shelf: str, make: Callable[[Path],
     source = source.resolve()
     stem = source.stem if source.is_file() else source.name
     name = f"{stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:12]}"
-    folder = models_folder().parent / shelf / name
+    folder = models_folder().parent / section / name
     origin: dict[str, object] = {"format": FORMAT, "files": {path.name: _content(path) for path in files}}
     if _is_whole(folder, origin):
         return folder
