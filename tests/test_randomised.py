@@ -24,6 +24,7 @@ from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.randomised import PendingSiblings, RandomisedDrafter, RandomisedSession
 from foretoken.models.target import LMTarget
 from foretoken.trees import static
+from foretoken.trees.paths import PathTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
 
@@ -115,6 +116,7 @@ CASES = [
     ("rrsw", static.StaticTree((-1, 0, 0, 1)), 2),
     ("standard", static.chain(2), 3),
     ("block", static.chain(2), 3),
+    ("gbv", PathTree(0, 2, 2), 2),
     ("exact-match", static.chain(2), 3),
 ]
 

@@ -53,22 +53,6 @@ def test_a_law_may_give_fewer_draws_than_there_are_children():
     assert result.stats.num_drafted > 20
 
 
-def test_branches_stand_behind_the_trunk():
-    """The trunk's last node is the one that branches; every branch is a path."""
-    assert tree_policy("delayed:2+3x2").parents == (-1, 0, 1, 2, 3, 2, 5, 2, 7)
-    assert tree_policy("delayed:0+2x2").parents == (-1, 0, 1, 0, 3)
-    assert tree_policy("delayed:2+1x3") == tree_policy("chain:5")
-
-
-@pytest.mark.parametrize("tree", ["delayed:1+2x2", "delayed:0+2x2"])
-@pytest.mark.parametrize("rule", ["rrs", "rrsw", "kseq", "hub", "transport", "block-transport", "traversal"])
-def test_delayed_branches_have_the_targets_law(tree, rule):
-    for family in VERIFIERS[rule].laws:
-        found = measure(VERIFIERS[rule], family, Shape(tree, tree_policy(tree), 2), 3, num_tokens=4)
-        assert found.worst <= TOLERANCE
-        assert found.accepted > 0.3
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_node_has_a_child_below_the_floor(temperature):
     engine = tiny_engine(tree="kary:2x4@0.01")

@@ -13,8 +13,9 @@ from foretoken.recipe import AUTO, HEAD, KINDS, LAWS, NO_DRAFTER, OWN, SAME, VOC
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
 from foretoken.trees.grammar import read_tree
+from foretoken.trees.paths import PathTree, delayed
 from foretoken.trees.sequoia import sequoia
-from foretoken.trees.static import StaticTree, chain, delayed, kary
+from foretoken.trees.static import StaticTree, chain, kary
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock
 from foretoken.verify.checked import checked
@@ -139,7 +140,7 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
             f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
             "no strings."
         )
-    if not isinstance(policy, StaticTree) or policy.floor > 0:
+    if not isinstance(policy, PathTree) and not (isinstance(policy, StaticTree) and policy.floor == 0):
         raise ForetokenError(
             "draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD, delayed:D+KxL or list:FILE."
         )

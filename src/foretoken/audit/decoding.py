@@ -31,6 +31,7 @@ from foretoken.draft.wrapped import WrappedSession
 from foretoken.models.target import LMTarget, LMTargetSession
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
+from foretoken.trees.paths import PathTree
 
 TOLERANCE = 1e-12
 Ids = tuple[int, ...]
@@ -51,7 +52,8 @@ SHAPES = (
     Shape("kary:2x2", static.kary(2, 2), 2),
     Shape("kary:3x1", static.kary(3, 1), 2),
     Shape("uneven", static.StaticTree((-1, 0, 0, 1)), 3),
-    Shape("delayed:1+2x1", static.delayed(1, 2, 1), 3),
+    Shape("delayed:1+2x1", PathTree(1, 2, 1), 3),
+    Shape("delayed:0+2x2", PathTree(0, 2, 2), 2),
     Shape("chain:2@0.5", static.chain(2, floor=0.5), 3),
     Shape("budget:3", BudgetTree(3, depth=2, most_draws=2), 2),
 )

@@ -7,6 +7,7 @@ caller owns all randomness; `prob` is the exact probability of a draw tuple, for
 |--------------------|------------------------------------------------------------|
 | IID                | k independent draws from q, duplicates possible; or N of   |
 |                    | them, N random and independent of what is drawn            |
+| Paths              | as IID, each draw the beginning of a path of its own       |
 | WithoutReplacement | successive sampling; min(k, support of q) distinct tokens  |
 | Hub                | the k - 1 likeliest tokens, and one draw from q on the rest |
 | Opaque             | deterministic, or of unknown density; verified without q   |
@@ -113,6 +114,15 @@ class IID:
         for tail in reversed(self.tails):
             total = total * (1 - x) + tail
         return x * total
+
+
+@dataclass(frozen=True)
+class Paths(IID):
+    """k independent draws from q, each the beginning of an independent path: below a token drawn n times there are n.
+
+    At its node it is IID(k), and rules that decide from node to node see no difference. Rules that choose among whole
+    paths need to know that the k paths are independent of each other and all of one law.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Trees whose shape is fixed before anything is drawn: a chain, k children at every node, paths behind a chain,
-or any parent list.
+"""Trees whose shape is fixed before anything is drawn: a chain, k children at every node, or any parent list.
 
 Such a tree may end early where the drafter is unsure: nodes get no children if the product of q down to them, by which
 EAGLE-2 ranks nodes (Li et al. 2024, EAGLE-2, arXiv:2406.16858), is below a floor. That product is known before the
@@ -121,15 +120,3 @@ def kary(k: int, depth: int, floor: float = 0.0) -> StaticTree:
         parents += [node for node in level for _ in range(k)]
         level = list(range(first, len(parents)))
     return StaticTree(tuple(parents), floor)
-
-
-def delayed(depth: int, k: int, length: int) -> StaticTree:
-    """Make the tree that is one path down to `depth`, and behind it k paths of `length` draft tokens.
-
-    Source: Thomas et al. 2026, Dynamic Delayed Tree Expansion, arXiv:2602.16994; depth 0 has k paths from the root.
-    """
-    parents = list(range(-1, depth))
-    for _ in range(k):
-        first = len(parents)
-        parents += [depth, *range(first, first + length - 1)]
-    return StaticTree(tuple(parents))

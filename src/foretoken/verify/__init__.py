@@ -35,6 +35,7 @@ RULES = {
     "transport-grouped": ("verify.exact_transport:TransportGrouped", "within a proven gap of the optimum; O(V)"),
     "block-transport": ("verify.block:block_transport", "`transport`, jointly over all paths of a tree"),
     "traversal": ("verify.block:traversal", "`rrsw` jointly over all paths of a tree, from leaf to root"),
+    "gbv": ("verify.multipath:GreedyMultipath", "chooses one of K i.i.d. paths by p/q, then `block` on it"),
     "ot-lp": (
         "verify.published.solvers:LinearProgram",
         "the optimum by a linear program; few tokens (top-k), up to 300,000 draw sets",

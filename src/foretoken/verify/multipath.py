@@ -1,0 +1,124 @@
+"""Greedy multi-path block verification (GBV): one of K i.i.d. paths is chosen, and block verification decides over it.
+
+**The choice.** The tokens after a node are ordered by falling p/q, of equals the one of lower id first, whether they
+were drawn or not; paths are ordered as words are. The first of the K paths is chosen. Its tokens have another law than
+q. Let T(x) be the q-mass of the tokens before x, and beta the probability that a path leads through a node, given that
+it leads through it or through places behind. At the root beta = 1. Given that the chosen path leads through the node,
+all K paths lead through it or behind it, and one at least through it, so the chosen one's next token is x with
+probability proportional to
+
+    q~(x)  ~  (1 - beta T(x))^K - (1 - beta T(x) - beta q(x))^K  =  beta q(x) sum over i + j = K - 1 of a^i b^j
+
+with a = 1 - beta T(x), b = a - beta q(x). In the sum no term is negative. After it beta is beta q(x) / a. For K = 1,
+q~ = q.
+
+**Why it is exact.** The order depends on p and q after the node alone, never on a draw. So the chosen path is a chain
+whose every token was drawn from q~ given those before it, and block verification is exact for it (block.py). That needs
+one strict order, used for the choice and for q~ alike. Where tokens of equal p/q are ordered in one way for the choice
+and in another for q~, the law is off: see docs/verification.md.
+
+**Other trees.** Where every node has draws of its own, independent of how its parent's draws fell (kary and the like),
+the first of the m draws at each node is followed, with beta = 1 and K = m. Given all that was drawn above, it has the
+law q~. So a token of the chosen path has, given the tokens before it and what else was drawn above it, a known law, and
+the proof in block.py allows laws that are chosen from all that was drawn above.
+
+What is emitted after the accepted tokens is never looked up in the tree: other paths serve for the choice alone.
+
+Source: Thomas and Pal 2026, Greedy Multi-Path Block Verification for Faster Decoding in Speculative Sampling,
+arXiv:2602.16961, with p/q not cut at 1, which leaves ties.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.laws import IID, Law, Paths
+from foretoken.core.random import Random
+from foretoken.core.shapes import Float
+from foretoken.core.tree import Siblings, TokenTree
+from foretoken.core.verifier import LawFamily
+from foretoken.core.walk import Probabilities, walk
+from foretoken.verify.block import BLOCK, decide, is_chain
+from foretoken.verify.rejection import is_single, recursive_row
+
+
+@dataclass(frozen=True)
+class GreedyMultipath:
+    """Choose one path of a tree by falling p/q, and accept the prefix of it that block verification keeps.
+
+    Law: i.i.d. draws; made for i.i.d. paths, `delayed:D+KxL`. O(v log v + k v) per node of the chosen path. Called as a
+    rule of one node it takes the first draw in the order and tests it against the law of the first.
+    """
+
+    name: str = "gbv"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID) or is_single(law)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        assert siblings.q is not None
+        if not siblings.draws:
+            return p
+        chosen = choose(p, siblings.q, siblings.draws, len(siblings.draws), 1.0)
+        return recursive_row(p, chosen.law.to(p), (chosen.token,), without_replacement=False)
+
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
+        """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
+        root = tree.siblings[0]
+        if root is None or root.q is None or not root.draws:
+            return walk(tree, probabilities, self, rng)
+        if is_chain(tree):  # of the same law, with one look at p
+            return BLOCK.walk(tree, probabilities, rng)
+        path, p, laws = [0], [probabilities(range(1))[0]], []
+        k, beta, among_paths = 0, 1.0, False
+        while (siblings := tree.siblings[path[-1]]) is not None and siblings.draws and siblings.q is not None:
+            if not among_paths:
+                k, beta = len(siblings.draws), 1.0
+            chosen = choose(p[-1], siblings.q, siblings.draws, k, beta)
+            beta, among_paths = chosen.beta, isinstance(siblings.law, Paths)
+            child = tree.child(path[-1], chosen.token)
+            assert child is not None
+            path.append(child)
+            laws.append(chosen.law)
+            p.append(probabilities(range(child, child + 1))[0])
+        drafts = tuple(tree.tokens[node] for node in path[1:])
+        kept, token = decide(torch.stack(p).double(), torch.stack(laws), drafts, rng.uniforms(1, 2))
+        return tuple(path[: kept + 1]), token
+
+
+@dataclass(frozen=True)
+class Choice:
+    """token: the first of a node's draws. law: q~, which it was drawn from, float64. beta: what is beta after it."""
+
+    token: int
+    law: Float[Tensor, " v"]
+    beta: float
+
+
+def choose(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], k: int, beta: float) -> Choice:
+    """Choose among the draws of a node.
+
+    p, q: target and draft probabilities after the node [v], of any sum
+    draws: tokens, one at least
+    k: the number of paths among which the choice is made, here and above
+    beta: the probability that one of them leads through the node, given that it does or lies behind it
+    """
+    p, q = p.double(), q.double()
+    q = q / q.sum()
+    order = torch.where(q > 0, p / q, -1.0).argsort(descending=True, stable=True)
+    ordered = q[order]
+    behind = ordered.flip(0).cumsum(0).flip(0)  # x and what is behind it: without the cancellation of 1 - T(x)
+    a = 1 - beta + beta * behind
+    b = 1 - beta + beta * torch.cat([behind[1:], behind.new_zeros(1)])
+    total, power = torch.ones_like(b), torch.ones_like(b)
+    for _ in range(k - 1):
+        power = power * b
+        total = total * a + power
+    law = torch.empty_like(q).scatter_(0, order, ordered * total)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(q), device=q.device))
+    drawn = places[torch.tensor(draws, device=q.device)].tolist()
+    first = min(drawn)
+    token = draws[drawn.index(first)]
+    return Choice(token, law / law.sum(), beta * float(q[token]) / float(a[first]))
