@@ -51,8 +51,8 @@ def choices() -> str:
             ("`--tree`", ", ".join(_code_each(form) for form in forms()), "[trees.md](trees.md)"),
             ("`--law`", _code(SCHEMES), "[verification.md](verification.md)"),
             ("`--verifier`", _code(RULES), "[verification.md](verification.md)"),
-            ("`--vocab`", _code([*VOCABS, AUTO]), "[vocabularies.md](vocabularies.md)"),
-            ("draft heads", _code(HEADS), "[heads.md](heads.md)"),
+            ("`--vocab`", _code([*VOCABS, AUTO]), "[drafters.md](drafters.md#another-vocabulary)"),
+            ("draft heads", _code(HEADS), "[drafters.md](drafters.md#draft-heads)"),
         ],
     )
 
@@ -77,7 +77,7 @@ def fields() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table for table in (trees, rules, laws, vocabularies, choices, fields)
 }
-PAGES = ("docs/glossary.md", "docs/trees.md", "docs/verification.md", "docs/vocabularies.md", "docs/serving.md")
+PAGES = ("docs/glossary.md", "docs/trees.md", "docs/verification.md", "docs/drafters.md", "docs/serving.md")
 
 
 def filled(page: str) -> str:

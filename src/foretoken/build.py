@@ -66,7 +66,7 @@ from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
 T = TypeVar("T")
-FASTEST = ("slem", "tli")  # methods of another vocabulary that were the fastest somewhere: docs/vocabularies.md
+FASTEST = ("slem", "tli")  # methods of another vocabulary that were the fastest somewhere: docs/drafters.md
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 
 
@@ -90,39 +90,49 @@ def load(
     profile: str | os.PathLike[str] | None = None,
     quantise: str | None = None,
 ) -> Engine:
-    """An engine from a target and a drafter, each the path of a Hugging Face folder or GGUF file, a hub id, or a
-    transformers model.
+    """An engine that decodes the target's texts with the help of a drafter.
 
-    drafter: a model with the target's vocabulary; the folder of a draft head (docs/heads.md); "self" (the target's own
-    weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind: docs/quantised.md); "ngram" (prompt lookup,
-    needs no model); None or "none" for plain decoding. method: "fixed" drafts `tree` at every step (default chain:5);
-    "auto" cuts it (default chain:12) at the depth that pays, step by step, and does not draft where nothing pays. Its
-    depths depend on measured times, so that at temperature > 0 a seed does not fix the text, unless a profile tells the
-    costs. tree: see `foretoken.tree`.
-    verifier: see `foretoken.verifier`; by default block for a chain, rrsw for a tree that branches, block-transport for
-    budget:N, exact-match where the drafter has no density. law: how children are drawn; by default the one the verifier
-    is made for.
-    device: for models named by folder; by default the first accelerator, else the CPU.
-    dtype: what models named by folder compute in; by default the dtype of the checkpoint, as in transformers. One in
-    float16 runs in float32 on a CPU, which holds all of its values and for which there is a kernel. Weights of a GGUF
-    file stay packed on a CPU by default; in a dtype that is named they are dequantised, elsewhere in bfloat16.
-    tokenizer: needed for text if `target` is a model object. max_batch: sequences decoded side by side.
-    vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto (docs/vocabularies.md); needs
-    both tokenizers, the drafter's as `drafter_tokenizer` if the drafter is a model object. Under method auto,
-    vocab auto is slem or tli, whichever is measured to be faster; else it goes by the share of common tokens.
-    compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and packed
-    weights for others in float32 and bfloat16 on a CPU, plain torch elsewhere. "on" also runs torch.compile where there
-    is no kernel of ours, which takes up to minutes for every new shape and is kept on disk; where it fails, one warning
-    tells and the model runs as before. "off" is plain torch. All give the same scores but for the order of float sums
-    and, in bfloat16, for what is rounded: the kernel rounds what meets a weight and nothing else.
-    draft_probability: randomised drafting (docs/theory.md): a coin of this probability before each draw;
-    by default with verifier randomised on chains, transport on trees.
-    profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that was
-    best, unless one of them or a law is given; and its vocab, unless one is named. Method auto takes its costs instead
-    of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain was best.
-    quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0, q5_1,
-    q5_0, q4_1 or q4_0 (docs/quantised.md). Models in GGUF files are packed as they are.
-    Raises ForetokenError, one sentence, for anything that does not fit together.
+    Args:
+        target: the folder of a Hugging Face model, a GGUF file, a hub id, the short name of a model that `fetch` has
+            brought, or a transformers model.
+        drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
+            target's own weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
+            lookup, needs no model); None or "none" for plain decoding. See docs/drafters.md.
+        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12.
+        verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, rrsw for a tree that
+            branches, block-transport for budget:N, exact-match where the drafter has no density.
+        law: how children are drawn; by default the law that the verifier is made for.
+        method: "fixed" drafts `tree` at every step; "auto" cuts it at the depth that pays, step by step, and does not
+            draft where nothing pays. Its depths depend on measured times, so that at temperature > 0 a seed does not
+            fix the text, unless a profile tells the costs.
+        device: for models named by folder; by default the first accelerator, else the CPU.
+        dtype: what models named by folder compute in; by default the dtype of the checkpoint. One in float16 runs in
+            float32 on a CPU, which holds all of its values and for which there is a kernel. Weights of a GGUF file
+            stay packed on a CPU by default; in a dtype that is named they are dequantised, elsewhere in bfloat16.
+        tokenizer: needed for text if `target` is a model object.
+        max_batch: sequences decoded side by side.
+        trust_remote_code: run the code that comes with a model's folder.
+        vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto; needs both tokenizers.
+            Under method auto, auto is slem or tli, whichever is measured to be faster; else it goes by the share of
+            common tokens.
+        drafter_tokenizer: needed with `vocab` if the drafter is a model object.
+        compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and
+            packed weights for others in float32 and bfloat16 on a CPU, plain torch elsewhere. "on" also runs
+            torch.compile where there is no kernel of ours, which takes up to minutes for every new shape and is kept
+            on disk; where it fails, one warning says so and the model runs as before. "off" is plain torch. All give
+            the same scores but for the order of float sums and, in bfloat16, for what is rounded: the kernel rounds
+            what meets a weight and nothing else.
+        draft_probability: randomised drafting (docs/theory.md, section 6): a coin of this probability before each
+            draw; by default with verifier randomised on chains, transport on trees.
+        profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that
+            was best, unless one of them or a law is given; and its vocab, unless one is named. Method auto takes its
+            costs instead of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain
+            was best.
+        quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
+            q5_1, q5_0, q4_1 or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
+
+    Raises:
+        ForetokenError: one sentence, for anything that does not fit together.
     """
     target, drafter, profile = _path(target), _path(drafter), _path(profile)
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)

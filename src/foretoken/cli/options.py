@@ -85,7 +85,7 @@ class EngineOptions(RecipeOptions):
     a seed without a profile.
     profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto
     takes its costs and chooses the depth itself.
-    quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/quantised.md.
+    quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
     """
 
     method: str | None = None

@@ -43,7 +43,7 @@ def train(
     dtype: options.Dtype = None,
     json_: bool = False,
 ) -> None:
-    """Train a draft head on the target's hidden states; the target stays as it is. See docs/heads.md.
+    """Train a draft head on the target's hidden states; the target stays as it is. See docs/drafters.md.
 
     head: $heads.
     data: Text file, or .jsonl of texts or conversations; may be given several times.

@@ -45,7 +45,7 @@ def tune(
     every way to draft with it. What no model predicts is ranked by a short run.
 
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
-    the same command goes on where it stopped. docs/will-it-be-faster.md has the cost model and how to read the tables.
+    the same command goes on where it stopped. docs/choosing.md has the cost model and how to read the tables.
 
     temperature: Temperature to tune for.
     best: Predicted best configurations that are run.

@@ -34,7 +34,7 @@ from foretoken.verify.rejection import TINY
 class StringRejection:
     """The standard rule for a drafter that prices its own draw token by token (`PricedSiblings`).
 
-    Proof: docs/vocabularies.md. Law: opaque; children without a price are matched exactly, row = p. Accepts with
+    Proof: docs/theory.md, Theorem 18. Law: opaque; children without a price are matched exactly, row = p. Accepts with
     probability sum min(p, psi). Cost: psi of the draft token, and of one more at most on average; O(v) per draw.
     """
 
