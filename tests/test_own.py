@@ -128,6 +128,24 @@ def kinds(engine: foretoken.Engine) -> set[str]:
     return {m.kind for m in engine.source.model.model.modules() if isinstance(m, PackedLinear)}
 
 
+def test_drafter_auto_is_self_where_that_pays_and_lookup_elsewhere(folders: dict[str, Path], tmp_path: Path) -> None:
+    tiny("llama", random_weights=True, hidden_size=48, intermediate_size=48, num_attention_heads=3,
+         num_key_value_heads=3, head_dim=16).save_pretrained(tmp_path / "narrow")  # fmt: skip
+    cases = [
+        (folders["llama"], {}, "self"),
+        (folders["mistral"], {"method": "auto"}, "self"),
+        (folders["llama"], {"compile": "off"}, "ngram"),
+        (folders["llama"], {"quantise": "q4_0"}, "ngram"),
+        (tmp_path / "narrow", {}, "ngram"),
+    ]
+    for folder, options, kind in cases:
+        engine = load(folder, drafter="auto", **options)
+        assert engine.kind == kind, options
+        texts = {"max_new_tokens": 12, "temperature": 0.0}
+        want = load(folder, drafter="none", **options).generate(TEXTS, **texts)
+        assert [r.token_ids for r in engine.generate(TEXTS, **texts)] == [r.token_ids for r in want]
+
+
 @pytest.mark.parametrize("at", range(3, 8))
 def test_a_drafter_that_fails_costs_speed_only(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, at: int

@@ -30,6 +30,7 @@ from foretoken.models.load import (
     HFModel,
     choose_device,
     choose_dtype,
+    drafts_itself,
     eos_ids,
     load_model,
     load_own,
@@ -48,8 +49,10 @@ from foretoken.recipe import (
     HEAD,
     KINDS,
     METHODS,
+    NGRAM,
     NO_DRAFTER,
     OWN,
+    OWN_KIND,
     PLAIN,
     PLAINLY,
     SAME,
@@ -97,7 +100,8 @@ def load(
             brought, or a transformers model.
         drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
             target's own weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
-            lookup, needs no model); None or "none" for plain decoding. See docs/drafters.md.
+            lookup, needs no model); "auto" (self where our kernel runs weights of 16 or 32 bits, else ngram); None or
+            "none" for plain decoding. See docs/drafters.md.
         tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, rrsw for a tree that
             branches, block-transport for budget:N, exact-match where the drafter has no density.
@@ -161,11 +165,12 @@ def load(
         which = f"draft head {head_folder}" if head_folder else "drafter self" if own is not None else ""
         why = f"{which} has its target's" if which else f"drafter {drafter or 'none'} has none"
         raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
-    kind = HEAD if head_folder is not None else OWN if own is not None else str(drafter or NO_DRAFTER)
+    usual = drafter == AUTO  # self, until the target is loaded
+    kind = HEAD if head_folder is not None else OWN if own is not None or usual else str(drafter or NO_DRAFTER)
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     recipe = replace(recipe, vocab=kind if kind in VOCABS else None)
-    policy, _, _ = settled(recipe, kind)  # before models are loaded
+    settled(recipe, kind)  # before models are loaded
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device = choose_device(device)
@@ -177,6 +182,9 @@ def load(
         return wrap_model(source, compile)
 
     model = causal_lm(target)
+    if usual:
+        own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
+    policy, _, _ = settled(recipe, kind)
     source = Source(kind, model.vocab_size, None)
     if head_folder is not None:
         source = Source(kind, model.vocab_size, ready(load_head(head_folder, parts(model)), head_folder))

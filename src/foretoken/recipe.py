@@ -159,7 +159,7 @@ def own_kind(drafter: object) -> str | None:
 
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
-    return drafter in (None, NGRAM, NO_DRAFTER) or own_kind(drafter) is not None
+    return drafter in (None, AUTO, NGRAM, NO_DRAFTER) or own_kind(drafter) is not None
 
 
 def check_verifier(name: str) -> None:

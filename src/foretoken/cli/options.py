@@ -33,8 +33,8 @@ class Models:
 
     target: Model folder (Hugging Face), GGUF file, or hub id. Default: the demo target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
-    head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), or "none". Default: the demo drafter for
-    the demo target, else ngram.
+    head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "auto" (self where the compiled kernel
+    runs weights of 16 or 32 bits, else ngram), or "none". Default: the demo drafter for the demo target, else auto.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """
@@ -240,10 +240,10 @@ def demo_folder() -> Path:
 
 
 def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
-    """Defaults: the demo pair; for another target prompt lookup, which fits every model."""
+    """Defaults: the demo pair; for another target the drafter that fits it."""
     if target is None:
         return str(demo_folder() / "target"), drafter or str(demo_folder() / "drafter")
-    return target, drafter or "ngram"
+    return target, drafter or AUTO
 
 
 def check_models(

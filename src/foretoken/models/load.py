@@ -16,9 +16,11 @@ from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
 from foretoken.models.packed import dequantised_model, packed_model, stored_tokenizer
-from foretoken.models.panels import PackedLinear, pack
+from foretoken.models.panels import PackedLinear, PanelLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
+
+BLOCK = 32  # weights in a block of every kind that a folder can be quantised to
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -88,6 +90,15 @@ def load_model(
     return CausalLM(model, name=source, traced=compile == ON)
 
 
+def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:
+    """Whether `load_own` takes a target, and its weights are of 16 or 32 bits, so that fewer bits are read faster."""
+    if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
+        return False
+    linears = [module for module in target.model.model.layers.modules() if isinstance(module, PanelLinear)]
+    fits = any(layer.in_features % BLOCK == 0 for layer in linears)
+    return fits and not any(isinstance(layer, PackedLinear) for layer in linears)
+
+
 def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_code: bool = False) -> CausalLM:
     """The weights of a target once more, quantised, to draft in its slot cache.
 
@@ -102,8 +113,8 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
     model: Any = _quantised(located(source), kind, trust_remote_code)
     if not any(isinstance(module, PackedLinear) for module in model.model.layers.modules()):
         raise ForetokenError(
-            f"Drafter self packs rows of multiples of 32 weights, and the layers of {target.name} have none: choose "
-            "drafter ngram."
+            f"Drafter self packs rows of multiples of {BLOCK} weights, and the layers of {target.name} have none: "
+            "choose drafter ngram."
         )
     model.model.embed_tokens = torch.nn.Identity()  # whose place the target's embedding takes, as it is
     pack(model.eval(), torch.float32, weight_files())  # what is left: its rows are not rounded where others are not
