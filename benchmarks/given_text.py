@@ -1,8 +1,8 @@
 """Chains under block verification on a given text: what a step is worth, without drawing what the target says.
 
 P(a step that begins here accepts at least i drafts | the text) = min(1, Q_1/P_1, .., Q_i/P_i), where Q_j and P_j are
-the products of drafter's and target's probabilities of the text's next j tokens; proof: docs/trees.md, "A chain on a
-given text". Two trees on the same texts differ by far less noise than two decodings.
+the products of drafter's and target's probabilities of the text's next j tokens; proof: docs/theory.md, Theorem 13.
+Two trees on the same texts differ by far less noise than two decodings.
 """
 
 from collections.abc import Sequence

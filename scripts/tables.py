@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from foretoken.heads import HEADS
-from foretoken.recipe import AUTO, KINDS, LAWS, SCHEMES, VOCABS
+from foretoken.recipe import KINDS, LAWS, SCHEMES, VOCABS
 from foretoken.serve.schema import ChatRequest, CompletionRequest, StreamOptions
 from foretoken.trees.grammar import forms
 from foretoken.verify import RULES, VERIFIERS
@@ -43,20 +42,6 @@ def vocabularies() -> str:
     )
 
 
-def choices() -> str:
-    """All names in brief."""
-    return _table(
-        ("option", "names", "page"),
-        [
-            ("`--tree`", ", ".join(_code_each(form) for form in forms()), "[trees.md](trees.md)"),
-            ("`--law`", _code(SCHEMES), "[verification.md](verification.md)"),
-            ("`--verifier`", _code(RULES), "[verification.md](verification.md)"),
-            ("`--vocab`", _code([*VOCABS, AUTO]), "[drafters.md](drafters.md#another-vocabulary)"),
-            ("draft heads", _code(HEADS), "[drafters.md](drafters.md#draft-heads)"),
-        ],
-    )
-
-
 def fields() -> str:
     """Every field of a request for texts, and where it may stand."""
     chat, completion = ChatRequest.model_fields, CompletionRequest.model_fields
@@ -74,10 +59,8 @@ def fields() -> str:
     return _table(("field", "of", "meaning"), rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (trees, rules, laws, vocabularies, choices, fields)
-}
-PAGES = ("docs/glossary.md", "docs/trees.md", "docs/verification.md", "docs/drafters.md", "docs/serving.md")
+TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (trees, rules, laws, vocabularies, fields)}
+PAGES = ("docs/trees-and-rules.md", "docs/drafters.md", "docs/serving.md")
 
 
 def filled(page: str) -> str:
@@ -99,10 +82,6 @@ def _laws(rule: str) -> list[str]:
 
 def _rule(name: str | None) -> str:
     return "that of the tree" if name is None else f"`{name}`"
-
-
-def _code(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _code_each(form: str) -> str:

@@ -60,8 +60,8 @@ class EngineModels(Models):
 class RecipeOptions(EngineModels):
     """What is drafted, and which rule decides.
 
-    tree: Token tree: $trees. See docs/trees.md.
-    verifier: Rule: $rules. See docs/verification.md. Default: block for chains; rrsw for trees that branch,
+    tree: Token tree: $trees. See docs/trees-and-rules.md.
+    verifier: Rule: $rules. See docs/trees-and-rules.md. Default: block for chains; rrsw for trees that branch,
     block-transport for budget trees; exact-match for ngram, slem and dynamic trees.
     law: How children are drawn: $laws. Default: the verifier's.
     draft_probability: Randomised drafting: a coin of this probability before each draw; where none is made, drafter and
@@ -78,7 +78,8 @@ class RecipeOptions(EngineModels):
 class EngineOptions(RecipeOptions):
     """Which models, and how they decode; for commands that write text.
 
-    tree: Token tree: $trees. See docs/trees.md. Default: chain:5, or with --method auto chain:12 as the largest.
+    tree: Token tree: $trees. See docs/trees-and-rules.md. Default: chain:5, or with --method auto chain:12 as the
+    largest.
     method: fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode plainly
     where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only with --profile,
     whose costs it takes instead. Default: auto, but fixed where a tree, verifier, law or draft probability is named, or

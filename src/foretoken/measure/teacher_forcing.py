@@ -81,7 +81,7 @@ def block_survival(log_ratios: Float[Tensor, " t"], depth: int) -> Float[Tensor,
     log_ratios: ln q - ln p of each of the text's t tokens, in float64.
     Returns [s = t - depth + 1, depth], for a step that begins before each token with enough of them after it:
     min(1, Q_1 / P_1, .., Q_i / P_i), with Q_j and P_j the products of q and p of the next j tokens. Proof:
-    docs/trees.md, "A chain on a given text".
+    docs/theory.md, Theorem 13.
     """
     return log_ratios.unfold(0, depth, 1).cumsum(1).cummin(1).values.clamp(max=0).exp()
 

@@ -7,7 +7,7 @@ per node, the same for the whole frontier, decides: a node reached with probabil
 
 so that the marginal expected value per expected node is lam everywhere, but for a node's first child, to which more
 than tokens of this step is credited. lam is also the same for all trees of a text, as nearly as the account allows:
-easy stretches get more nodes than hard ones (gain.py has the model of gains, docs/trees.md the reasons).
+easy stretches get more nodes than hard ones (gain.py has the model of gains, docs/trees-and-rules.md the reasons).
 
 Budget. Let e_l be the expected number of distinct draws of level l, given all before it, and e = e_1 + e_2 + .. of a
 tree. An account books N - e for every tree of a text. It may be overdrawn by ADVANCE * N, never by more: after t trees

@@ -15,7 +15,7 @@ q~ = q.
 **Why it is exact.** The order depends on p and q after the node alone, never on a draw. So the chosen path is a chain
 whose every token was drawn from q~ given those before it, and block verification is exact for it (block.py). That needs
 one strict order, used for the choice and for q~ alike. Where tokens of equal p/q are ordered in one way for the choice
-and in another for q~, the law is off: see docs/verification.md.
+and in another for q~, the law is off: see docs/papers.md.
 
 **Other trees.** Where every node has draws of its own, independent of how its parent's draws fell (kary and the like),
 the first of the m draws at each node is followed, with beta = 1 and K = m. Given all that was drawn above, it has the
