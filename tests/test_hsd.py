@@ -1,0 +1,148 @@
+"""Hierarchical speculative decoding (HSD; Zhou et al. 2026, arXiv:2601.05724) beside `block`, on every chain of draws.
+
+Its Algorithm 2 is block verification, and what accepts more is its code, which is lossy. docs/theory.md has the proof.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.audit.branching import outcomes
+from foretoken.core.laws import IID
+from foretoken.core.tree import Siblings, chain
+from foretoken.verify import VERIFIERS
+from tables import each
+
+Path = tuple[int, ...]
+Table = dict[Path, Tensor]
+Outcomes = dict[tuple[Path, int | None], float]  # accepted tokens, and the token after them; None: there is none
+SIZES = [(2, 2), (3, 2), (2, 3), (3, 3)]
+
+
+def pair(v: int, length: int, seed: int) -> tuple[Table, Table]:
+    rng = torch.Generator().manual_seed(seed)
+    paths = [path for n in range(length + 1) for path in product(range(v), repeat=n)]
+    p, q = ({x: torch.softmax(1.5 * torch.randn(v, generator=rng).double(), 0) for x in paths} for _ in range(2))
+    return p, q
+
+
+def chance(q: Table, path: Path) -> float:
+    return prod(float(q[path[:i]][x]) for i, x in enumerate(path))
+
+
+def ratios(p: Table, q: Table, path: Path) -> list[float]:
+    """r(X_1:t) for t = 0 .. the length."""
+    return [chance(p, path[:t]) / chance(q, path[:t]) for t in range(len(path) + 1)]
+
+
+def backwards(path: Path, accept: list[float], rows: list[Tensor]) -> Outcomes:
+    """Scan from the whole path back: stop at t with accept[t], and draw the next token from rows[t]."""
+    found: Outcomes = defaultdict(float)
+    reached = 1.0
+    for t in reversed(range(len(path) + 1)):
+        total = float(rows[t].sum())
+        stops = reached * (accept[t] if t else 1.0)
+        for x in range(len(rows[t])):
+            if total > 0:
+                found[path[:t], x] += stops * float(rows[t][x]) / total
+        if total == 0:
+            found[path[: t + 1], None] += stops
+        reached -= stops
+    return found
+
+
+def algorithm_2(p: Table, q: Table, path: Path) -> Outcomes:
+    """Definitions 4 to 6, equations 16 to 20: ratios capped by the largest one before, one resampled token."""
+    r, length = ratios(p, q, path), len(path)
+
+    def capped(t: int) -> float:
+        """r(X_1:m) of the maximum prefix ratio index m(X_1:t), 1 where no ratio before t exceeds 1."""
+        return max([1.0, *r[1:t]])
+
+    accept, rows = [], []
+    for t in range(length):
+        star = r[t] / capped(t + 1) * p[path[:t]] / q[path[:t]]  # r* of every token after X_1:t
+        more = ((star - 1).clamp(min=0) * q[path[:t]]).sum()
+        less = ((1 - star).clamp(min=0) * q[path[:t]]).sum()
+        accept.append(float(more / less))
+        rows.append(q[path[:t]] * (star - 1).clamp(min=0))
+    return backwards(path, [*accept, min(1.0, r[length] / capped(length))], [*rows, p[path]])
+
+
+def listing_2(p: Table, q: Table, path: Path) -> Outcomes:
+    """The paper's code: as Algorithm 2, but the whole path is accepted with min(1, r), without the cap."""
+    r, length = ratios(p, q, path), len(path)
+    accept, rows = [], []
+    for t in range(length):
+        diff = r[t] / max([1.0, *r[1 : t + 1]]) * p[path[:t]] - q[path[:t]]
+        rows.append(diff.clamp(min=0))
+        accept.append(float(rows[-1].sum() / torch.maximum(rows[-1].sum(), (-diff).clamp(min=0).sum())))
+    return backwards(path, [*accept, min(1.0, r[length])], [*rows, p[path]])
+
+
+def released(p: Table, q: Table, path: Path) -> Outcomes:
+    """algorithm_clean.py of the authors' repository, commit 8974510, with HSD=True: the cap is min(1, r) of the prefix
+    itself, a prefix whose next ratio is 1 or more is always kept, and nothing is drawn where no residual is left."""
+    r, length = ratios(p, q, path), len(path)
+    accept, rows = [], []
+    for t in range(length):
+        diff = min(1.0, r[t]) * p[path[:t]] - q[path[:t]]
+        rows.append(diff.clamp(min=0))
+        share = float(rows[-1].sum() / torch.maximum(rows[-1].sum(), (-diff).clamp(min=0).sum()))
+        accept.append(1.0 if r[t + 1] >= 1 else share)
+    return backwards(path, [*accept, min(1.0, r[length])], [*rows, p[path]])
+
+
+def block(p: Table, q: Table, path: Path) -> Outcomes:
+    """The rule of this repository."""
+    records = [Siblings((x,), q[path[:i]], IID(1)) for i, x in enumerate(path)]
+    tree = chain([0, *path], [*records, None])
+    found: Outcomes = defaultdict(float)
+    for (kept, token), prob in outcomes(
+        lambda rng: VERIFIERS["block"].walk(tree, each(lambda node: p[path[:node]]), rng)
+    ):
+        found[path[: len(kept) - 1], token] += prob
+    return found
+
+
+def measured(rule: Callable[[Table, Table, Path], Outcomes], v: int, length: int, seed: int) -> tuple[float, float]:
+    """(TV of the law of the next length + 1 tokens from the target's, tokens accepted); the text goes on with p."""
+    p, q = pair(v, length, seed)
+    law: dict[Path, float] = defaultdict(float)
+    accepted = 0.0
+    for path in product(range(v), repeat=length):
+        drawn = chance(q, path)
+        for (kept, token), prob in rule(p, q, path).items():
+            accepted += drawn * prob * len(kept)
+            out = kept if token is None else (*kept, token)
+            for rest in product(range(v), repeat=length + 1 - len(out)):
+                whole = (*out, *rest)
+                after = prod(float(p[whole[:i]][whole[i]]) for i in range(len(out), len(whole)))
+                law[whole] += drawn * prob * after
+    return sum(abs(law[path] - chance(p, path)) for path in law) / 2, accepted
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("v", "length"), SIZES)
+def test_algorithm_2_is_block_verification(v: int, length: int) -> None:
+    """Given the drafts, each accepted prefix and the token after it have the same probability."""
+    for seed in range(3):
+        p, q = pair(v, length, seed)
+        for path in product(range(v), repeat=length):
+            theirs, ours = algorithm_2(p, q, path), block(p, q, path)
+            assert max(abs(theirs[key] - ours[key]) for key in theirs.keys() | ours.keys()) < 1e-12
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("code", [listing_2, released])
+@pytest.mark.parametrize(("v", "length"), SIZES)
+def test_its_code_accepts_more_and_is_lossy(code: Callable[..., Outcomes], v: int, length: int) -> None:
+    theirs, ours = ([measured(rule, v, length, seed) for seed in range(6)] for rule in (code, block))
+    assert max(tv for tv, _ in ours) < 1e-12
+    assert max(tv for tv, _ in theirs) > 0.02
+    assert sum(accepted for _, accepted in theirs) > sum(accepted for _, accepted in ours) + 0.01
