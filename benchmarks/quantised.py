@@ -160,7 +160,7 @@ def _all_scores(lm: CausalLM, ids: list[int]) -> Float[Tensor, "n v"]:
 
 def report(header: dict[str, Any], turns: Sequence[Turn[Round, float]], apart: Distance | None) -> Report:
     """A table of forwards, and one of the distance from the float32 model."""
-    found = Report("benchmarks quantised", header, [], False, {})
+    found = Report("benchmarks quantised", header)
     table = found.table("forwards", ["nodes", "context", "batch", "ours ms", "ours tokens/s", "llama.cpp ms", "x"])
     for place in dict.fromkeys(turn.block.place for turn in turns):
         here = [turn for turn in turns if turn.block.place == place]

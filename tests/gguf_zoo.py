@@ -69,10 +69,10 @@ def save(
     leave_out: str = "",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
-    **more: str,
+    **more: str | int,
 ) -> None:
-    """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are string values of the
-    metadata.
+    """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are strings and numbers of
+    the metadata.
 
     embedding: the kind of the embedding, by default as all matrices.
     """
@@ -103,7 +103,7 @@ def save(
         )
     vocabulary(writer)
     for key, value in more.items():
-        writer.add_string(key, value)
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint16(key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])

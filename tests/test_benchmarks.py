@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import soak
+from benchmarks import quantised, soak
 from benchmarks.__main__ import SCRIPTS
 from command import Command
 from command import run as run_command
@@ -130,3 +130,11 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         assert soak.resident(ended.pid) == 0
     assert soak.resident(os.getpid()) > 1_000_000
+
+
+def test_quantised_tells_its_tables_in_json() -> None:
+    found = quantised.report({"threads": 1}, [], quantised.Distance(9, 0.001, 0.002, 3.5, 3.4)).json()
+    assert [table["title"] for table in found["tables"]] == [
+        "forwards", "rows in 8 bits beside float32, weights the same",
+    ]  # fmt: skip
+    assert found["tables"][1]["rows"][0]["mean TV"] == "0.00100"

@@ -142,7 +142,7 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
         )
     if not isinstance(policy, PathTree) and not (isinstance(policy, StaticTree) and policy.floor == 0):
         raise ForetokenError(
-            "draft_probability needs a tree whose shape is fixed: chain:D, kary:KxD, delayed:D+KxL or list:FILE."
+            "draft_probability needs a tree whose shape is fixed, such as chain:4 or kary:2x3, without @C."
         )
     if law not in (None, IID.name):
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
