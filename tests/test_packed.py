@@ -194,7 +194,7 @@ def test_bad_files_are_refused(tmp_path: Path):
     for read in (lambda: load_model(str(path), CPU), lambda: load_tokenizer(str(path))):
         with pytest.raises(ForetokenError, match="as a GGUF file"):
             read()
-    with pytest.raises(ForetokenError, match=r"is one of 3 parts of a split model: join them with"):
+    with pytest.raises(ForetokenError, match=r"is one of 3 parts of a model: join them with"):
         load_model(save(tmp_path / "model-00001-of-00003.gguf", **{"split.count": 3}), CPU)
     changed = {
         (b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"): r"describe its tokenizer \(it has no merges\)",

@@ -39,14 +39,14 @@ class Reader(GGUFReader):
 
 
 def open_gguf(path: Path) -> Reader:
-    """Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, or is a part of a split model."""
+    """Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, or is one part of a model."""
     try:
         reader = Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
         raise ForetokenError(f"Cannot read {path} as a GGUF file ({error}): get it again.") from error
     if (parts := int(reader.metadata("split.count", 1))) > 1:
         raise ForetokenError(
-            f"{path} is one of {parts} parts of a split model: join them with `llama-gguf-split --merge`, and give the "
+            f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`, and give the "
             "file that comes out."
         )
     return reader
