@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.models.grammar import Grammar
     from foretoken.profile import Profile as TunedProfile
 
-SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/results.md
+SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/benchmarks.md
 _told = False
 
 
