@@ -25,7 +25,7 @@ from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
 from foretoken.draft.controller import Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import wrap_model
 from foretoken.recipe import KINDS
@@ -126,7 +126,7 @@ def drafters() -> dict[str, tuple[Drafter, str]]:
     small = wrap_model(tiny.perturbed(tiny.llama(0), 0.1, seed=9))
     return {
         "lm": (LMDrafter(small, policy, WithoutReplacement, 257), "rrsw"),
-        "ngram": (NgramDrafter(policy), "exact-match"),
+        "ngram": (LookupDrafter(policy), "exact-match"),
     }
 
 
@@ -189,7 +189,7 @@ def test_a_text_that_joins_while_the_controller_rests_does_not_end_drafting():
         drafted = 0
         for _ in range(count):
             trees = session.propose(sequences)
-            drafted += session._depth > 0
+            drafted += session._asked
             session.observe(sequences, trees, [(0,)] * len(sequences))
         return drafted
 
@@ -253,7 +253,7 @@ def test_drafters_of_other_vocabularies_catch_up(method, shown):
 def test_load_takes_the_method(target):
     engine = foretoken.load(target, drafter="ngram", method="auto", tokenizer=tiny.tokenizer())
     assert isinstance(engine.drafter, AutoDrafter)
-    assert engine.drafter.experience.extra == EXTRA
+    assert engine.drafter.experience.extra == expected_extra(static.chain(24).sizes())
     prompts, greedy = ["ab ab ab ab", "x", "def"], {"max_new_tokens": 40, "temperature": 0.0}
     plain = foretoken.load(target, tokenizer=tiny.tokenizer()).generate(prompts, **greedy)
     assert [r.token_ids for r in engine.generate(prompts, **greedy)] == [r.token_ids for r in plain]
@@ -266,7 +266,7 @@ def test_an_unknown_method_is_refused(target):
 
 
 def test_a_drafter_of_hidden_states_is_still_told_them():
-    class Inner(NgramDrafter):
+    class Inner(LookupDrafter):
         feature_layers = (-1,)
 
         def open(self, batch, slots):
@@ -282,7 +282,7 @@ def test_a_drafter_of_hidden_states_is_still_told_them():
     assert isinstance(session, LearningSession)
     session.learn([torch.zeros(1, 2)])
     assert len(learnt) == 1
-    assert not isinstance(auto_drafter(NgramDrafter(static.chain(2)), (0, 1, 2), torch.device("cpu")), FeatureDrafter)
+    assert not isinstance(auto_drafter(LookupDrafter(static.chain(2)), (0, 1, 2), torch.device("cpu")), FeatureDrafter)
 
 
 def test_the_clock_is_chosen_when_a_session_opens_and_stays(monkeypatch):

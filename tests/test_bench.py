@@ -156,6 +156,7 @@ def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytes
         (["--target", "nowhere"], "nowhere does not exist"),
         (["--dtype", "int3"], "Unknown dtype int3"),
         (["--plot", "x.docx"], "plot"),
+        (["--drafter", "suffix"], "Drafter suffix remembers the texts of earlier runs"),
     ],
 )
 def test_bad_input_is_one_sentence(bench: Command, tmp_path: Path, arguments: list[object], words: str) -> None:

@@ -73,7 +73,7 @@ def value(rng: random.Random, option: str, files: list[str]) -> str:
         "--tree": TREES, "--verifier": [*VERIFIERS], "--law": [*LAWS], "--vocab": [*VOCABS, "auto"],
         "--method": [*METHODS], "--dtype": [*DTYPES], "--compile": ["auto", "off"], "--device": DEVICES,
         "--target": files, "--begin": files,
-        "--drafter": [*files, "none", "ngram", "self", "self:q4_0", "self:"], "--profile": [*files, *TEXTS],
+        "--drafter": [*files, "none", "ngram", "suffix", "self", "self:q4_0", "self:"], "--profile": [*files, *TEXTS],
         "--head": files, "--same": files, "--stop": TEXTS, "--text": TEXTS, "--plot": ["p.png", "p.nope", *TEXTS],
         "--out": ["out", *TEXTS], "--data": [*files, *TEXTS], "--cache": ["out", *TEXTS], "--part": ["out", *TEXTS],
         "--acceptance": ["out", *TEXTS], "--workload": TEXTS, "--batch-file": TEXTS, "--size": [*SIZES],

@@ -22,7 +22,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, opaque_tree
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.grammar import GrammarConstraint
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -191,7 +191,7 @@ def test_the_law_is_that_of_plain_constrained_sampling(kind, verifier, temperatu
     same = tables.lms(tables.TARGET, seed=12)[1]
     drafter = {
         "none": NoDrafter(),
-        "ngram": NgramDrafter(static.kary(2, 2)),
+        "ngram": LookupDrafter(static.kary(2, 2)),
         "iid": LMDrafter(same, static.chain(2), IID, lm.vocab_size),
         "tree": LMDrafter(same, static.kary(2, 1), WithoutReplacement, lm.vocab_size),
         "likeliest": LMDrafter(same, static.kary(2, 2), Opaque, lm.vocab_size),

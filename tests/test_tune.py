@@ -193,6 +193,12 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
     assert read_profile("foretoken-profile.json").drafter == "ngram"
 
 
+def test_tune_refuses_a_drafter_that_remembers_earlier_runs(run):
+    code, out, err = run("tune", *SMALL, "--drafter", "suffix")
+    assert (code, out) == (2, "")
+    assert "every prompt is run several times here: take drafter ngram" in err
+
+
 def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkeypatch):
     monkeypatch.setattr("foretoken.tune.grid.num_cores", lambda: 2)
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outco
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate, HasAcceptance, Verifier
 from foretoken.core.walk import PathVerifier
-from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.lookup import LookupDrafter
 from foretoken.names import check_pair
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -152,6 +152,6 @@ def test_a_law_with_a_random_number_of_draws_by_name() -> None:
 def test_a_law_that_no_verifier_takes_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = VERIFIERS["standard"]
     monkeypatch.setattr("foretoken.names.VERIFIERS", {rule.name: rule})
-    drafter = NgramDrafter(static.kary(2, 1))
+    drafter = LookupDrafter(static.kary(2, 1))
     with pytest.raises(ForetokenError, match=r"which drafter ngram makes: no verifier is, so choose another tree or"):
         check_pair(drafter, rule)

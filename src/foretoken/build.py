@@ -21,6 +21,7 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.source import Source
+from foretoken.draft.store import Store
 from foretoken.engine import Engine
 from foretoken.heads.checkpoint import head_kind, load_head
 from foretoken.heads.lm import HeadLM, ready
@@ -56,11 +57,13 @@ from foretoken.recipe import (
     PLAIN,
     PLAINLY,
     SAME,
+    SUFFIX,
     VOCABS,
     Recipe,
     check_known,
     is_word,
     own_kind,
+    usual_tree,
 )
 from foretoken.trees.dynamic import ProductTree
 from foretoken.vocab.overlap import compare
@@ -100,9 +103,11 @@ def load(
             brought, or a transformers model.
         drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
             target's own weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
-            lookup, needs no model); "auto" (self where our kernel runs weights of 16 or 32 bits, else ngram); None or
-            "none" for plain decoding. See docs/drafters.md.
-        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12.
+            lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model; "auto" (self
+            where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain decoding. See
+            docs/drafters.md.
+        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12;
+            of a lookup chain:24.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, rrsw for a tree that
             branches, block-transport for budget:N, exact-match where the drafter has no density.
         law: how children are drawn; by default the law that the verifier is made for.
@@ -149,7 +154,7 @@ def load(
     if tuned is not None and not named and tuned.tree != PLAIN:
         tree, verifier, draft_probability = tuned.tree, tuned.verifier, tuned.draft_probability
         if method == AUTO and tree.startswith("chain:"):  # its costs are of chains without coins
-            tree, draft_probability = METHODS[AUTO], None
+            tree, draft_probability = None, None
             verifier = None if tuned.draft_probability is not None else verifier
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
@@ -169,7 +174,7 @@ def load(
     kind = HEAD if head_folder is not None else OWN if own is not None or usual else str(drafter or NO_DRAFTER)
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
-    recipe = replace(recipe, vocab=kind if kind in VOCABS else None)
+    recipe = replace(recipe, tree=tree or usual_tree(kind, method), vocab=kind if kind in VOCABS else None)
     settled(recipe, kind)  # before models are loaded
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
@@ -184,8 +189,9 @@ def load(
     model = causal_lm(target)
     if usual:
         own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
+        recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
-    source = Source(kind, model.vocab_size, None)
+    source = Source(kind, model.vocab_size, None, store=Store() if kind == SUFFIX else None)
     if head_folder is not None:
         source = Source(kind, model.vocab_size, ready(load_head(head_folder, parts(model)), head_folder))
     elif own is not None:

@@ -40,6 +40,7 @@ class Kind:
     home: "module:function" of (source, policy, law) -> Drafter, the module as below `foretoken`.
     about: what the tables in the pages say of it.
     rule: the usual verifier of drafters whose draft tokens have no q; None: the tree decides.
+    tree: what it drafts by default; None: the method decides.
     other_vocabulary: whether it is for a model with another vocabulary than the target's.
     own_draws: whether it draws in a fashion of its own, to which a law means nothing.
     """
@@ -47,6 +48,7 @@ class Kind:
     home: str
     about: str
     rule: str | None = None
+    tree: str | None = None
     other_vocabulary: bool = False
     own_draws: bool = False
 
@@ -57,11 +59,15 @@ class Kind:
         return getattr(import_module(f"foretoken.{module}"), function)
 
 
-NO_DRAFTER, NGRAM, OWN, SAME, HEAD = "none", "ngram", "self", "same", "head"
+NO_DRAFTER, NGRAM, SUFFIX, OWN, SAME, HEAD = "none", "ngram", "suffix", "self", "same", "head"
+LOOKUPS = (NGRAM, SUFFIX)
 OWN_KIND = "q4_1"  # more exact than q4_0 and a tenth slower to run: docs/LOG.md, 2026-11-25
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
-    NGRAM: Kind("draft.ngram:ngram", "what followed the same words earlier in the text", "exact-match"),
+    NGRAM: Kind("draft.lookup:lookup", "what followed the same words earlier in the text", "exact-match", "chain:24"),
+    SUFFIX: Kind(
+        "draft.lookup:lookup", "the same in the text and in those of earlier requests", "exact-match", "chain:24"
+    ),
     OWN: Kind("draft.own:own", "the target's own weights in 4 bits, in its own cache"),
     SAME: Kind("draft.lm:same", "a language model with the target's vocabulary"),
     HEAD: Kind("build:head", "a draft head on the target's hidden states"),
@@ -159,7 +165,12 @@ def own_kind(drafter: object) -> str | None:
 
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
-    return drafter in (None, AUTO, NGRAM, NO_DRAFTER) or own_kind(drafter) is not None
+    return drafter in (None, AUTO, NO_DRAFTER, *LOOKUPS) or own_kind(drafter) is not None
+
+
+def usual_tree(kind: str, method: str) -> str:
+    """What a drafter of a kind drafts where no tree is named."""
+    return KINDS[kind].tree or METHODS[method]
 
 
 def check_verifier(name: str) -> None:

@@ -11,10 +11,20 @@ from foretoken.cli.command import option
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
+from foretoken.recipe import NGRAM, SUFFIX
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.measure.report import Report
+
+
+def check_forgets(drafter: str | None) -> None:
+    """Refuse a drafter that remembers earlier texts, where the same prompts are continued again and again."""
+    if drafter == SUFFIX:
+        raise ForetokenError(
+            f"Drafter {drafter} remembers the texts of earlier runs, and every prompt is run several times here: take "
+            f"drafter {NGRAM}, which looks the text itself up."
+        )
 
 
 @dataclass(frozen=True)

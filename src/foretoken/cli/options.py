@@ -33,8 +33,9 @@ class Models:
 
     target: Model folder (Hugging Face), GGUF file, or hub id. Default: the demo target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
-    head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "auto" (self where the compiled kernel
-    runs weights of 16 or 32 bits, else ngram), or "none". Default: the demo drafter for the demo target, else auto.
+    head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "suffix" (the same, also in the texts of
+    earlier requests), "auto" (self where the compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
+    Default: the demo drafter for the demo target, else auto.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """
@@ -62,7 +63,7 @@ class RecipeOptions(EngineModels):
 
     tree: Token tree: $trees. See docs/trees-and-rules.md.
     verifier: Rule: $rules. See docs/trees-and-rules.md. Default: block for chains; rrsw for trees that branch,
-    block-transport for budget trees; exact-match for ngram, slem and dynamic trees.
+    block-transport for budget trees; exact-match for ngram, suffix, slem and dynamic trees.
     law: How children are drawn: $laws. Default: the verifier's.
     draft_probability: Randomised drafting: a coin of this probability before each draw; where none is made, drafter and
     target run at the same time. See docs/theory.md.
@@ -79,7 +80,7 @@ class EngineOptions(RecipeOptions):
     """Which models, and how they decode; for commands that write text.
 
     tree: Token tree: $trees. See docs/trees-and-rules.md. Default: chain:5, or with --method auto chain:12 as the
-    largest.
+    largest; for ngram and suffix chain:24.
     method: fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode plainly
     where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only with --profile,
     whose costs it takes instead. Default: auto, but fixed where a tree, verifier, law or draft probability is named, or

@@ -90,6 +90,11 @@ class ShapePolicy(Protocol):
     """A policy whose shape is known before anything is drawn."""
 
     @property
+    def parents(self) -> tuple[int, ...]:
+        """The shape: parents[0] = -1 is the root, parents[i] < i."""
+        ...
+
+    @property
     def chain_depth(self) -> int:
         """Levels of one draw each; 0 where the tree is not one path."""
         ...

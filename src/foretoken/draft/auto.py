@@ -60,7 +60,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self.clock = clock
         self._new = False  # whether a sequence joined: the next step reads its prompt
         self._seen: list[int] = []  # per sequence, the ids that the drafter was shown
-        self._depth, self._began = 0, 0.0
+        self._depth, self._began, self._asked = 0, 0.0, False
         self._limits: list[int] = []
         self._lengths: list[int] = []
         if isinstance(inner, LearningSession):
@@ -97,14 +97,17 @@ class AutoSession(WrappedSession[DraftSession]):
         # A step that reads a prompt drafts nothing: the first token comes as soon as it does without a drafter.
         chooses = any(limits) and not self._new
         self._depth = self.controller.choose(self.clock is not None, limits) if chooses else 0
-        if self._depth == 0:
+        self._asked = self._depth > 0
+        if not self._asked:
             return [root_only(seq.ids[-1]) for seq in sequences]
         self._lengths = [len(seq.ids) for seq in sequences]
         for seq in sequences:
             seq.max_depth = self._depth
-        self._limits = [min(limit, self._depth) for limit in limits]
-        self._depth = max(self._limits)  # what is left of the text may end it
-        return self.inner.propose(sequences)
+        trees = self.inner.propose(sequences)
+        # What is left of the text may end a tree earlier, and a lookup drafts only as far as it is sure.
+        self._limits = [min(limit, self._depth, max(t.depths)) for limit, t in zip(limits, trees, strict=True)]
+        self._depth = max(self._limits)
+        return trees
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         if self._new:  # nothing was chosen, and the step's time is a prompt's
@@ -113,7 +116,7 @@ class AutoSession(WrappedSession[DraftSession]):
         if self.controller.resting:
             return
         usual = True
-        if self._depth:
+        if self._asked:
             self.inner.observe(sequences, trees, paths)
             behind = max(length - seen for length, seen in zip(self._lengths, self._seen, strict=True))
             usual = behind <= CAUGHT_UP

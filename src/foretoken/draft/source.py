@@ -1,7 +1,8 @@
 """What a drafter is made of beside a recipe: a language model or a head, or nothing that has weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from foretoken.draft.store import Store
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint, fingerprint_of_weights
@@ -14,11 +15,13 @@ class Source:
     kind: of `recipe.KINDS`, the usual one for these weights.
     vocab_size: columns of the target's logits.
     lm: None where no weights draft.
+    store: the texts of earlier requests, where they are looked up.
     """
 
     kind: str
     vocab_size: int
     lm: CausalLM | HeadLM | None
+    store: Store | None = field(default=None, kw_only=True)
 
     @property
     def model(self) -> CausalLM:

@@ -10,7 +10,7 @@ from foretoken.build import load, plain, with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
-from foretoken.draft.ngram import NgramDrafter
+from foretoken.draft.lookup import LookupDrafter
 from foretoken.engine import Engine
 from foretoken.measure.methods import Foretoken, Method, Transformers
 from foretoken.models.causal_lm import CausalLM
@@ -45,7 +45,7 @@ def load_pair(
     dtype: str | None = None,
     compile: str = AUTO,
 ) -> Pair:
-    """The models in two folders; drafter may be "ngram" or None. vocab: how one with another vocabulary
+    """The models in two folders; drafter may be a word, as "ngram", or None. vocab: how one with another vocabulary
     drafts."""
     engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
@@ -105,7 +105,7 @@ def methods(
 
 def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
     depth = next((tree_policy(tree).max_nodes - 1 for tree in trees if tree.startswith("chain:")), NO_DEPTH)
-    if isinstance(pair.engine.drafter, NgramDrafter):
+    if isinstance(pair.engine.drafter, LookupDrafter):
         return [Transformers(f"lookup {depth}", pair.target, arguments={"prompt_lookup_num_tokens": depth})]
     if pair.drafter is None:
         return []

@@ -1,0 +1,149 @@
+"""Drafting without a model: what followed the same words earlier, in the text itself or in texts of earlier requests.
+
+How far it drafts follows from how likely that is accepted: a draft token's chance is learnt for each text by how many
+tokens match before it, and a path ends where the product of the chances falls below FLOOR.
+
+Sources: Saxena 2023, Prompt Lookup Decoding (drafts from the prompt); Oliaro et al. 2024, SuffixDecoding,
+arXiv:2411.04975 (drafts from earlier outputs, scored by frequency, as long as their match allows).
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Path
+from foretoken.core.laws import Law, Opaque
+from foretoken.core.policy import ShapePolicy, TreePolicy
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree, opaque_tree
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.index import Index
+from foretoken.draft.source import Source
+from foretoken.draft.store import Store
+from foretoken.kernel.suffixes import LONGEST, empty_draft
+
+ASSUMED = np.array([0.2, 0.5, 0.8, 0.9, 0.93, 0.97, 0.99])  # acceptance by the group of the match: as in docs/LOG.md
+WEIGHT = 8.0  # of what is assumed, in trials
+FLOOR = 0.05  # the least probability with which a path comes to a draft token
+
+
+@dataclass(frozen=True)
+class LookupDrafter:
+    """Proposes continuations found earlier; costs no forward. The children are opaque.
+
+    policy: the largest tree, whose shape is fixed.
+    store: texts of earlier requests; None for the text itself alone.
+
+    Raises ForetokenError for a tree that goes by the drafter's probabilities.
+    """
+
+    policy: TreePolicy
+    store: Store | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.policy, ShapePolicy) and self.policy.floor == 0):
+            raise ForetokenError(
+                f"Drafter {self.name} has no probabilities to grow such a tree by: take chain or kary."
+            )
+
+    @property
+    def name(self) -> str:
+        return "ngram" if self.store is None else "suffix"
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return (Opaque(self.policy.max_draws),)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.max_nodes
+
+    def open(self, batch: int, slots: int) -> "LookupSession":
+        assert isinstance(self.policy, ShapePolicy)
+        return LookupSession(np.array(self.policy.parents), self.store, slots)
+
+
+def lookup(source: Source, policy: TreePolicy, law: LawFamily) -> LookupDrafter:
+    """The drafter that looks the text up; a law means nothing to it."""
+    return LookupDrafter(policy, source.store)
+
+
+class Text:
+    """One sequence as it is looked up: its index, and what was learnt of its drafts.
+
+    gain: the number of tokens of the present draft that are expected to be accepted.
+    """
+
+    gain = 0.0
+
+    def __init__(self, shape: np.ndarray, slots: int) -> None:
+        """shape: the parent list of the largest tree. slots: the most tokens that the text may have."""
+        self.ids: Seq[int] = ()
+        self._shape, self._index = shape, Index(slots)
+        self._drafted, self._nodes = empty_draft(len(shape)), 1
+        self._hits, self._trials = WEIGHT * ASSUMED, np.full(len(ASSUMED), WEIGHT)
+
+    def draft(self, seq: Sequence, store: Store | None) -> TokenTree:
+        """The tree for the next step. store: where else to look."""
+        self.read(seq)
+        tail = np.array(seq.ids[-LONGEST:], np.int32)
+        matches = self._index.matches(tail)
+        settings = self._shape, max(seq.depth_left, 0), self._hits / self._trials, FLOOR, self._drafted
+        self._drafted.tokens[0] = seq.ids[-1]
+        self._nodes = store.draft(tail, matches.longest, *settings) if store is not None else 0
+        if not self._nodes:
+            self._nodes = self._index.draft(matches, *settings, own=True)
+        self.gain = float(self._drafted.reach[1 : self._nodes].sum())
+        return opaque_tree(self._drafted.tokens[: self._nodes].tolist(), self._drafted.parents[: self._nodes].tolist())
+
+    def read(self, seq: Sequence) -> None:
+        """Index what was committed, after learning from it whether the last draft was right."""
+        new = seq.ids[len(self._index) :]
+        if new:
+            self._learn(new)
+            self.ids = seq.ids
+            self._index.extend(new)
+
+    def _learn(self, new: Seq[int]) -> None:
+        """Count the draft tokens that were tried: those of the committed path, and the likeliest one after it."""
+        tokens, parents, groups = self._drafted.tokens, self._drafted.parents, self._drafted.groups
+        node = 0
+        for token in new:
+            below = [child for child in range(node + 1, self._nodes) if parents[child] == node]
+            if not below:
+                break
+            self._trials[groups[below[0]]] += 1
+            right = [child for child in below if tokens[child] == token]
+            if not right:
+                break
+            self._hits[groups[below[0]]] += 1
+            node = right[0]
+        self._nodes = 1
+
+
+class LookupSession:
+    """The texts of one batch."""
+
+    def __init__(self, shape: np.ndarray, store: Store | None, slots: int) -> None:
+        self.texts: list[Text] = []
+        self._shape, self._store, self._slots = shape, store, slots
+
+    def join(self) -> None:
+        self.texts.append(Text(self._shape, self._slots))
+
+    def leave(self, row: int) -> None:
+        ids = self.texts[row].ids  # as long as the sequence is now, whether or not all of it was looked up
+        if self._store is not None and ids:
+            self._store.add(ids)
+        self.texts[row] = self.texts[-1]
+        self.texts.pop()
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        return [text.draft(seq, self._store) for text, seq in zip(self.texts, sequences, strict=True)]
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        """Read what was committed: a sequence that leaves now is not seen again."""
+        for text, seq in zip(self.texts, sequences, strict=True):
+            text.read(seq)
