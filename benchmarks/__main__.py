@@ -17,6 +17,7 @@ SCRIPTS = {
     "vocab": "every method of drafting with another vocabulary, and whether it is lossless",
     "auto": "method auto beside plain decoding and fixed depths: good, useless and changing drafters",
     "rules": "acceptance, time and deviation of every verification rule",
+    "optimum": "share of the best that any joint rule can accept, on trees small enough to enumerate",
     "reproduce": "tables and figures of the papers, beside ours",
     "randomised": "the draft probability that pays, predicted and measured",
     "peers": "ours, plain and drafted, beside transformers, llama.cpp and OpenVINO with the same model",

@@ -10,12 +10,14 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.names import check_pair, policy_for, verifier_named
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree
+from foretoken.trees.paths import delayed
 from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import chain, kary
 from foretoken.verify import VERIFIERS
 
 MATCH = "exact-match"
-CHAIN, KARY, SEQUOIA, BUDGET, DYNAMIC, OPT_TREE = SHAPES = ("chain", "kary", "sequoia", "budget", "dynamic", "opt-tree")
+SHAPES = ("chain", "kary", "paths", "sequoia", "budget", "dynamic", "opt-tree")
+CHAIN, KARY, PATHS, SEQUOIA, BUDGET, DYNAMIC, OPT_TREE = SHAPES
 RANKED = (DYNAMIC, OPT_TREE)
 RULES = ("rrs", "rrsw", "hub", "kseq", "transport")
 DEFAULT = (
@@ -61,6 +63,9 @@ class TreeMethod:
         if self.shape == KARY:
             depth = (nodes + 2).bit_length() - 2  # 2 + 4 + .. + 2^depth <= nodes
             return kary(2, depth) if depth else None
+        if self.shape == PATHS:  # as many as the square root, to a power of two
+            paths = 2 ** ((nodes.bit_length() - 1) // 2)
+            return delayed(0, paths, nodes // paths)
         if self.shape == SEQUOIA:
             return sequoia(list(acceptance()), nodes)
         return {BUDGET: BudgetTree, DYNAMIC: DynamicTree, OPT_TREE: OptTree}[self.shape](nodes)

@@ -36,9 +36,9 @@ def command(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="SHAPE+RULE, e.g. budget+transport; may be repeated. Shapes: chain, kary (binary), sequoia, budget, "
-            "dynamic, opt-tree (those two with exact-match). Default: kary, sequoia and budget with five rules each, "
-            "dynamic+exact-match, chain+block, and block rules."
+            help="SHAPE+RULE, e.g. budget+transport; may be repeated. Shapes: chain, kary (binary), paths (from the "
+            "root, about as many as they are long), sequoia, budget, dynamic, opt-tree (those two with exact-match). "
+            "Default: kary, sequoia and budget with five rules each, dynamic+exact-match, chain+block, and block rules."
         ),
     ] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of drafted nodes, with commas.")] = NODES,

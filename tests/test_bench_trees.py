@@ -25,6 +25,7 @@ from foretoken.measure.results import Book
 from foretoken.measure.teacher_forcing import ScoredText
 from foretoken.models.target import LMTarget
 from foretoken.names import tree_policy, verifier_named
+from foretoken.trees.paths import PathTree
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from tables import table_decoding, tiny_engine
@@ -61,6 +62,10 @@ def test_methods() -> None:
     assert sizes["kary+rrs", 8] == 6
     assert sizes["sequoia+rrsw", 8] == sizes["chain+block", 8] == 8
     assert method("kary+rrs").at(1, engine.drafter, list) is None
+    paths = [method("paths+gbv").at(nodes, engine.drafter, list) for nodes in (4, 8, 16, 32, 64)]
+    assert [tree and tree.policy for tree in paths] == [
+        PathTree(0, k, n) for k, n in ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))
+    ]
     assert at_zero([method("kary+rrs"), method("kary+hub")]) == [TreeMethod("kary", "exact-match")]
     for wrong in ("nonsense", "kary", "kary+nonsense", "dynamic+rrsw", "kary+exact-match"):
         with pytest.raises(ForetokenError, match=r"write SHAPE|cannot be"):
