@@ -11,8 +11,7 @@ from foretoken.core.errors import ForetokenError
 SCRIPTS = {
     "execution": "milliseconds of one forward, over nodes, context and batch",
     "quantised": "a GGUF file in our kernel beside llama.cpp, and what rounding rows to 8 bits costs",
-    "trees": "tokens per target forward by shape of the tree, verification rule and number of nodes",
-    "chains": "tokens per step of chains, by probability on texts of the target's own",
+    "arena": "drafters, trees and rules at equal numbers of nodes: expected accepted tokens, and speed",
     "heads": "tokens per step, speed and time by component of draft heads",
     "vocab": "every method of drafting with another vocabulary, and whether it is lossless",
     "auto": "method auto beside plain decoding and fixed depths: good, useless and changing drafters",

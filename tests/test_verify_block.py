@@ -18,6 +18,7 @@ from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import PathVerifier, walk, walk_of
+from foretoken.measure.teacher_forcing import block_survival
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
@@ -68,6 +69,30 @@ def law_and_length(rule, p: Table, q: Table, v: int, length: int) -> tuple[dict[
 
 def worst(law: dict[tuple[int, ...], float], p: Table) -> float:
     return max(abs(law[x] - math.prod(float(p[x[:i]][t]) for i, t in enumerate(x))) for x in law)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
+    """P(text begins with y, and the step kept i drafts or more) of every y, over all drafts and decisions."""
+    v, length = 3, 3
+    p, q = tables(v, length, seed=0)
+    joint: dict[tuple[tuple[int, ...], int], float] = defaultdict(float)
+    for tokens in itertools.product(range(v), repeat=length):
+        tree = drafted(q, tokens)
+        chance = math.prod(float(q[tokens[:i]][x]) for i, x in enumerate(tokens))
+
+        def walk(rng, tree=tree, tokens=tokens):
+            return BLOCK.walk(tree, each(lambda node: p[tokens[:node]]), rng)
+
+        for (path, _), prob in outcomes(walk):
+            for i in range(len(path)):
+                joint[tokens[:i], i] += chance * prob
+    for y in itertools.product(range(v), repeat=length):
+        ratios = torch.tensor([math.log(q[y[:i]][x] / p[y[:i]][x]) for i, x in enumerate(y)], dtype=torch.float64)
+        (found,) = block_survival(ratios, length).tolist()
+        for i, at_least in enumerate(found, start=1):
+            of_text = math.prod(float(p[y[:j]][y[j]]) for j in range(i))
+            assert joint[y[:i], i] == pytest.approx(of_text * at_least, abs=1e-12)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.papers.run import Run
-from benchmarks.tree_report import samples
-from benchmarks.tree_runs import Cell, Course, run
+from benchmarks.papers.steps import Course, run
 from foretoken.core.laws import IID, Law
 from foretoken.core.policy import Plan
 from foretoken.core.sequence import Sequence as Running
@@ -115,8 +114,7 @@ def table4(run_: Run) -> None:
             run_.progress(f"{number} paths: {rule}")
             verifier = verifier_named(rule)
             drafter = TopDrafter(inner.lm, Paths(number, DEPTH), IID, inner.vocab_size)
-            cell = Cell(TEMPERATURE, number * DEPTH, rule, drafter, verifier)
-            (sample,) = samples([run(cell, course)]).values()
+            sample = run(drafter, verifier, TEMPERATURE, course)
             cells += [
                 f"{sample.efficiency:.2f} ± {sample.error:.2f}",
                 plain_s / alone * float(sample.tokens.sum()) / sample.wall_s if alone else None,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.papers.run import Run
-from benchmarks.tree_report import Sample, samples
-from benchmarks.tree_runs import Cell, Course, run
+from benchmarks.papers.steps import Course, Sample, run
 from foretoken.core.policy import TreePolicy
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.lm import LMDrafter
@@ -55,9 +54,7 @@ class Efficiencies:
             verifier = verifier_named(rule)
             policy = self._shape(tree, rule, temperature)
             made = replace(drafter, policy=policy, law=verifier.laws[0])
-            nodes = policy.max_nodes - 1
-            (sample,) = samples([run(Cell(temperature, nodes, rule, made, verifier), self.course)]).values()
-            self.done[key] = nodes, sample
+            self.done[key] = policy.max_nodes - 1, run(made, verifier, temperature, self.course)
         return self.done[key]
 
     def _shape(self, tree: str, rule: str, temperature: float) -> TreePolicy:

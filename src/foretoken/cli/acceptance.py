@@ -53,16 +53,15 @@ class VectorOptions(options.Models):
         options.heldout_prompts(self.prompts)
         options.check_models(self.target, self.drafter, device=self.device, dtype=self.dtype)
 
-    def load(self, max_new_tokens: int, small: bool = True) -> "Loaded":
-        """The pair as it is. small: the target may run in one thread; not if it is to be expanded."""
+    def load(self, max_new_tokens: int) -> "Loaded":
+        """The pair as it is, the target in one thread where it is small."""
         from foretoken.measure.pair import load_pair
         from foretoken.models.identity import device_name, fingerprint
 
         options.quiet()
         source, drafter = options.resolve_models(self.target, self.drafter)
         pair = load_pair(source, drafter, verifier="rrsw", device=self.device, dtype=self.dtype)
-        if small:
-            options.spare_threads(pair.num_params)
+        options.spare_threads(pair.num_params)
         lm = pair.engine.target.lm
         settings = {
             **names(self.target, self.drafter),

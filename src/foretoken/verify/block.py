@@ -130,6 +130,23 @@ def plain_decision(
 ) -> tuple[int, int]:
     """`decide` by torch, on any device."""
     p, q = _normalised(p), _normalised(q)
+    chances, excess, left = _decision(p, q, drafts)
+    tau = int(draw_iid(torch.tensor([chances], dtype=torch.float64), u[:, :1]))
+    # p == q leaves no residual; tau stops there with probability 0 up to rounding, and p serves.
+    row = excess[tau] if tau < len(drafts) and left[tau] > TINY else p[tau]
+    return tau, int(draw_iid(row[None], u[:, 1:]))
+
+
+def lengths(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...]) -> list[float]:
+    """Compute P(tau = i), i = 0 .. l, of what `decide` draws; arguments as there."""
+    chances, _, _ = _decision(_normalised(p), _normalised(q), drafts)
+    return chances
+
+
+def _decision(
+    p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...]
+) -> tuple[list[float], Float[Tensor, "l v"], list[float]]:
+    """P(tau = i), the measures (w_i p_{i+1} - q_{i+1})+ of i < l, and their sums S_i, from normalised rows."""
     x = torch.tensor(drafts, device=p.device)[:, None]
     w = [1.0]
     for ratio in (p[:-1].gather(1, x) / q.gather(1, x))[:, 0].tolist():
@@ -141,10 +158,7 @@ def plain_decision(
     for i in reversed(range(len(keep))):
         chances[i] = keep[i] * chances[i]
         chances[:i] = [c * (1 - keep[i]) for c in chances[:i]]
-    tau = int(draw_iid(torch.tensor([chances], dtype=torch.float64), u[:, :1]))
-    # p == q leaves no residual; tau stops there with probability 0 up to rounding, and p serves.
-    row = excess[tau] if tau < len(drafts) and left[tau] > TINY else p[tau]
-    return tau, int(draw_iid(row[None], u[:, 1:]))
+    return chances, excess, left
 
 
 def _normalised(rows: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:

@@ -71,6 +71,18 @@ class GreedyMultipath:
             return walk(tree, probabilities, self, rng)
         if is_chain(tree):  # of the same law, with one look at p
             return BLOCK.walk(tree, probabilities, rng)
+        path, p, laws = self.chosen(tree, probabilities)
+        drafts = tuple(tree.tokens[node] for node in path[1:])
+        kept, token = decide(p, laws, drafts, rng.uniforms(1, 2))
+        return path[: kept + 1], token
+
+    def chosen(
+        self, tree: TokenTree, probabilities: Probabilities
+    ) -> tuple[tuple[int, ...], Float[Tensor, "l1 v"], Float[Tensor, "l v"]]:
+        """Return the path that is chosen, of l draft tokens, p after each of its nodes, and the law of each token.
+
+        The root has draws, and a q.
+        """
         path, p, laws = [0], [probabilities(range(1))[0]], []
         k, beta, among_paths = 0, 1.0, False
         while (siblings := tree.siblings[path[-1]]) is not None and siblings.draws and siblings.q is not None:
@@ -83,9 +95,7 @@ class GreedyMultipath:
             path.append(child)
             laws.append(chosen.law)
             p.append(probabilities(range(child, child + 1))[0])
-        drafts = tuple(tree.tokens[node] for node in path[1:])
-        kept, token = decide(torch.stack(p).double(), torch.stack(laws), drafts, rng.uniforms(1, 2))
-        return tuple(path[: kept + 1]), token
+        return tuple(path), torch.stack(p).double(), torch.stack(laws)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,149 @@
+"""Acceptance vectors, and the papers' tables of tokens per step, counted on the real engine."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.papers import global_resolution_steps
+from benchmarks.papers.global_resolution_steps import Paths, TopDrafter
+from benchmarks.papers.steps import Course, Sample
+from benchmarks.papers.steps import run as counted
+from command import run as run_on_demo_models
+from foretoken.audit import decoding
+from foretoken.core.errors import ForetokenError
+from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.draft.lm import LMDrafter
+from foretoken.measure.child_acceptance import child_acceptance
+from foretoken.measure.report import Report
+from foretoken.measure.teacher_forcing import ScoredText
+from foretoken.models.target import LMTarget
+from foretoken.names import tree_policy, verifier_named
+from foretoken.verify import VERIFIERS
+from tables import table_decoding, tiny_engine
+
+SMALL = ("--prompts", 1, "--max-new-tokens", 3)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_acceptance_of_children_is_that_of_the_rule() -> None:
+    """Over one position, and all of its draws by number: the mean of the row at each draw; at T = 0 a match."""
+    p, q = torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[0.6, 0.3, 0.1]])
+    text = ScoredText(p.log().expand(300, -1), q.log().expand(300, -1))
+    found = child_acceptance(VERIFIERS["rrsw"], WithoutReplacement, 2, text, 1.0, 0)
+    first = float(torch.minimum(p, q).sum())
+    assert abs(found.acceptance[0] - first) < 5 * found.standard_error[0]
+    assert found.acceptance[1] > 0.1
+    assert found.positions == 300
+    greedy = child_acceptance(VERIFIERS["exact-match"], Opaque, 3, text, 0.0, 0)
+    assert greedy.acceptance == (0.0, 1.0, 0.0)  # the target's likeliest token is the drafter's second
+    with pytest.raises(ForetokenError, match="at least 1"):
+        child_acceptance(VERIFIERS["rrsw"], WithoutReplacement, 0, text, 1.0, 0)
+
+
+def test_steps_are_counted_to_a_stopping_time() -> None:
+    """Where all drafts are accepted every step brings the chain and one more, the last one too."""
+    engine = tiny_engine()
+    drafter = LMDrafter(engine.target.lm, tree_policy("chain:3"), IID, engine.target.vocab_size)
+    course = Course(engine.target, [[3, 1, 4], [1, 5], [9]], num_tokens=9, batch=2)
+    found = counted(drafter, verifier_named("rrs"), 1.0, course)
+    assert found.tokens.tolist() == [12, 12, 12]
+    assert found.steps.tolist() == [3, 3, 3]
+    assert found.wall_s > 0
+
+
+def test_errors_are_those_of_repeated_experiments() -> None:
+    """Against the spread of 1,500 simulated benchmarks, to 5%; one prompt tells nothing of its error."""
+    rng = np.random.default_rng(0)
+
+    def experiment() -> Sample:
+        steps = rng.integers(8, 13, 30)
+        return Sample(rng.poisson(4 * rng.gamma(20, 1 / 20, 30) * steps), steps)
+
+    found = [experiment() for _ in range(1500)]
+    spread = np.array([sample.efficiency for sample in found]).std()
+    assert np.mean([sample.error for sample in found]) == pytest.approx(spread, rel=0.05)
+    assert np.isnan(Sample(np.array([9]), np.array([3])).error)
+
+
+def test_an_interrupted_report_says_whether_it_has_figures() -> None:
+    report = Report("title", {}, interrupted=True)
+    report.table("empty", ["a"])
+    assert "before there were any" in report.markdown()
+    report.tables[0].add("x")
+    assert "of what was done" in report.markdown()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_command(run, tmp_path: Path) -> None:
+    vectors = tmp_path / "vectors"
+    measured = ("bench", "acceptance", "--prompts", 1, "--max-new-tokens", 4, "--children", 2, "--out", vectors)
+    code, printed, _ = run(*measured, "--verifier", "rrsw", "--temperature", 1, "--json")
+    assert code == 0
+    (row,) = json.loads(printed)["tables"][0]["rows"]
+    kept = json.loads((vectors / "rrsw-1.json").read_text())
+    assert [row["b=1"], row["b=2"]] == kept["acceptance"]
+    assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_file_of_something_else_is_refused(run, tmp_path: Path) -> None:
+    arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)
+    assert run(*arguments)[0] == 0
+    measured = (tmp_path / "rrsw-1.json").read_text()
+    of_other_weights = json.dumps(json.loads(measured) | {"weights": ["0" * 16, "1" * 16]})
+    for foreign, what in (
+        ("nonsense", "is not a file of foretoken bench acceptance"),
+        ('{"acceptance": [0.5]}', "is not a file of foretoken bench acceptance"),
+        (of_other_weights, "was measured with weights"),
+    ):
+        (tmp_path / "rrsw-1.json").write_text(foreign)
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert what in err
+        assert (tmp_path / "rrsw-1.json").read_text() == foreign
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", ["transport", "block-transport"])
+def test_paths_have_the_targets_law(rule: str) -> None:
+    """i.i.d. paths that share their beginnings: the number of draws below a node is that of the paths through it."""
+    case = table_decoding(VERIFIERS[rule], IID, Paths(2, 2), 2)
+    law, accepted = decoding.enumerate_law(case)
+    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert accepted > 0.5
+
+
+def test_drafts_from_the_top_have_the_cut_q() -> None:
+    engine = tiny_engine()
+    drafter = TopDrafter(engine.drafter.lm, Paths(3, 2), IID, engine.target.vocab_size)
+    course = Course(LMTarget(engine.target.lm), [[3, 1, 4]], num_tokens=6, batch=1)
+    kept = []
+
+    class Looking(type(VERIFIERS["transport"])):
+        def __call__(self, p, siblings):
+            kept.append(int((siblings.q > 0).sum()))
+            return super().__call__(p, siblings)
+
+    counted(drafter, Looking(), 1.0, course)
+    assert set(kept) == {10}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["spechub-tables5-7", "global-resolution-table4"])
+def test_reproductions(monkeypatch, capsys, name: str) -> None:
+    """A row of each table; all of them take minutes."""
+    spechub_trees = importlib.import_module("benchmarks.papers.spechub_trees")
+    chosen, cited = {5: "biSeq4", 6: "3^2", 7: "2^2"}, spechub_trees.cited
+    monkeypatch.setattr(spechub_trees, "cited", lambda n: {1.0: {chosen[n]: cited(n)[1.0][chosen[n]]}})
+    monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
+    code, printed, err = run_on_demo_models(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
+    assert code == 0, err
+    tables = json.loads(printed)["tables"]
+    assert [len(table["rows"]) for table in tables] == ([1, 1, 1] if name.startswith("spechub") else [1])
+    shown = [cell for table in tables for cell in table["rows"][0].values() if isinstance(cell, str) and "±" in cell]
+    assert len(shown) == (3 + 2 + 3 if name.startswith("spechub") else 5)
+    assert all(float(cell.split()[0]) >= 1 for cell in shown)
