@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint lint-style lint-types lint-layers bench audit clean
+.PHONY: demo test site lint lint-style lint-types lint-layers bench audit clean
 
 demo: .venv/installed
 	$(BIN)/foretoken demo
 
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+site: .venv/site  # the pages, in site/
+	$(BIN)/python -m mkdocs build --strict
 
 audit: .venv/installed
 	$(BIN)/foretoken audit
@@ -37,5 +40,9 @@ lint-layers: .venv/linters
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[lint]"
 	touch $@
 
+.venv/site: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist site

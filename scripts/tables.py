@@ -1,12 +1,19 @@
-"""Writes the tables of trees, rules, laws and drafters into the pages, from the registries that the commands read.
+"""Writes what is generated into the pages: tables of trees, rules, laws and drafters from the registries that the
+commands read, and the reference from docstrings and help texts.
 
 `python scripts/tables.py` rewrites what stands between `<!-- generated: NAME -->` and `<!-- end -->`; a test compares.
 """
 
+import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import typer
+
+import foretoken
+from foretoken.cli.main import app
 from foretoken.recipe import KINDS, LAWS, SCHEMES, VOCABS
 from foretoken.serve.schema import ChatRequest, CompletionRequest, StreamOptions
 from foretoken.trees.grammar import forms
@@ -59,8 +66,22 @@ def fields() -> str:
     return _table(("field", "of", "meaning"), rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (trees, rules, laws, vocabularies, fields)}
-PAGES = ("docs/trees-and-rules.md", "docs/drafters.md", "docs/serving.md")
+def python() -> str:
+    """The Python interface: functions, then classes, each with its signature and docstring."""
+    names = [name for name in foretoken.__all__ if not name.startswith("_")]
+    functions, classes = (sorted(name for name in names if name.islower() is lower) for lower in (True, False))
+    return "".join(_described(name, getattr(foretoken, name), 3) for name in [*functions, *classes])
+
+
+def commands() -> str:
+    """Every command with its options."""
+    return "".join(_command(name, command) for name, command in _commands())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    table.__name__: table for table in (trees, rules, laws, vocabularies, fields, python, commands)
+}
+PAGES = ("docs/trees-and-rules.md", "docs/drafters.md", "docs/serving.md", "docs/reference.md")
 
 
 def filled(page: str) -> str:
@@ -71,6 +92,66 @@ def filled(page: str) -> str:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def _described(name: str, thing: Any, level: int) -> str:
+    """The heading, signature and docstring of a function or class, and of what a class offers."""
+    text = f"{'#' * level} {name}\n```text\n{_signature(name, thing)}{inspect.getdoc(thing)}\n```\n\n"
+    if inspect.isclass(thing):
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and inspect.getdoc(value) and _is_method(value):
+                text += _described(f"{name}.{member}", getattr(thing, member), level + 1)
+    return text
+
+
+def _is_method(value: Any) -> bool:
+    return inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)
+
+
+def _signature(name: str, thing: Any) -> str:
+    """`name(parameters with their defaults)` and an empty line; nothing for an exception."""
+    if isinstance(thing, type) and issubclass(thing, Exception):
+        return ""
+    shown: list[str] = []
+    for parameter in inspect.signature(thing).parameters.values():
+        if parameter.name == "self" or parameter.name.startswith("_"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown and not any(p[0] == "*" for p in shown):
+            shown.append("*")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        shown.append(f"{stars}{parameter.name}{_default(parameter.default)}")
+    return f"{name}({', '.join(shown)})\n\n"
+
+
+def _default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return ""
+    return f"={value!r}" if isinstance(value, str | int | float | tuple | None) else "=..."
+
+
+def _commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its name, those of a group one by one."""
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {inner}", each) for inner, each in command.commands.items())
+        else:
+            yield name, command
+
+
+def _command(name: str, command: Any) -> str:
+    rows = [
+        (f"`{'`, `'.join(each.opts) if each.param_type_name == 'option' else each.metavar or each.name}`", _help(each))
+        for each in command.params
+    ]
+    return f"### foretoken {name}\n{inspect.cleandoc(command.help)}\n\n{_table(('option', 'meaning'), rows)}\n"
+
+
+def _help(parameter: Any) -> str:
+    said = " ".join((parameter.help or "").split()).replace("|", "\\|")
+    default = parameter.default
+    shows = isinstance(default, str | int | float) and not isinstance(default, bool) and "Default" not in said
+    return f"{said} Default: {default}." if shows else said
 
 
 def _laws(rule: str) -> list[str]:

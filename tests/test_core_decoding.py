@@ -190,7 +190,7 @@ def test_probabilities_of_suffixes() -> None:
 
 
 def test_the_loop_in_the_pages_is_the_loop_that_runs() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     source = inspect.getsource(Decoder.step)
     body = textwrap.dedent(source[source.index("        sequences, steps, paths = ") :])
     assert f"```python\n{body}```\n" in page

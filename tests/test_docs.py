@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 import tiny
 from benchmarks.__main__ import script
@@ -114,3 +115,31 @@ def test_examples_in_python_run(name: str, tmp_path: Path, monkeypatch: pytest.M
     code = "\n".join(blocks(tables.ROOT / name, "python"))
     assert "foretoken." in code
     exec(compile(code, name, "exec"), {})
+
+
+def test_the_sentences_that_troubleshooting_explains_are_in_the_code() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (tables.ROOT / "src").rglob("*.py"))
+    code = re.sub(r'"\n\s*f?"', "", code)
+    page = (tables.ROOT / "docs" / "faq.md").read_text(encoding="utf-8").partition("## Troubleshooting")[2]
+    first = [
+        line.split("|")[1] for line in page.splitlines() if line.startswith("| `") and "(transformers)" not in line
+    ]
+    parts = [part.strip() for said in re.findall("`(.*?)`", " ".join(first)) for part in said.split("...")]
+    said = [part.removesuffix("?") for part in parts if len(part) > 12]
+    assert len(said) > 25
+    missing = [part for part in said if part not in code]
+    assert not missing, missing
+
+
+def named_in(nav: Any) -> list[str]:
+    """The pages of mkdocs.yml's nav, in order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for each in (nav.values() if isinstance(nav, dict) else nav) for page in named_in(each)]
+
+
+def test_the_site_has_every_page() -> None:
+    nav = yaml.safe_load((tables.ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    of_the_root = ["index.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]  # scripts/site.py adds them
+    there = [page.name for page in (tables.ROOT / "docs").glob("*.md")]
+    assert sorted(named_in(nav)) == sorted([*of_the_root, *there])

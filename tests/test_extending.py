@@ -1,4 +1,4 @@
-"""What docs/extending.md shows: a rule, a tree, a drafter and a benchmark are added here, and decode losslessly."""
+"""What CONTRIBUTING.md shows: a rule, a tree, a drafter and a benchmark are added here, and decode losslessly."""
 
 import sys
 from collections.abc import Callable
