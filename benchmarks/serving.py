@@ -8,6 +8,8 @@ Start the servers first, each with the same weights, and name them:
 With --long N a prompt of some N tokens comes while all users read their answers: what that does to the time between
 their tokens, and how much sooner the first token comes when the same prompt comes again.
 
+With --library MODEL the same load is put on an engine in this process too, drafted by --drafter: what a server costs.
+
 Every server meets the same prompts in every round, before any of them meets the next round. A server whose name ends in
 "-plain" is asked for plain decoding (`speculation: off`), so that one server of ours can stand in the table twice.
 """
@@ -30,8 +32,10 @@ from foretoken.cli import options
 from foretoken.cli.measuring import WorkloadFile, chosen_prompts, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_temperatures
+from foretoken.engine import Engine
 from foretoken.measure.harness import Block, blocks, interleave
 from foretoken.measure.report import Report, Spread, Table
+from foretoken.recipe import AUTO
 
 PLAIN = "-plain"
 TIMEOUT_S = 600.0
@@ -40,7 +44,8 @@ SETTLED = 5  # pieces of every answer before it comes
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they")
 TOKEN_SHARE = 0.99  # words per token: these are a token each in most vocabularies
 LONG_COLUMNS = ["server", "users", "gap, ms", "p99", "p99 / median", "first token, ms", "again, ms", "again / first"]
-COLUMNS = ["server", "users", "tokens/s", "first token, ms", "between tokens, ms: median", "p99"]
+COLUMNS = ["server", "users", "tokens/s", "x first named", "first token, ms", "between tokens, ms: median", "p99"]
+LIBRARY = "library"
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,16 @@ async def all_at_once(server: Server, prompts: Sequence[Any], new: int, temperat
         return Load(answers, time.perf_counter() - began)
 
 
+def in_process(engine: Engine, prompts: Sequence[Any], new: int, temperature: float) -> Load:
+    """The same load on an engine, whose sequences are decoded side by side."""
+    began = time.perf_counter()
+    answers = [Answer(began) for _ in prompts]
+    for chunk in engine.stream(prompts, max_new_tokens=new, temperature=temperature):
+        answers[chunk.index].arrivals.append(time.perf_counter())
+        answers[chunk.index].tokens += len(chunk.token_ids)
+    return Load(answers, time.perf_counter() - began)
+
+
 async def interrupted(server: Server, prompts: Sequence[Any], long: Any, temperature: float) -> Interference:
     """The users' answers go on while `long` comes, and once more when they have ended."""
     limits = httpx.Limits(max_connections=None)
@@ -194,9 +209,9 @@ def long_prompt(which: str, tokens: int) -> Any:
     return [{"role": "user", "content": f"{which}. Summarize this: {words}"}]
 
 
-def conversations(workload: str | None, count: int) -> list[Any]:
-    """The prompts that `chosen_prompts` gives, a text as what a user says."""
-    found = chosen_prompts(workload, count)
+def conversations(workload: str | None) -> list[Any]:
+    """All prompts that `chosen_prompts` gives, a text as what a user says."""
+    found = chosen_prompts(workload, None)
     return [prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] for prompt in found]
 
 
@@ -223,12 +238,14 @@ def spread_ms(found: Sequence[Load] | Sequence[Interference]) -> tuple[float, fl
     return median(gaps), gaps[min(int(0.99 * len(gaps)), len(gaps) - 1)]
 
 
-def row(table: Table, name: str, users: int, loads: Sequence[Load]) -> None:
-    """The median of the rounds, and their range where there are several."""
+def row(table: Table, name: str, users: int, loads: Sequence[Load], first: Sequence[Load]) -> None:
+    """The median of the rounds, and their range where there are several. first: the loads of the first one named, round
+    by round beside these."""
     table.add(
         name,
         users,
         Spread.of([load.tokens_per_s for load in loads]).show(0),
+        Spread.of([load.tokens_per_s / other.tokens_per_s for load, other in zip(loads, first, strict=False)]).show(2),
         Spread.of([load.first_ms for load in loads]).show(0),
         *spread_ms(loads),
     )
@@ -246,6 +263,8 @@ def command(
         list[str],
         typer.Option(help="NAME=URL of a running server, #MODEL behind it if it lists none; may be repeated."),
     ],
+    library: Annotated[str | None, typer.Option(help="Model for an engine in this process beside the servers.")] = None,
+    drafter: options.Drafter = None,
     users: Annotated[list[int] | None, typer.Option(help="Users at a time; may be repeated. Default: 1, 8.")] = None,
     workload: WorkloadFile = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
@@ -258,8 +277,12 @@ def command(
     numbers = users or [1, 8]
     check_counts(max_new_tokens=max_new_tokens, rounds=rounds, users=min(numbers), long=long)
     check_temperatures([temperature])
-    prompts = conversations(workload, max(numbers))
+    prompts = conversations(workload)
     servers = served(server)
+    if library is not None and long is not None:
+        raise ForetokenError("--library takes no prompt while it answers: leave --long out.")
+    engine = None if library is None else options.load_engine(library, drafter, method=AUTO, max_batch=max(numbers))
+    names = {name: name for name in ([LIBRARY] if engine is not None else []) + list(servers)}
     report = Report("benchmarks serving", {"max_new_tokens": max_new_tokens, "temperature": temperature})
     if long is None:
         table = report.table("Servers under load", COLUMNS, 1)
@@ -268,24 +291,31 @@ def command(
         table = report.table(f"While a prompt of some {long} tokens is read", LONG_COLUMNS, 2)
     try:
         for count in numbers:
-            loads: Mapping[str, list[Any]] = {name: [] for name in servers}
+            loads: Mapping[str, list[Any]] = {name: [] for name in names}
 
             def run(name: str, block: Block, count: int = count) -> Load | Interference:
-                chosen = [prompts[i % len(prompts)] for i in range(count)]
+                chosen = [prompts[(block.round * count + i) % len(prompts)] for i in range(count)]
+                if name == LIBRARY and engine is not None:
+                    return in_process(engine, chosen, max_new_tokens, temperature)
                 if long is None:
                     return asyncio.run(all_at_once(servers[name], chosen, max_new_tokens, temperature))
                 prompt = long_prompt(f"{name} {count} {block.round} {time.time()}", long)
                 return asyncio.run(interrupted(servers[name], chosen, prompt, temperature))
 
             def warm(name: str) -> object:
+                if name == LIBRARY and engine is not None:
+                    return in_process(engine, prompts[:1], 16, temperature)
                 return asyncio.run(all_at_once(servers[name], prompts[:1], 16, temperature))
 
-            turns = interleave({name: name for name in servers}, blocks(rounds, 1, [temperature]), run, warm,
+            turns = interleave(names, blocks(rounds, 1, [temperature]), run, warm,
                                lambda line, count=count: options.progress(f"{count} users: {line}"))  # fmt: skip
             for turn in turns:
                 loads[turn.name].append(turn.result)
             for name, found in loads.items():
-                (row if long is None else long_row)(table, name, count, found)
+                if long is None:
+                    row(table, name, count, found, loads[next(iter(names))])
+                else:
+                    long_row(table, name, count, found)
     except KeyboardInterrupt:
         report.interrupted = True
     show(report, json_, False)

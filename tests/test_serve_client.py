@@ -206,18 +206,20 @@ def test_log_probabilities_are_the_targets_own(engine, client):
     assert all(len(entry.top_logprobs) == 2 for entry in chat)
 
 
-def test_the_load_benchmark_measures_servers_in_turn(server, monkeypatch, capsys, tmp_path):
+def test_the_load_benchmark_measures_servers_in_turn(engine, server, monkeypatch, capsys, tmp_path):
     workload = tmp_path / "prompts.jsonl"
     workload.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("hi", "def f(x):", "a")))
     args = ["--server", f"ours={server.url}", "--server", f"ours-plain={server.url}", "--workload", str(workload)]
     args += ["--users", "1", "--users", "3", "--max-new-tokens", "6", "--rounds", "2", "--json"]
+    args += ["--library", str(engine.target.name), "--drafter", "none"]
     code, out, _ = command.run(monkeypatch, capsys, "benchmarks", "serving", *args)
     assert code == 0
     (table,) = json.loads(out)["tables"]
     assert [(row["server"], row["users"]) for row in table["rows"]] == [
-        ("ours", 1), ("ours-plain", 1), ("ours", 3), ("ours-plain", 3),
+        ("library", 1), ("ours", 1), ("ours-plain", 1), ("library", 3), ("ours", 3), ("ours-plain", 3),
     ]  # fmt: skip
     assert all(float(row["tokens/s"].split()[0]) > 0 for row in table["rows"])
+    assert [row["x first named"] for row in table["rows"][::3]] == ["1.00 (1.00-1.00)"] * 2
     for bad in ("ours", "ours=http://127.0.0.1:9"):
         code, _, error = command.run(monkeypatch, capsys, "benchmarks", "serving", "--server", bad)
         assert code == 2

@@ -60,15 +60,16 @@ Rounds = Annotated[int, option(WorkOptions, "rounds")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
 
 
-def chosen_prompts(workload: str | None, count: int) -> list[Prompt]:
+def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
     """The first `count` prompts, read without torch.
 
-    workload: the file; None: the held-out excerpts.
+    workload: the file; None: the held-out excerpts. count: None for all.
     Raises ForetokenError where there are fewer, or one is empty.
     """
     if workload is None:
         return [each["prompt"] for each in options.heldout_prompts(count)]
     found = read_batch(workload)
+    count = len(found) if count is None else count
     if not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")
     check_prompts(found[:count])
