@@ -209,9 +209,9 @@ def long_prompt(which: str, tokens: int) -> Any:
     return [{"role": "user", "content": f"{which}. Summarize this: {words}"}]
 
 
-def conversations(workload: str | None) -> list[Any]:
-    """All prompts that `chosen_prompts` gives, a text as what a user says."""
-    found = chosen_prompts(workload, None)
+def conversations(workload: str | None, count: int | None = None) -> list[Any]:
+    """The prompts that `chosen_prompts` gives, a text as what a user says."""
+    found = chosen_prompts(workload, count)
     return [prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] for prompt in found]
 
 
