@@ -80,6 +80,21 @@ def test_it_can_be_had_by_a_lossless_rule(tree: str) -> None:
     assert max(abs(law[path] - own[path]) for path in law) < 1e-9
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("tree", "least"), [("kary:2x2", 0.99), ("delayed:0+2x2", 0.99)])
+def test_block_transport_is_near_it(tree: str, least: float) -> None:
+    """And nearer than each other rule, on average over pairs."""
+    cases = [case(tree, 3, seed) for seed in (2, 3, 4)]
+    best = [optimum(one).accepted for one in cases]
+
+    def share(name: str) -> float:
+        return sum(accepted(VERIFIERS[name], one) / most for one, most in zip(cases, best, strict=True)) / len(cases)
+
+    found = share("block-transport")
+    assert found > least
+    assert found > max(share(name) for name in ("transport", "traversal", "gbv"))
+
+
 def test_the_command(run: Command) -> None:
     rules = ("--verifier", "rrs", "--verifier", "block")
     code, out, _ = run("benchmarks", "optimum", "--case", "kary:2x1/2", *rules, "--pairs", "2", "--json")

@@ -138,6 +138,17 @@ def test_the_gap_of_groups_is_bounded(n: int, temperature: float, monkeypatch: p
             assert float(lost.max()) > 0.02 * ratio_groups.gap(IID(n)), "the test sees no gap"
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_the_order_of_the_draws_does_not_matter(rule: Transport) -> None:
+    """What the draws share is given to all of them alike, which whole paths are better with."""
+    rng = torch.Generator().manual_seed(5)
+    p, q = torch.softmax(0.2 * torch.randn(2, 6, generator=rng, dtype=torch.float64), -1)
+    for draws in ((0, 1, 2), (3, 3, 4), (5, 2, 1)):
+        rows = [rule(p, Siblings(order, q, IID(3))) for order in itertools.permutations(draws)]
+        assert max(float((row - rows[0]).abs().max()) for row in rows) < 1e-14
+        assert min(float(rows[0][x]) for x in draws) > 0.1
+
+
 def test_no_draw_gives_p() -> None:
     p, q = torch.tensor([0.2, 0.8]), torch.tensor([0.7, 0.3])
     for law in (IID(0), IID(2, (1.0, 0.0, 0.0))):

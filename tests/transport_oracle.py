@@ -22,8 +22,9 @@ def plain_row(
     reached = 0.0
     for rank, following in zip(ranks, [*ranks, len(beta)][1:], strict=True):
         upto = max(reached, float(beta[rank:following].max()))  # the boundary at the end never dies
-        pick = next(x for x in draws if group[x] <= rank)
-        row[pick] += (upto - reached) * (accepted[pick] / selected[pick] if selected[pick] > p[pick] else 1.0)
+        picks = [x for x in draws if group[x] <= rank]
+        for x in picks:
+            row[x] += (upto - reached) / len(picks) * (accepted[x] / selected[x] if selected[x] > p[x] else 1.0)
         reached = upto
     residual = p - accepted
     return row + (1 - row.sum()) * (residual / residual.sum() if residual.sum() > 0 else p)

@@ -6,9 +6,9 @@ With g(x) = 1 - E[(1 - x)^N] (`IID.hit`), tokens in the order of falling p/q, pr
     selection   s_i = q_i rho_i, rho falling; S_j = s_1 + .. + s_j <= G_j, S_h = G_h, S_K = g(1);
                 s <= p up to h and s >= p from there on, so that sum m, m = min(p, s), is that bound
     thresholds  beta_j: the largest u for which j is a vertex of the least concave curve above S - u G (thresholds.py)
-    row         for u uniform in (0, 1), the boundaries with beta_j > u cut the tokens into blocks; the pick is the
-                first draw in the first block that is hit; it is accepted with probability min(1, p_i / s_i), else (and
-                where there is no draw) the token comes from norm(p - m)
+    row         for u uniform in (0, 1), the boundaries with beta_j > u cut the tokens into blocks; the pick is one of
+                the draws in the first block that is hit, each with the same probability; it is accepted with
+                probability min(1, p_i / s_i), else (and where there is no draw) the token comes from norm(p - m)
 
 rho is p/q but for a cap, a floor, and steps: tokens side by side have one rho where there is room for that, since the
 thresholds cost most where there are many values of it. docs/theory.md, Theorem 7, proves it.
@@ -273,7 +273,7 @@ def fill_row(
     p, q: probabilities [v], float32 or float64, of any sum
     group: the group of each token [v], int32, -1 where q is 0
     rho, beta: per group [groups], float64
-    draws: tokens in draw order [d], int64
+    draws: tokens [d], int64; their order does not matter
     row: the result [v], of p's dtype
     """
     p_total, q_total = 0.0, 0.0
@@ -286,21 +286,23 @@ def fill_row(
     for j in range(d):
         ranks[j] = group[draws[j]]
     by_rank = np.argsort(ranks)
-    first, reached, rejected = d, 0.0, 1.0
+    each = np.empty(d)  # P(the first i + 1 draws by rank are those in the first block hit) / (i + 1)
+    reached = 0.0
     for i in range(d):
-        first = min(first, by_rank[i])
         upto = 1.0
         if i + 1 < d:
             upto = reached
             for j in range(ranks[by_rank[i]], ranks[by_rank[i + 1]]):
                 upto = max(upto, beta[j])
-        if upto > reached:
-            x = draws[first]
-            p_x = np.float64(p[x]) / p_total
-            s_x = rho[ranks[first]] * (np.float64(q[x]) / q_total)
-            accepted[first] += (upto - reached) * (1.0 if p_x >= s_x else p_x / s_x)
-            reached = upto
-    for j in range(d):
+        each[i] = (upto - reached) / (i + 1)
+        reached = upto
+    picked, rejected = 0.0, 1.0
+    for i in range(d - 1, -1, -1):
+        picked += each[i]
+        j = by_rank[i]
+        p_x = np.float64(p[draws[j]]) / p_total
+        s_x = rho[ranks[j]] * (np.float64(q[draws[j]]) / q_total)
+        accepted[j] = picked * (1.0 if p_x >= s_x else p_x / s_x)
         rejected -= accepted[j]
     residual = 0.0
     if rejected > 0.0:
