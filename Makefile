@@ -1,8 +1,8 @@
-# demo: the answer of a chat model, and its speed.  test: the fast suite.  lint: ruff, pyright, layers.
+# demo: the answer of a chat model, and its speed.  test: the fast suite.  lint: ruff, pyright, layers.  paper: a PDF.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test site lint lint-style lint-types lint-layers bench audit clean
+.PHONY: demo test site lint lint-style lint-types lint-layers bench audit paper clean
 
 demo: .venv/installed
 	$(BIN)/foretoken demo
@@ -18,6 +18,9 @@ audit: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/foretoken bench
+
+paper: .venv/typst
+	$(BIN)/python -c 'import typst; typst.compile("docs/paper/paper.typ", output="docs/paper/paper.pdf", root="docs", ignore_system_fonts=True)'
 
 lint: lint-style lint-types lint-layers  # may run at the same time: make --jobs=2 lint
 
@@ -42,6 +45,10 @@ lint-layers: .venv/linters
 
 .venv/site: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
+.venv/typst: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[paper]"
 	touch $@
 
 clean:
