@@ -59,7 +59,8 @@ def difference(one: Score, other: Score) -> str:
 
 
 def best(scores: Sequence[Score]) -> Score:
-    return max(scores, key=lambda score: score.mean)
+    """The score of the largest mean; of means that are equal up to rounding the first."""
+    return max(scores, key=lambda score: round(score.mean, 9))
 
 
 def by_player(scores: Sequence[Score]) -> dict[str, dict[int, Score]]:
