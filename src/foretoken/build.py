@@ -17,7 +17,9 @@ from foretoken.draft.auto import AutoDrafter, auto_drafter
 from foretoken.draft.controller import WEIGHT, Experience, expected_extra
 from foretoken.draft.fastest import FastestDrafter
 from foretoken.draft.heads import HeadDrafter
+from foretoken.draft.hybrid import HybridDrafter, hybrid
 from foretoken.draft.lm import LMDrafter
+from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.source import Source
@@ -42,7 +44,7 @@ from foretoken.models.named import check_compile, check_quantise
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
-from foretoken.names import check_pair, settled
+from foretoken.names import check_pair, settled, tree_policy
 from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
     AUTO,
@@ -61,6 +63,7 @@ from foretoken.recipe import (
     VOCABS,
     Recipe,
     check_known,
+    in_a_row,
     is_word,
     own_kind,
     usual_tree,
@@ -103,9 +106,10 @@ def load(
             brought, or a transformers model.
         drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
             target's own weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
-            lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model; "auto" (self
-            where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain decoding. See
-            docs/drafters.md.
+            lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model;
+            "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
+            "auto" (self where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain
+            decoding. See docs/drafters.md.
         tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12;
             of a lookup chain:24.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, rrsw for a tree that
@@ -159,6 +163,8 @@ def load(
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
+    first, drafter = in_a_row(drafter)
+    store = Store() if SUFFIX in (first, drafter) else None
     head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
     own = own_kind(drafter)
     has_model = not is_word(drafter) and head_folder is None
@@ -191,7 +197,7 @@ def load(
         own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
-    source = Source(kind, model.vocab_size, None, store=Store() if kind == SUFFIX else None)
+    source = Source(kind, model.vocab_size, None)
     if head_folder is not None:
         source = Source(kind, model.vocab_size, ready(load_head(head_folder, parts(model)), head_folder))
     elif own is not None:
@@ -211,6 +217,7 @@ def load(
             assert drafter_tokenizer is not None
             translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
             source = TranslatedSource(kind, model.vocab_size, lm, translation)
+    source = replace(source, first=first, store=store)
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, model, source.fingerprint(kind))
     proposing, rule = assembled(recipe, source)
@@ -223,15 +230,18 @@ def load(
             return plain(engine)
     if method != AUTO or isinstance(proposing, NoDrafter):
         return engine
-    controlled = auto_drafter(proposing, policy.sizes(), model.device, known)
+    model_drafter = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
+    controlled: Drafter = auto_drafter(model_drafter, policy.sizes(), model.device, known)
     named = any(x is not None for x in (verifier, law, draft_probability, tuned))
     if vocab == AUTO and isinstance(source, TranslatedSource) and source.has_common_tokens and not named:
-        return _fastest(engine, controlled, policy)
-    return replace(engine, drafter=controlled)
+        controlled, rule = _fastest(engine, controlled, policy)
+    if isinstance(proposing, HybridDrafter):
+        controlled = replace(proposing, inner=controlled)
+    return replace(engine, drafter=controlled, verifier=rule)
 
 
-def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> Engine:
-    """The engine whose drafter with another vocabulary uses the method that is measured to be the fastest.
+def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> tuple[FastestDrafter, Verifier]:
+    """The drafter with another vocabulary that uses the method that is measured to be the fastest, and its rule.
 
     Args:
         engine: one that drafts by the method that the vocabularies speak for.
@@ -240,11 +250,11 @@ def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> Engine:
     """
     drafters, rule = [first], engine.verifier
     for vocab in (other for other in FASTEST if other != engine.recipe.vocab):
-        drafter, usual = assembled(replace(engine.recipe, vocab=vocab), engine.source)
+        drafter, usual = assembled(replace(engine.recipe, vocab=vocab), replace(engine.source, first=None))
         drafters.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
         if not usual.accepts(Opaque(1)):  # the rule that weighs q; draft tokens without one any walk matches exactly
             rule = usual
-    return replace(engine, drafter=FastestDrafter(tuple(drafters)), verifier=rule)
+    return FastestDrafter(tuple(drafters)), rule
 
 
 def with_recipe(engine: Engine, recipe: Recipe) -> Engine:
@@ -274,7 +284,15 @@ def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
         assert isinstance(drafter, LMDrafter)
         drafter = RandomisedDrafter(drafter.lm, policy, Coins(recipe.draft_probability), source.vocab_size)
     check_pair(drafter, rule)
-    return drafter, rule
+    if source.first is None or isinstance(drafter, NoDrafter):
+        return drafter, rule
+    if isinstance(drafter, RandomisedDrafter):
+        raise ForetokenError(
+            f"draft_probability {recipe.draft_probability} needs a drafter that works beside the target, which none "
+            f"after {source.first} does: name the model alone."
+        )
+    longest = tree_policy(usual_tree(source.first, FIXED))
+    return hybrid(LookupDrafter(longest, source.store), drafter, policy.sizes()), rule
 
 
 def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:

@@ -7,7 +7,7 @@ Every name that a user may give stands here, or in the table that it is taken fr
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
@@ -19,6 +19,7 @@ from foretoken.verify import VERIFIERS
 if TYPE_CHECKING:
     from foretoken.core.verifier import LawFamily
 
+T = TypeVar("T")
 AUTO = "auto"
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
@@ -163,6 +164,19 @@ def own_kind(drafter: object) -> str | None:
     return kind or OWN_KIND
 
 
+def in_a_row(drafter: T) -> tuple[str | None, T | str]:
+    """The lookup that drafts first and what drafts after it, as ("suffix", "self") for "suffix+self".
+
+    Any other drafter stands alone: (None, drafter). Raises ForetokenError where no model comes after the lookup.
+    """
+    first, plus, rest = drafter.partition("+") if isinstance(drafter, str) else ("", "", "")
+    if first not in LOOKUPS or not plus:
+        return None, drafter
+    if rest in ("", AUTO, NO_DRAFTER, *LOOKUPS):
+        raise ForetokenError(f"Drafter {drafter} names no model after its lookup: say {first}+{OWN} or {first}+FOLDER.")
+    return first, rest
+
+
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
     return drafter in (None, AUTO, NO_DRAFTER, *LOOKUPS) or own_kind(drafter) is not None
@@ -195,6 +209,7 @@ def check_engine(
     check_compile(compile)
     check_quantise(quantise)
     located(target)
+    _, drafter = in_a_row(drafter)
     if drafter is not None and not is_word(drafter) and head_file(drafter) is None:
         located(drafter)
 

@@ -26,6 +26,7 @@ from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
+from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.product import ProductDrafter
 from foretoken.engine import Engine
@@ -220,11 +221,10 @@ def _wrong_rule(
 ) -> Check:
     """The same test on a rule that is known to be lossy must reject; a drafter without a density cannot run one."""
     name = "known-wrong rule"
-    if not isinstance(engine.drafter, LMDrafter) or isinstance(engine.drafter, ProductDrafter):
-        return Check(
-            name, OK, f"does not apply: drafter {engine.drafter.name} has no density, so p itself is drawn from"
-        )
-    drafter = replace(engine.drafter, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
+    model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
+    if not isinstance(model, LMDrafter) or isinstance(model, ProductDrafter):
+        return Check(name, OK, f"does not apply: drafter {model.name} has no density, so p itself is drawn from")
+    drafter = replace(model, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
     test, cells, _ = _prepare(engine.target, prompt, sampling, samples, alpha, seed)
     progress(f"sampling {samples} generations with a rule known to be wrong")
     ids, _ = sample(engine.target, drafter, EachAlone(), prompt, sampling, samples, seed + 1000)

@@ -9,7 +9,7 @@ import typer
 from foretoken.cli import options
 from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
-from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, show
+from foretoken.cli.measuring import WorkOptions, check_alone, check_forgets, encoded, show
 from foretoken.core.limits import check_counts, check_temperatures
 from foretoken.trees.grammar import read_tree
 
@@ -51,6 +51,7 @@ class Compared(options.Models):
         check_temperatures(self.temperatures)
         for size in self.batch or ():
             check_counts(batch=size)
+        check_alone(self.drafter)
         check_forgets(self.drafter)
         named = {"verifier": self.verifier, "dtype": self.dtype, "compile": self.compile}
         options.check_models(self.target, self.drafter, self.profile, self.device, **named)

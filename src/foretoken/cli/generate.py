@@ -11,6 +11,7 @@ import typer
 
 from foretoken.cli.command import command
 from foretoken.cli.comparison import compared, warm
+from foretoken.cli.measuring import check_forgets
 from foretoken.cli.options import EngineOptions, RayOptions, TextOptions
 from foretoken.cli.prompts import Prompt, given
 from foretoken.cli.tints import Tints, legend
@@ -63,6 +64,8 @@ def generate(
     """
     if batch_file is not None and compare:
         raise ForetokenError("--compare measures one prompt: leave it out, or --batch-file.")
+    if compare:
+        check_forgets(engine.drafter)
     if text.show_drafts and json_:
         raise ForetokenError("--show-drafts tints printed text: leave it out, or --json.")
     if trace is not None:

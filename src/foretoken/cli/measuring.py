@@ -11,7 +11,7 @@ from foretoken.cli.command import option
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
-from foretoken.recipe import NGRAM, SUFFIX
+from foretoken.recipe import NGRAM, SUFFIX, in_a_row
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 def check_forgets(drafter: str | None) -> None:
     """Refuse a drafter that remembers earlier texts, where the same prompts are continued again and again."""
-    if drafter == SUFFIX:
+    if SUFFIX in (drafter, in_a_row(drafter)[0]):
         raise ForetokenError(
             f"Drafter {drafter} remembers the texts of earlier runs, and every prompt is run several times here: take "
-            f"drafter {NGRAM}, which looks the text itself up."
+            f"{NGRAM} for {SUFFIX}, which looks the text itself up."
         )
+
+
+def check_alone(drafter: str | None) -> None:
+    """Refuse two drafters in a row, where one is measured."""
+    if in_a_row(drafter)[0] is not None:
+        raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.models.named import check_device
-from foretoken.recipe import AUTO, FIXED, check_engine, is_word
+from foretoken.recipe import AUTO, FIXED, check_engine, in_a_row, is_word
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -34,8 +34,9 @@ class Models:
     target: Model folder (Hugging Face), GGUF file, or hub id. Default: the demo target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
     head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "suffix" (the same, also in the texts of
-    earlier requests), "auto" (self where the compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
-    Default: the demo drafter for the demo target, else auto.
+    earlier requests), "suffix+self" and so on (a lookup, then a model where that finds little), "auto" (self where the
+    compiled kernel runs weights of 16 or 32 bits, else ngram), or "none". Default: the demo drafter for the demo
+    target, else auto.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """
@@ -107,10 +108,12 @@ class EngineOptions(RecipeOptions):
         """The same for a process that runs in another folder: checked, and with absolute paths of what is here."""
         check_models(**self.named(None))
         paths = {name: getattr(self, name) for name in ("target", "drafter", "profile")}
-        named = {name: path for name, path in paths.items() if not is_word(path)}
-        return replace(
-            self, **{name: str(Path(path).absolute()) for name, path in named.items() if Path(path).exists()}
-        )
+        first, paths["drafter"] = in_a_row(self.drafter)
+        named = {name: str(path) for name, path in paths.items() if not is_word(path)}
+        here = {name: str(Path(path).absolute()) for name, path in named.items() if Path(path).exists()}
+        if first is not None and "drafter" in here:
+            here["drafter"] = f"{first}+{here['drafter']}"
+        return replace(self, **here)
 
 
 @dataclass(frozen=True)

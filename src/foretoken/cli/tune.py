@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import options
 from foretoken.cli.command import command
-from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, names, show
+from foretoken.cli.measuring import WorkOptions, check_alone, check_forgets, encoded, names, show
 from foretoken.cli.prompts import Prompt
 from foretoken.core.limits import check_counts, check_sampling
 
@@ -56,6 +56,7 @@ def tune(
     check_counts(best=best)
     check_sampling(temperature=temperature)
     texts = work.texts()
+    check_alone(models.drafter)
     check_forgets(models.drafter)
     options.check_models(**vars(models))
     from foretoken.measure.clocks import clock_named, seconds

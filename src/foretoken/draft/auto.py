@@ -61,6 +61,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self._new = False  # whether a sequence joined: the next step reads its prompt
         self._seen: list[int] = []  # per sequence, the ids that the drafter was shown
         self._depth, self._began, self._asked = 0, 0.0, False
+        self._deep = len(controller.experience.extra) - 1  # of the last step that drafted
         self._limits: list[int] = []
         self._lengths: list[int] = []
         if isinstance(inner, LearningSession):
@@ -68,6 +69,11 @@ class AutoSession(WrappedSession[DraftSession]):
         if isinstance(inner, PrefixSession):
             self._prefix, self.save = inner, inner.save
             self.read, self.restore = self._read, self._restore
+
+    @property
+    def steps(self) -> float:
+        """The time of a step as deep as the last one that drafted, in plain steps."""
+        return self.controller.costs.steps(self._deep)
 
     def join(self) -> None:
         super().join()
@@ -107,6 +113,7 @@ class AutoSession(WrappedSession[DraftSession]):
         # What is left of the text may end a tree earlier, and a lookup drafts only as far as it is sure.
         self._limits = [min(limit, self._depth, max(t.depths)) for limit, t in zip(limits, trees, strict=True)]
         self._depth = max(self._limits)
+        self._deep = self._depth or self._deep
         return trees
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:

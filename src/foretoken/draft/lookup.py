@@ -128,20 +128,21 @@ class LookupSession:
 
     def __init__(self, shape: np.ndarray, store: Store | None, slots: int) -> None:
         self.texts: list[Text] = []
-        self._shape, self._store, self._slots = shape, store, slots
+        self.store = store
+        self._shape, self._slots = shape, slots
 
     def join(self) -> None:
         self.texts.append(Text(self._shape, self._slots))
 
     def leave(self, row: int) -> None:
         ids = self.texts[row].ids  # as long as the sequence is now, whether or not all of it was looked up
-        if self._store is not None and ids:
-            self._store.add(ids)
+        if self.store is not None and ids:
+            self.store.add(ids)
         self.texts[row] = self.texts[-1]
         self.texts.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        return [text.draft(seq, self._store) for text, seq in zip(self.texts, sequences, strict=True)]
+        return [text.draft(seq, self.store) for text, seq in zip(self.texts, sequences, strict=True)]
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Read what was committed: a sequence that leaves now is not seen again."""

@@ -15,12 +15,14 @@ class Source:
     kind: of `recipe.KINDS`, the usual one for these weights.
     vocab_size: columns of the target's logits.
     lm: None where no weights draft.
+    first: the kind of the lookup that drafts before these weights, None where there is none.
     store: the texts of earlier requests, where they are looked up.
     """
 
     kind: str
     vocab_size: int
     lm: CausalLM | HeadLM | None
+    first: str | None = field(default=None, kw_only=True)
     store: Store | None = field(default=None, kw_only=True)
 
     @property
@@ -36,8 +38,9 @@ class Source:
         """
         if self.lm is None:
             return "" if kind == "none" else kind
+        first = "" if self.first is None else f"{self.first}+"
         if isinstance(self.lm, CausalLM):
-            return fingerprint(self.lm)
+            return first + fingerprint(self.lm)
         head = self.lm.head
         about = f"{head.kind} {head.depth} {head.feature_scale} {head.feature_layers}"
-        return f"{kind} {fingerprint_of_weights(head, about)}"
+        return f"{first}{kind} {fingerprint_of_weights(head, about)}"

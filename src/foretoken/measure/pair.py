@@ -48,6 +48,8 @@ def load_pair(
     """The models in two folders; drafter may be a word, as "ngram", or None. vocab: how one with another vocabulary
     drafts."""
     engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
+    if engine.source.first is not None:
+        raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
     lm = engine.target.lm
     theirs = as_loaded(target, lm)

@@ -1,0 +1,160 @@
+"""Two drafters in a row: a lookup where it is expected to gain more, a model where it is not.
+
+At every step each text takes the draft whose tokens per time are expected to be the higher,
+
+    (1 + accepted draft tokens) / (1 + what the draft takes, in plain steps).
+
+A lookup expects the sum of its draft tokens' reach, a model what its drafts for this text brought lately; where the
+lookup finds nothing, the model drafts. A choice
+depends on the text so far and on earlier steps, never on a draw of the step that it decides for, so that every step is
+lossless as one of the drafter that was chosen.
+
+Source: Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975 (its hybrid: a model where the score of the suffix tree is
+low; here both sides are expected gains).
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
+from foretoken.draft.auto import AutoSession
+from foretoken.draft.controller import EXTRA, FORGET, HOPE, expected_extra
+from foretoken.draft.lookup import LookupDrafter, LookupSession
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+
+WEIGHT = 2.0  # of what is assumed of a model that is new to a text, in its steps
+
+
+@dataclass(frozen=True)
+class HybridDrafter(WrappedDrafter[Drafter]):
+    """A model behind a lookup. Its laws are the model's: any walk matches draft tokens without a q exactly.
+
+    lookup: what drafts first. At temperatures above 0 it looks in the text itself alone: which drafter is chosen
+        decides there what the random numbers are spent on, and a seed shall give the same text whatever earlier
+        requests said.
+    sizes: nodes of the model's tree at most when it is cut at depth 0, 1, .., the root left out.
+    """
+
+    lookup: LookupDrafter
+    sizes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.lookup.name}+{self.inner.name}"
+
+    @property
+    def max_nodes(self) -> int:
+        return max(self.lookup.max_nodes, self.inner.max_nodes)
+
+    def open(self, batch: int, slots: int) -> "HybridSession":
+        return HybridSession(self.inner.open(batch, slots), self.lookup.open(batch, slots), self.sizes)
+
+
+@dataclass(frozen=True)
+class FeatureHybridDrafter(HybridDrafter):
+    """The same with a model that reads the target's hidden states."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        assert isinstance(self.inner, FeatureDrafter)
+        return self.inner.feature_layers
+
+
+def hybrid(lookup: LookupDrafter, model: Drafter, sizes: tuple[int, ...]) -> HybridDrafter:
+    """The lookup and the model in a row; sizes as in HybridDrafter."""
+    kind = FeatureHybridDrafter if isinstance(model, FeatureDrafter) else HybridDrafter
+    return kind(model, lookup, sizes)
+
+
+@dataclass
+class Brought:
+    """What a model's drafts brought to one text; older steps count less.
+
+    accepted: draft tokens. steps: those at which it drafted.
+    """
+
+    accepted: float
+    steps: float = WEIGHT
+
+    @property
+    def gain(self) -> float:
+        """The draft tokens that are expected to be accepted of its next draft."""
+        return self.accepted / self.steps
+
+    def learn(self, accepted: int) -> None:
+        self.accepted = FORGET * self.accepted + accepted
+        self.steps = FORGET * self.steps + 1
+
+
+class HybridSession(WrappedSession[DraftSession]):
+    """Both sessions. The model's falls behind where it is not asked, and catches up when it is."""
+
+    def __init__(self, inner: DraftSession, lookup: LookupSession, sizes: tuple[int, ...]) -> None:
+        super().__init__(inner)
+        self._lookup, self._sizes = lookup, sizes
+        self._hope = WEIGHT * sum(HOPE**depth for depth in range(1, len(sizes)))
+        self._models: list[Brought] = []
+        self._drawn: list[TokenTree] | None = None  # the model's trees of this step, None where it was not asked
+        self._taken: list[bool] = []  # per text, whether the model's tree is the one that is scored
+        if isinstance(inner, LearningSession):
+            self.learn = inner.learn
+        if isinstance(inner, PrefixSession):
+            self.read, self.save, self.restore = inner.read, inner.save, inner.restore
+
+    def join(self) -> None:
+        super().join()
+        self._lookup.join()
+        self._models.append(Brought(self._hope))
+
+    def leave(self, row: int) -> None:
+        super().leave(row)
+        self._lookup.leave(row)
+        self._models[row] = self._models[-1]
+        self._models.pop()
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        found, taken = [], []
+        for text, seq, model in zip(self._lookup.texts, sequences, self._models, strict=True):
+            tree = text.draft(seq, self._lookup.store if seq.sampling.temperature == 0 else None)
+            looked_up = (1 + text.gain) / (1 + EXTRA[2] * tree.num_drafted)
+            found.append(tree)
+            taken.append(not tree.num_drafted or looked_up < (1 + model.gain) / self._model_steps)
+        self._drawn = self._draw(sequences, taken) if any(taken) else None
+        if self._drawn is None:
+            self._taken = taken
+            return found
+        # A model under a controller may not draft: then what was looked up is better than nothing.
+        self._taken = [mine and tree.num_drafted > 0 for mine, tree in zip(taken, self._drawn, strict=True)]
+        drafts = zip(self._taken, self._drawn, found, strict=True)
+        return [drawn if mine else tree for mine, drawn, tree in drafts]
+
+    @property
+    def _model_steps(self) -> float:
+        """The time of a step with the model's draft, in plain steps."""
+        if isinstance(self.inner, AutoSession):
+            return self.inner.steps
+        return 1 + expected_extra(self._sizes)[-1]
+
+    def _draw(self, sequences: Seq[Sequence], taken: Seq[bool]) -> list[TokenTree]:
+        """The model's trees; those of texts that are looked up are their roots."""
+        limits = [seq.depth_limit for seq in sequences]
+        for seq, mine in zip(sequences, taken, strict=True):
+            if not mine:
+                seq.depth_limit = 0
+        try:
+            return self.inner.propose(sequences)
+        finally:
+            for seq, limit in zip(sequences, limits, strict=True):
+                seq.depth_limit = limit
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        self._lookup.observe(sequences, trees, paths)
+        if self._drawn is None:
+            return
+        for model, path, mine in zip(self._models, paths, self._taken, strict=True):
+            if mine:
+                model.learn(len(path) - 1)
+        own = [path if mine else (0,) for path, mine in zip(paths, self._taken, strict=True)]  # the others are roots
+        self.inner.observe(sequences, self._drawn, own)

@@ -1,0 +1,295 @@
+"""Two drafters in a row: the text's law, its seed, who drafts when, and what is refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import foretoken
+import tiny
+from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
+from foretoken.build import load, plain
+from foretoken.cli.options import EngineOptions
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import DraftSession, FeatureDrafter, GuestSession, LearningSession, PrefixSession
+from foretoken.core.laws import IID, Opaque, WithoutReplacement
+from foretoken.core.random import seeded
+from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import chain, root_only
+from foretoken.draft.auto import AutoDrafter
+from foretoken.draft.fastest import FastestDrafter
+from foretoken.draft.hybrid import HybridDrafter, HybridSession, hybrid
+from foretoken.draft.lookup import LookupDrafter
+from foretoken.draft.own import OwnDrafter
+from foretoken.recipe import in_a_row
+from foretoken.trees import static
+from foretoken.trees.budget import BudgetTree
+from foretoken.verify import VERIFIERS
+from test_auto import enumerated
+
+PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "ab ab ab ab", "import os\nimport sys\n", "one two three one two"]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("rule", "family", "policy"),
+    [
+        ("standard", IID, static.chain(2)),
+        ("rrsw", WithoutReplacement, static.chain(2)),
+        ("transport", IID, static.StaticTree((-1, 0, 0, 1))),
+        ("block", IID, static.chain(2)),
+        ("traversal", WithoutReplacement, static.kary(2, 1)),
+        ("block-transport", IID, BudgetTree(3, depth=2, most_draws=2)),
+        ("exact-match", Opaque, static.chain(2)),
+    ],
+)
+def test_whole_decodings_have_the_targets_law(monkeypatch, rule, family, policy):
+    """Each drafter in turn, as the text has it: a step of the lookup may follow one of the model, and the reverse."""
+    target, inner = table_pair(policy, family, 2, seed=3)
+    drafter = hybrid(LookupDrafter(static.chain(3)), inner, policy.sizes())
+    by = set[bool]()
+    propose = HybridSession.propose
+
+    def watched(self, sequences):
+        trees = propose(self, sequences)
+        by.update(mine for mine, tree in zip(self._taken, trees, strict=True) if len(tree) > 1)
+        return trees
+
+    monkeypatch.setattr(HybridSession, "propose", watched)
+    prompt = (0, 1, 0, 0, 1, 0)
+    law, _ = enumerated(lambda: drafter, target, VERIFIERS[rule], 4, prompt)
+    assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
+    own = own_law(Decoding(target, inner, VERIFIERS[rule], prompt=prompt, num_tokens=4))
+    assert deviation(law, own) <= 1e-12
+    assert by == {False, True}, "only one of the two drafted"
+
+
+def in_row(models, first="suffix", **options) -> foretoken.Engine:
+    """The lookup and the model in a row, both as objects: what `load` makes of names of folders."""
+    engine = load(
+        models[0], drafter=models[1], tokenizer=tiny.tokenizer(), drafter_tokenizer=tiny.tokenizer(), **options
+    )
+    looked_up = load(models[0], drafter=first, tokenizer=tiny.tokenizer())
+    assert isinstance(looked_up.drafter, LookupDrafter)
+    sizes = foretoken.tree(engine.recipe.tree).sizes()
+    return replace(
+        engine, drafter=hybrid(looked_up.drafter, engine.drafter, sizes), max_batch=options.get("max_batch", 8)
+    )
+
+
+def ids_of(results) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2", "budget:6", "dynamic:6"])
+@pytest.mark.parametrize("first", ["ngram", "suffix"])
+def test_the_greedy_text_is_the_plain_text(models, tree, first):
+    engine = in_row(models, first, tree=tree, max_batch=2)
+    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=60, temperature=0.0))
+    for _ in range(2):
+        assert ids_of(engine.generate(PROMPTS, max_new_tokens=60, temperature=0.0)) == wanted
+
+
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+def test_a_seed_fixes_the_text_whatever_the_store_holds_and_whoever_is_beside_it(models, tree):
+    engine = in_row(models, tree=tree)
+    settings = {"max_new_tokens": 40, "temperature": 0.8}
+    alone = [engine.generate(prompt, seed=5 + i, **settings).token_ids for i, prompt in enumerate(PROMPTS)]
+    for prompt in PROMPTS:  # now the store holds these texts, and greedy ones of the same prompts
+        engine.generate(prompt, max_new_tokens=40, temperature=0.0)
+    assert ids_of(engine.generate(PROMPTS, seed=5, **settings)) == alone
+    assert ids_of([engine.generate(PROMPTS[2], seed=7, **settings)]) == alone[2:3]
+
+
+class Recorded:
+    """A drafter that always drafts the same chain, and notes what it was asked and shown."""
+
+    name, laws, max_nodes = "recorded", (Opaque(1),), 4
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.asked: list[list[int]] = []
+        self.shown: list[list[tuple[int, ...]]] = []
+
+    def open(self, batch, slots) -> DraftSession:
+        return self
+
+    def join(self) -> None:
+        self.rows += 1
+
+    def leave(self, row) -> None:
+        self.rows -= 1
+
+    def propose(self, sequences):
+        self.asked.append([seq.depth_left for seq in sequences])
+        return [chain([seq.ids[-1], 3, 3], [foretoken.Siblings((3,), None, Opaque(1))] * 2 + [None])
+                if seq.depth_left > 0 else root_only(seq.ids[-1]) for seq in sequences]  # fmt: skip
+
+    def observe(self, sequences, trees, paths) -> None:
+        self.shown.append(list(paths))
+        assert [len(tree) > 1 for tree in trees] == [depth > 0 for depth in self.asked[-1]]
+
+
+def text(ids: list[int]) -> Sequence:
+    return Sequence(ids, Sampling(temperature=0.0), seeded(0), 100)
+
+
+def test_each_text_of_a_batch_is_drafted_by_the_one_that_gains_more_there():
+    """One repeats itself, the other does not; the model sees the first as a text for which nothing is drafted."""
+    model = Recorded()
+    session = hybrid(LookupDrafter(static.chain(8)), model, (0, 1, 2)).open(2, 200)
+    session.join()
+    session.join()
+    sequences = [text([*range(10, 40), *range(10, 30)]), text([*range(50, 90)])]
+    looked_up, drafted = session.propose(sequences)
+    assert looked_up.tokens == (29, *range(30, 38))
+    assert drafted.tokens == (89, 3, 3)
+    assert model.asked == [[0, 99]]
+    assert [seq.depth_left for seq in sequences] == [99, 99]
+    for seq, tree in zip(sequences, (looked_up, drafted), strict=True):
+        seq.ids += [*tree.tokens[1:], 1]
+    session.observe(sequences, [looked_up, drafted], [tuple(range(9)), (0, 1, 2)])
+    assert model.shown == [[(0,), (0, 1, 2)]]
+
+
+def test_where_all_texts_are_looked_up_the_model_is_not_asked():
+    model = Recorded()
+    session = hybrid(LookupDrafter(static.chain(8)), model, (0, 1, 2)).open(1, 200)
+    session.join()
+    (tree,) = session.propose([seq := text([*range(10, 40), *range(10, 30)])])
+    seq.ids += [30, 1]
+    session.observe([seq], [tree], [(0, 1)])
+    assert (model.asked, model.shown) == ([], [])
+
+
+def test_a_model_whose_drafts_fail_loses_its_turn_to_a_short_match():
+    """A match of one token is worth less than a model's draft, until the model's drafts are known to be useless."""
+
+    def chosen_after(useless: int) -> tuple[int, int]:
+        """(how often the model was asked, the first draft token) at a match of one token after useless drafts."""
+        model = Recorded()
+        session = hybrid(LookupDrafter(static.chain(8)), model, (0, 1, 2)).open(1, 200)
+        session.join()
+        seq = text([1, 2, *range(20, 40)])
+        for new in range(100, 100 + useless):
+            (tree,) = session.propose([seq])
+            seq.ids += [new]
+            session.observe([seq], [tree], [(0,)])
+        seq.ids += [20]
+        asked = len(model.asked)
+        return asked, session.propose([seq])[0].tokens[1]
+
+    assert chosen_after(0) == (0, 3)
+    assert chosen_after(12) == (12, 21)
+
+
+# Every kind of model behind a lookup.
+
+
+def test_names():
+    assert in_a_row("suffix+self") == ("suffix", "self")
+    assert in_a_row("ngram+models/a+b") == ("ngram", "models/a+b")
+    for alone in ("suffix", "self", "models/a+b", None, 3):
+        assert in_a_row(alone) == (None, alone)
+
+
+@pytest.fixture(scope="module")
+def folders(models, tmp_path_factory):
+    root = tmp_path_factory.mktemp("hybrid")
+    return {
+        "target": tiny.save(models[0], root / "target"),
+        "drafter": tiny.save(models[1], root / "drafter"),
+        "wide": tiny.save(tiny.llama(0, hidden=64), root / "wide"),
+        "other": tiny.save(tiny.llama(3, vocab=259), root / "other", extra=("self", "def")),
+    }
+
+
+def test_a_folder_after_a_lookup(folders):
+    engine = foretoken.load(folders["target"], drafter=f"suffix+{folders['drafter']}", tree="chain:3")
+    assert isinstance(engine.drafter, HybridDrafter)
+    assert (engine.recipe.tree, engine.verifier.name, engine.drafter.max_nodes) == ("chain:3", "block", 25)
+    assert engine.drafter.name == f"suffix+{engine.drafter.inner.name}"
+    assert engine.fingerprint == "suffix+" + foretoken.load(folders["target"], drafter=folders["drafter"]).fingerprint
+    other = foretoken.build.with_recipe(engine, foretoken.recipe.Recipe("kary:2x2"))
+    assert isinstance(other.drafter, HybridDrafter)
+    assert other.drafter.lookup.store is engine.source.store is not None
+    assert isinstance(engine.drafter.open(1, 64), PrefixSession)
+
+
+@pytest.mark.parametrize("method", ["fixed", "auto"])
+def test_the_targets_own_weights_after_a_lookup(folders, method):
+    """In the target's cache, which both leave as it must be."""
+    engine = foretoken.load(folders["wide"], drafter="suffix+self", method=method, dtype="float32", max_batch=2)
+    assert isinstance(engine.drafter, HybridDrafter)
+    model = engine.drafter.inner
+    assert isinstance(model.inner if isinstance(model, AutoDrafter) else model, OwnDrafter)
+    assert isinstance(engine.drafter.open(1, 64), GuestSession)
+    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=60, temperature=0.0))
+    for _ in range(2):
+        assert ids_of(engine.generate(PROMPTS, max_new_tokens=60, temperature=0.0)) == wanted
+
+
+def test_a_head_after_a_lookup_is_still_told_the_hidden_states(models):
+    class Head(Recorded):
+        feature_layers = (-1,)
+        learnt = 0
+
+        def learn(self, features) -> None:
+            Head.learnt += len(features)
+
+    drafter = hybrid(LookupDrafter(static.chain(4)), Head(), (0, 1, 2))
+    assert isinstance(drafter, FeatureDrafter)
+    assert not isinstance(hybrid(LookupDrafter(static.chain(4)), Recorded(), (0, 1, 2)), FeatureDrafter)
+    session = drafter.open(1, 64)
+    assert isinstance(session, LearningSession)
+    session.learn([torch.zeros(1, 2)])
+    assert (drafter.feature_layers, Head.learnt) == ((-1,), 1)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "method"), [("tli", "fixed"), ("slem", "fixed"), ("slrs", "fixed"), ("auto", "auto")]
+)
+def test_another_vocabulary_after_a_lookup(folders, vocab, method):
+    engine = foretoken.load(folders["target"], drafter=f"suffix+{folders['other']}", vocab=vocab, method=method)
+    assert isinstance(engine.drafter, HybridDrafter)
+    assert isinstance(engine.drafter.inner, FastestDrafter) == (method == "auto")
+    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=30, temperature=0.0))
+    for _ in range(2):
+        assert ids_of(engine.generate(PROMPTS, max_new_tokens=30, temperature=0.0)) == wanted
+    assert all(result.token_ids for result in engine.generate(PROMPTS, max_new_tokens=10, temperature=1.0, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"drafter": "suffix+"}, r"suffix\+ names no model after its lookup: say suffix\+self or suffix\+FOLDER"),
+        ({"drafter": "suffix+ngram"}, "names no model after its lookup"),
+        ({"drafter": "ngram+none"}, r"say ngram\+self"),
+        ({"drafter": "suffix+auto"}, "names no model after its lookup"),
+        ({"drafter": "suffix+self:q9"}, "names no kind of blocks"),
+        ({"drafter": "suffix+nowhere"}, "nowhere does not exist"),
+        ({"drafter": "suffix+drafter", "draft_probability": 0.5}, "works beside the target, which none after suffix"),
+        ({"drafter": "suffix+drafter", "tree": "kary:2x2", "verifier": "standard"}, "standard is not lossless"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(folders, options, words):
+    drafter = options["drafter"].replace("+drafter", f"+{folders['drafter']}")
+    with pytest.raises(ForetokenError, match=words):
+        foretoken.load(folders["target"], **{**options, "drafter": drafter})
+
+
+def test_the_folder_after_a_lookup_is_found_from_elsewhere(folders, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").symlink_to(folders["drafter"])
+    options = EngineOptions(target=folders["target"], drafter="suffix+small").anywhere()
+    assert options.drafter == f"suffix+{tmp_path / 'small'}"
+    assert EngineOptions(target=folders["target"], drafter="suffix+self").anywhere().drafter == "suffix+self"
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_two_in_a_row_are_not_measured_as_one(run, command):
+    code, out, err = run(command, "--drafter", "ngram+self", "--prompts", 1)
+    assert (code, out) == (2, "")
+    assert "Drafter ngram+self is two in a row" in err
