@@ -18,6 +18,7 @@ SCRIPTS = {
     "rules": "acceptance, time and deviation of every verification rule",
     "optimum": "share of the best that any joint rule can accept, on trees small enough to enumerate",
     "reproduce": "tables and figures of the papers, beside ours",
+    "repetitive": "texts that repeat their prompts or each other, by lookups alone and before a model",
     "randomised": "the draft probability that pays, predicted and measured",
     "peers": "ours, plain and drafted, beside transformers, llama.cpp and OpenVINO with the same model",
     "serving": "servers under load: tokens per second, time to the first token and between tokens",

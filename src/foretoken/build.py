@@ -24,6 +24,7 @@ from foretoken.draft.product import ProductDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.source import Source
 from foretoken.draft.store import Store
+from foretoken.draft.store_file import KeptStore
 from foretoken.engine import Engine
 from foretoken.heads.checkpoint import head_kind, load_head
 from foretoken.heads.lm import HeadLM, ready
@@ -63,6 +64,7 @@ from foretoken.recipe import (
     VOCABS,
     Recipe,
     check_known,
+    check_store,
     in_a_row,
     is_word,
     own_kind,
@@ -98,6 +100,7 @@ def load(
     draft_probability: float | None = None,
     profile: str | os.PathLike[str] | None = None,
     quantise: str | None = None,
+    suffix_store: str | os.PathLike[str] | None = None,
 ) -> Engine:
     """An engine that decodes the target's texts with the help of a drafter.
 
@@ -143,6 +146,8 @@ def load(
             was best.
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
             q5_1, q5_0, q4_1 or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
+        suffix_store: the file that keeps what drafter suffix remembers, for the next process. It is made where there is
+            none, and written now and then and when the process ends.
 
     Raises:
         ForetokenError: one sentence, for anything that does not fit together.
@@ -163,8 +168,8 @@ def load(
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
     if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
         tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
+    check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
-    store = Store() if SUFFIX in (first, drafter) else None
     head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
     own = own_kind(drafter)
     has_model = not is_word(drafter) and head_folder is None
@@ -217,6 +222,9 @@ def load(
             assert drafter_tokenizer is not None
             translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
             source = TranslatedSource(kind, model.vocab_size, lm, translation)
+    store = None
+    if SUFFIX in (first, kind):
+        store = Store() if suffix_store is None else KeptStore(os.fspath(suffix_store), model.vocab_size)
     source = replace(source, first=first, store=store)
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, model, source.fingerprint(kind))

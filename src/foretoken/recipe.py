@@ -7,9 +7,12 @@ Every name that a user may give stands here, or in the table that it is taken fr
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file
 from foretoken.core.lazy import Lazy
 from foretoken.core.limits import check_probability
 from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, located
@@ -177,6 +180,15 @@ def in_a_row(drafter: T) -> tuple[str | None, T | str]:
     return first, rest
 
 
+def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
+    """Refuse a file for the texts of earlier requests where the drafter remembers none, or that cannot be written."""
+    if path is None:
+        return
+    if SUFFIX not in (drafter, in_a_row(drafter)[0]):
+        raise ForetokenError(f"suffix_store is for drafter {SUFFIX}, alone or before a model: leave {path} out.")
+    check_file(Path(path))
+
+
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
     return drafter in (None, AUTO, NO_DRAFTER, *LOOKUPS) or own_kind(drafter) is not None
@@ -197,6 +209,7 @@ def check_engine(
     dtype: str | None = None,
     compile: str = AUTO,
     quantise: str | None = None,
+    suffix_store: str | None = None,
     **named: Any,
 ) -> None:
     """Refuse what `foretoken.load` would refuse anyway, where that can be known before torch is imported.
@@ -208,6 +221,7 @@ def check_engine(
         check_dtype(dtype)
     check_compile(compile)
     check_quantise(quantise)
+    check_store(drafter, suffix_store)
     located(target)
     _, drafter = in_a_row(drafter)
     if drafter is not None and not is_word(drafter) and head_file(drafter) is None:

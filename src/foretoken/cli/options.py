@@ -88,12 +88,14 @@ class EngineOptions(RecipeOptions):
     a seed without a profile.
     profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto
     takes its costs and chooses the depth itself.
+    suffix_store: File that keeps the texts of earlier requests, which drafter suffix looks up, for the next run.
     quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
     """
 
     method: str | None = None
     profile: str | None = None
     quantise: str | None = None
+    suffix_store: str | None = None
 
     def load(self, seed: int | None, max_batch: int) -> "Engine":
         """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
@@ -107,6 +109,8 @@ class EngineOptions(RecipeOptions):
     def anywhere(self) -> "EngineOptions":
         """The same for a process that runs in another folder: checked, and with absolute paths of what is here."""
         check_models(**self.named(None))
+        if self.suffix_store is not None:
+            raise ForetokenError(f"suffix_store {self.suffix_store} is kept by one process: leave it out, or --ray.")
         paths = {name: getattr(self, name) for name in ("target", "drafter", "profile")}
         first, paths["drafter"] = in_a_row(self.drafter)
         named = {name: str(path) for name, path in paths.items() if not is_word(path)}

@@ -35,7 +35,12 @@ class Index:
         """The tokens and borders appended so far, forgotten ones included."""
         return int(self.ring.state[0])
 
-    def extend(self, ids: Seq[int]) -> None:
+    def tokens(self) -> np.ndarray:
+        """A copy of the tokens and borders that are remembered, oldest first [n] int32."""
+        tokens, end = self.ring.tokens, len(self)
+        return tokens[:end].copy() if end < len(tokens) else np.roll(tokens, -(end % len(tokens)))
+
+    def extend(self, ids: Seq[int] | np.ndarray) -> None:
         """Append tokens, or borders."""
         extend(self.ring, np.array(ids, np.int32))
 

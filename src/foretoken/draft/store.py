@@ -16,8 +16,22 @@ class Store:
     """The latest tokens of all texts that were finished, prompts included."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity, self._lock = capacity, Lock()
         self._index = Index(capacity)
-        self._lock = Lock()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._index = Index(self._capacity)
+
+    def tokens(self) -> np.ndarray:
+        """The tokens and borders that are remembered, oldest first [n] int32."""
+        with self._lock:
+            return self._index.tokens()
+
+    def _fill(self, tokens: np.ndarray) -> None:
+        """Append what `tokens` gave before."""
+        self._index.extend(tokens)
 
     def __len__(self) -> int:
         """Tokens and borders that are remembered."""

@@ -1,0 +1,194 @@
+"""`python -m benchmarks repetitive`: greedy texts that repeat their prompts, or each other, by every drafter in turn.
+
+Four kinds of prompts: edits of code, logs of agents, articles to be summarised with quotes, and open chat, where
+nothing repeats and nothing may be lost. Whole runs, prompts read included; no text stops early. At the first prompt of
+a kind, in every round, the texts of earlier requests are forgotten: what a drafter remembers are the kind's earlier
+prompts and their answers, never its own answer to the same prompt.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.ngram_rule import NgramRule
+from benchmarks.peers import DEFAULT_MODEL, Answered, in_process
+from foretoken.build import load, plain
+from foretoken.cli import options
+from foretoken.cli.measuring import NewTokens, Rounds, encoded, show
+from foretoken.core.errors import ForetokenError
+from foretoken.core.interfaces import Drafter
+from foretoken.core.limits import check_counts
+from foretoken.draft.auto import AutoDrafter, auto_drafter
+from foretoken.draft.hybrid import hybrid
+from foretoken.draft.lookup import LookupDrafter
+from foretoken.draft.store import Store
+from foretoken.engine import Engine
+from foretoken.measure.harness import WARM_TOKENS, Block, Turn, blocks, interleave, until_interrupted
+from foretoken.measure.machine import machine
+from foretoken.measure.methods import Foretoken
+from foretoken.measure.report import Report
+from foretoken.names import tree_policy, verifier_named
+from foretoken.recipe import AUTO, METHODS, NGRAM, OWN, PLAIN, SUFFIX, check_known, usual_tree
+
+PROMPTS = Path(__file__).with_suffix(".jsonl")
+KINDS = ("edits", "logs", "quotes", "chat")
+SHOWN = 6  # prompts of each kind that constants were chosen on; --unseen takes the others
+RULE = "n-gram rule"
+COLUMNS = ["drafter", "tokens/s", "x plain", f"x {RULE}", "tokens per step", "same text as plain"]
+NOTES = [
+    "tokens/s: of whole runs. Ratios: geometric means over prompts and rounds ± standard error, each of one prompt in "
+    "one round.",
+    f"{RULE}: prompt lookup by 4 tokens or fewer, as it was before the present one.",
+]
+Turns = Sequence[Turn[Block, Answered]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One drafter on one kind of prompts. vs_plain, vs_rule: (ratio of tokens/s, its standard error)."""
+
+    kind: str
+    name: str
+    tokens_per_s: float
+    vs_plain: tuple[float, float]
+    vs_rule: tuple[float, float]
+    tokens_per_step: float
+    num_answers: int
+    num_same: int
+
+
+def read_prompts(kinds: Sequence[str], unseen: bool) -> tuple[list[str], list[Any]]:
+    """(the kind of each prompt, the prompts), kind by kind."""
+    lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    found = [(kind, each) for kind in kinds for each in lines if each["kind"] == kind]
+    chosen = [(kind, x.get("prompt") or x["messages"]) for kind, x in found if (_number(x) > SHOWN) == unseen]
+    return [kind for kind, _ in chosen], [prompt for _, prompt in chosen]
+
+
+def _number(line: Mapping[str, Any]) -> int:
+    return int(str(line["id"]).rpartition("/")[2])
+
+
+def engines(target: str, method: str) -> dict[str, Engine]:
+    """Plain decoding and every drafter, all with the same target in memory; no text stops early."""
+    own = replace(load(target, drafter=OWN, method=method, device="cpu", max_batch=1), eos_ids=frozenset())
+    device, exact = own.target.lm.device, verifier_named("exact-match")
+    model = own.drafter.inner if isinstance(own.drafter, AutoDrafter) else own.drafter
+    longest = tree_policy(usual_tree(NGRAM, method))
+    of_model, of_rule = tree_policy(METHODS[method]), tree_policy(METHODS[method])
+
+    def chosen(drafter: Drafter, sizes: tuple[int, ...]) -> Drafter:
+        return auto_drafter(drafter, sizes, device) if method == AUTO else drafter
+
+    def looked_up(drafter: Drafter, sizes: tuple[int, ...], store: Store | None = None) -> Engine:
+        source = replace(own.source, store=store)
+        return replace(own, drafter=chosen(drafter, sizes), verifier=exact, source=source)
+
+    store, beside = Store(), Store()
+    both = hybrid(LookupDrafter(longest, beside), chosen(model, of_model.sizes()), of_model.sizes())
+    return {
+        PLAIN: plain(own),
+        RULE: looked_up(NgramRule(of_rule.max_nodes - 1), of_rule.sizes()),
+        NGRAM: looked_up(LookupDrafter(longest), longest.sizes()),
+        SUFFIX: looked_up(LookupDrafter(longest, store), longest.sizes(), store),
+        OWN: own,
+        f"{SUFFIX}+{OWN}": replace(own, drafter=both, source=replace(own.source, store=beside)),
+    }
+
+
+def rows(turns: Turns, kinds: Sequence[str]) -> list[Row]:
+    """A row for each kind and drafter. kinds: of each prompt."""
+    found: dict[tuple[str, str], dict[int, Answered]] = {}
+    for turn in turns:
+        found.setdefault((kinds[turn.block.prompt], turn.name), {})[turn.block.number] = turn.result
+    made = []
+    for (kind, name), answers in found.items():
+        alone, tokens = found.get((kind, PLAIN), {}), sum(a.num_tokens for a in answers.values())
+        to_plain, to_rule = (_ratio(answers, found.get((kind, base), {})) for base in (PLAIN, RULE))
+        speed, steps = (
+            tokens / sum(a.seconds for a in answers.values()),
+            sum(a.num_steps or 0 for a in answers.values()),
+        )
+        same = sum(i in alone and a.ids == alone[i].ids for i, a in answers.items())
+        made.append(Row(kind, name, speed, to_plain, to_rule, tokens / steps, len(answers), same))
+    return sorted(made, key=lambda row: list(dict.fromkeys(kinds)).index(row.kind))
+
+
+def _ratio(ones: Mapping[int, Answered], others: Mapping[int, Answered]) -> tuple[float, float]:
+    """(geometric mean of the ratios of tokens/s, standard error), over what both answered."""
+    shared = [i for i in ones if i in others]
+    if not shared:
+        return float("nan"), float("nan")
+    speeds = ([a[i].num_tokens / a[i].seconds for i in shared] for a in (ones, others))
+    logs = np.subtract(*map(np.log, speeds))
+    mean = float(np.exp(logs.mean()))
+    return mean, mean * float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
+
+
+def report(header: Mapping[str, Any], found: Sequence[Row], interrupted: bool) -> Report:
+    """A table for each kind."""
+    made = Report("benchmarks repetitive", header, interrupted=interrupted, figures={"rows": [vars(r) for r in found]})
+    for kind in dict.fromkeys(row.kind for row in found):
+        table = made.table(kind, COLUMNS, 2)
+        for row in found:
+            if row.kind == kind:
+                ratios = (_with_error(*ratio) for ratio in (row.vs_plain, row.vs_rule))
+                same = f"{row.num_same} of {row.num_answers}"
+                table.add(row.name, row.tokens_per_s, *ratios, row.tokens_per_step, same)
+        table.notes += NOTES
+    return made
+
+
+def _with_error(value: float, error: float) -> str:
+    """Without the error where one run alone tells nothing of it."""
+    return f"{value:.2f}" + ("" if np.isnan(error) else f" ± {error:.2f}")
+
+
+def command(
+    target: Annotated[str, typer.Option(help=f"Model folder or name. Default: {DEFAULT_MODEL}.")] = DEFAULT_MODEL,
+    kind: Annotated[list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(KINDS)}.")] = None,
+    unseen: Annotated[bool, typer.Option("--unseen", help="Prompts that no constant was chosen on.")] = False,
+    method: Annotated[str, typer.Option(help="fixed or auto, of all drafters.")] = AUTO,
+    max_new_tokens: NewTokens = 256,
+    rounds: Rounds = 2,
+    json_: options.Json = False,
+) -> None:
+    """Greedy texts that repeat their prompts or each other: plain decoding and every drafter, in turn."""
+    kinds = list(dict.fromkeys(kind or KINDS))
+    unknown = [each for each in kinds if each not in KINDS]
+    if unknown:
+        raise ForetokenError(f"Unknown kind {unknown[0]}: choose among {', '.join(KINDS)}.")
+    check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
+    check_known(method=method)
+    options.check_models(target, OWN)
+    options.quiet()
+    of_prompt, prompts = read_prompts(kinds, unseen)
+    made = engines(target, method)
+    ids = encoded(made[PLAIN], prompts, max_new_tokens)
+    peers = {name: in_process(Foretoken(engine), ids) for name, engine in made.items()}
+
+    def run(name: str, block: Block) -> Answered:
+        store = made[name].source.store
+        if store is not None and of_prompt.index(of_prompt[block.prompt]) == block.prompt:
+            store.clear()
+        return peers[name](block.prompt, max_new_tokens)
+
+    def warm(name: str) -> None:
+        peers[name](0, min(WARM_TOKENS, max_new_tokens))
+
+    lm = made[PLAIN].target.lm
+    header = {
+        "date": date.today().isoformat(), **machine(lm.device), "target": target, "execution": lm.execution,
+        "dtype": str(lm.dtype).removeprefix("torch."), "method": method, "temperature": 0, "unseen": unseen,
+        "max_new_tokens": max_new_tokens, "rounds": rounds,
+    }  # fmt: skip
+    done: list[Turn[Block, Answered]] = []
+    turns = interleave({name: name for name in made}, blocks(rounds, len(ids), [0.0]), run, warm, options.progress)
+    interrupted = until_interrupted(turns, done)
+    show(report(header, rows(done, of_prompt), interrupted), json_, False)

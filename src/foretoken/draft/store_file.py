@@ -1,0 +1,77 @@
+"""A store of earlier texts that a file keeps from one process to the next."""
+
+import atexit
+import time
+import warnings
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file, write
+from foretoken.draft.store import CAPACITY, Store
+
+FORMAT = "foretoken texts, 1"
+EVERY = 60.0  # seconds between two writes at least; one takes some milliseconds
+
+
+class StoreFileWarning(RuntimeWarning):
+    """The texts of earlier requests could not be written; decoding goes on with those in memory."""
+
+
+class KeptStore(Store):
+    """A store that begins with the texts of a file, and is written there now and then and when the process ends."""
+
+    def __init__(self, path: str, vocab_size: int, capacity: int = CAPACITY) -> None:
+        """path: the file, which need not be there yet. vocab_size: of the target, whose token ids it has.
+
+        Raises ForetokenError for a file that cannot be written, is none of ours, or is of another vocabulary.
+        """
+        super().__init__(capacity)
+        self._path, self._vocab_size = Path(path), vocab_size
+        check_file(self._path)
+        if self._path.exists():
+            self._fill(read(path, vocab_size))
+        self._written = time.monotonic()
+        atexit.register(self.save)
+
+    def add(self, ids: Seq[int]) -> None:
+        super().add(ids)
+        if time.monotonic() - self._written >= EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file as a whole. Where that fails one warning says so: a text is not lost for it."""
+        self._written = time.monotonic()
+        about = {"format": FORMAT, "vocab_size": str(self._vocab_size)}
+        try:
+            write(self._path, lambda file: save_file({"tokens": self.tokens()}, file, about))
+        except ForetokenError as error:
+            warnings.warn(str(error), StoreFileWarning, stacklevel=2)
+
+
+def read(path: str, vocab_size: int) -> np.ndarray:
+    """The token ids and borders in a file [n] int32.
+
+    Raises ForetokenError for a file that cannot be read, is none of ours, or is of another vocabulary.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about, names = file.metadata() or {}, list(file.keys())
+            tokens = file.get_tensor("tokens") if names == ["tokens"] else None
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or "it is no file of texts"
+        raise ForetokenError(f"Cannot read the suffix store {path}: {why}; name another file.") from error
+    if about.get("format") != FORMAT or tokens is None or tokens.dtype != np.int32 or tokens.ndim != 1:
+        raise ForetokenError(f"Cannot read the suffix store {path}: it is no file of texts; name another file.")
+    if about.get("vocab_size") != str(vocab_size):
+        raise ForetokenError(
+            f"The suffix store {path} has the tokens of a vocabulary of {about.get('vocab_size')}, and the target has "
+            f"{vocab_size}: name another file."
+        )
+    if len(tokens) and not -1 <= tokens.min() <= tokens.max() < vocab_size:
+        raise ForetokenError(f"The suffix store {path} has tokens that the target has not: name another file.")
+    return tokens

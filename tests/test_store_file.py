@@ -1,0 +1,152 @@
+"""Texts of earlier requests in a file: kept from process to process, bounded, and refused where it is none of ours."""
+
+import atexit
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import foretoken
+import tiny
+from foretoken.core.errors import ForetokenError
+from foretoken.draft import store_file
+from foretoken.draft.store_file import FORMAT, KeptStore, StoreFileWarning, read
+from test_suffixes import from_store
+
+LOAD = """
+import sys, foretoken
+engine = foretoken.load(sys.argv[1], drafter=sys.argv[2], suffix_store=sys.argv[3])
+result = engine.generate("def f(x):", max_new_tokens=40, temperature=0.0)
+print(result.stats.num_target_forwards, *result.token_ids)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return tiny.save(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("store") / "target")
+
+
+def test_a_process_begins_with_what_the_one_before_it_wrote(folder, tmp_path):
+    """The same greedy text in fewer steps; the file is the same for a lookup alone and for one before a model."""
+    found = []
+    for drafter in ("suffix", "suffix", "suffix+self"):
+        command = [sys.executable, "-c", LOAD, folder, drafter, str(tmp_path / "store")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        steps, *ids = map(int, done.stdout.split())
+        found.append((steps, ids))
+    assert found[0][1] == found[1][1] == found[2][1]
+    assert found[1][0] < found[0][0]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_file_has_the_latest_texts_in_order_and_no_more_than_the_capacity(tmp_path):
+    path = str(tmp_path / "store")
+    store = KeptStore(path, 5000, 256)
+    for first in range(0, 3000, 10):
+        store.add(range(first, first + 10))
+    store.save()
+    tokens = read(path, 5000)
+    assert len(tokens) == 256
+    assert tokens[-11:].tolist() == [*range(2990, 3000), -1]
+    again = KeptStore(path, 5000, 256)
+    assert from_store(again, [2990, 2991, 2992, 2993]) == [*range(2994, 3000)]
+    assert from_store(again, [0, 1, 2, 3]) == []
+    smaller = KeptStore(path, 5000, 64)
+    assert len(smaller) == 64
+    assert from_store(smaller, [2990, 2991, 2992, 2993]) == [*range(2994, 3000)]
+
+
+def test_a_store_is_written_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_file.time, "monotonic", lambda: now)
+    now = 0.0
+    store = KeptStore(str(tmp_path / "store"), 100)
+    store.add([1, 2, 3])
+    assert not (tmp_path / "store").exists()
+    now = store_file.EVERY
+    store.add([4, 5])
+    assert read(str(tmp_path / "store"), 100).tolist() == [1, 2, 3, -1, 4, 5, -1]
+
+
+def test_a_file_that_cannot_be_written_is_one_warning_and_the_texts_stay(tmp_path):
+    (tmp_path / "gone").mkdir()
+    store = KeptStore(str(tmp_path / "gone" / "store"), 100)
+    atexit.unregister(store.save)
+    (tmp_path / "gone").rmdir()
+    with pytest.warns(StoreFileWarning, match=r"Cannot write .*store"):
+        store.save()
+    store.add([1, 2, 3, 4, 5, 6])
+    assert from_store(store, [1, 2, 3, 4]) == [5, 6]
+
+
+def wrong(path: Path, what: str) -> None:
+    tokens = np.array([1, 2, -1], np.int32)
+    about = {"format": FORMAT, "vocab_size": "257"}
+    if what == "text":
+        path.write_text("not a store", encoding="utf-8")
+    elif what == "empty":
+        path.touch()
+    elif what == "cut":
+        save_file({"tokens": tokens}, path, about)
+        path.write_bytes(path.read_bytes()[:-2])
+    elif what == "other":
+        save_file({"weights": tokens}, path, about)
+    elif what == "format":
+        save_file({"tokens": tokens}, path, {"vocab_size": "257"})
+    elif what == "floats":
+        save_file({"tokens": tokens.astype(np.float32)}, path, about)
+    elif what == "vocabulary":
+        save_file({"tokens": tokens}, path, {**about, "vocab_size": "300"})
+    elif what == "tokens":
+        save_file({"tokens": np.array([1, 400], np.int32)}, path, about)
+    elif what == "folder":
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("text", "it is no file of texts; name another file"),
+        ("empty", "it is no file of texts"),
+        ("cut", "it is no file of texts"),
+        ("other", "it is no file of texts"),
+        ("format", "it is no file of texts"),
+        ("floats", "it is no file of texts"),
+        ("vocabulary", "a vocabulary of 300, and the target has 257"),
+        ("tokens", "has tokens that the target has not"),
+        ("folder", "it is a folder"),
+    ],
+)
+def test_a_bad_file_is_one_sentence_and_stays_as_it_is(folder, tmp_path, what, words):
+    path = tmp_path / "store"
+    wrong(path, what)
+    before = None if path.is_dir() else path.read_bytes()
+    with pytest.raises(ForetokenError, match=words):
+        foretoken.load(folder, drafter="suffix", suffix_store=path)
+    assert before is None or path.read_bytes() == before
+
+
+def test_what_has_no_store_takes_no_file(folder, tmp_path):
+    for drafter in ("ngram", "none", "ngram+self", "self"):
+        with pytest.raises(ForetokenError, match=r"suffix_store is for drafter suffix"):
+            foretoken.load(folder, drafter=drafter, suffix_store=tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--drafter", "ngram", "--suffix-store", "x"], "suffix_store is for drafter suffix"),
+        (["--drafter", "suffix", "--suffix-store", "nowhere/x"], "Cannot write nowhere/x"),
+        (["--drafter", "suffix", "--suffix-store", "x", "--ray", 2, "--batch-file", "y", "--out", "z", "--seed", 0],
+         "suffix_store x is kept by one process: leave it out, or --ray"),
+    ],
+)  # fmt: skip
+def test_the_command_refuses_before_models_are_loaded(run, tmp_path, monkeypatch, folder, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    Path("y").write_text('{"prompt": "a"}\n', encoding="utf-8")
+    code, out, err = run("generate", *([] if "--batch-file" in arguments else ["a"]), "--target", folder, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
