@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from foretoken.measure.plot import save
 from foretoken.verify.exact_transport import selection
 from foretoken.verify.ratio_groups import Groups
 from foretoken.verify.thresholds import thresholds
@@ -40,7 +41,7 @@ def main() -> None:
     for axes in (left, right):
         axes.set_xlabel("q-mass of the best tokens")
     path = Path(__file__).parents[1] / "docs" / "transport.svg"
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path, "svg")
     print(path)
 
 

@@ -143,3 +143,10 @@ def test_the_site_has_every_page() -> None:
     of_the_root = ["index.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]  # scripts/site.py adds them
     there = [page.name for page in (tables.ROOT / "docs").glob("*.md")]
     assert sorted(named_in(nav)) == sorted([*of_the_root, *there])
+
+
+def test_pictures_read_on_a_dark_page() -> None:
+    pictures = list((tables.ROOT / "docs").glob("*.svg"))
+    assert len(pictures) == 4
+    for picture in pictures:
+        assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8"), picture.name

@@ -9,6 +9,13 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, write
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
+# Matplotlib writes white grounds, black strokes and text without a colour; a reader's dark mode turns them round.
+DARK = """<style>@media (prefers-color-scheme: dark) {
+[style*="fill: #ffffff"] { fill: #1e2129 !important }
+[style*="stroke: #000000"] { stroke: #d0d4dc !important }
+[id^="text_"] { fill: #d0d4dc }
+}</style>
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,20 @@ def plot(panels: Sequence[Panel], title: str, path: str) -> None:
             axes.set_yscale("log")
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=7)
-    write(Path(path), lambda temporary: figure.savefig(temporary, dpi=150, format=_kind(path)))
+    write(Path(path), lambda temporary: save(figure, Path(temporary), _kind(path)))
+
+
+def save(figure: Any, path: Path, kind: str) -> None:
+    """Write a figure of matplotlib's; as an SVG it also reads on a dark page."""
+    figure.savefig(path, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    if kind == "svg":
+        path.write_text(for_dark_pages(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def for_dark_pages(svg: str) -> str:
+    """The text of an SVG of matplotlib's with the colours of a dark page beside those of a light one."""
+    figure = svg.index('<g id="figure_1">')
+    return svg[:figure] + DARK + svg[figure:]
 
 
 def _line(axes: Any, line: Line) -> Any:
