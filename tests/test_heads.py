@@ -69,7 +69,7 @@ def equations(head: Gumiho, features: Tensor, ids: list[int], drafted: list[int]
     def transformer(o: Tensor) -> Tensor:  # M_T without a cache: the whole text each time, its last output
         x = o[None]
         for layer in head.layers:
-            x = layer(x, *t.angles(torch.arange(len(o))[None]), causal)
+            x = layer(x, *head.rotary.angles(torch.arange(len(o))[None]), causal)
         return x[0, -1:]
 
     def mlp(i: int, x: Tensor) -> Tensor:  # M_M^i of Table 5: [2d, d] x 1 -> [d, d] x 5, SiLU and sums as released
@@ -102,7 +102,7 @@ def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> T
         return head.levels(features[-1])[len(drafted)]
     if isinstance(head, Gumiho):
         return equations(head, features, ids, drafted)
-    cos, sin = t.angles(torch.arange(len(ids) + len(drafted))[None])
+    cos, sin = head.rotary.angles(torch.arange(len(ids) + len(drafted))[None])
     if isinstance(head, Hydra):
         prefix = head.prefix_states(features[None], cos[:, :root], sin[:, :root], causal)[0, -1]
         given = t.embed(tokens[0, root:])
@@ -111,7 +111,7 @@ def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> T
     states = head.enter(features[None])
     for step in range(len(drafted) + 1):
         n = root + step
-        out = head.step(t.embed(tokens[:, 1 : n + 1]), states, cos[:, :n], sin[:, :n], [causal] * head.num_layers)
+        out = head.step(head.embed(tokens[:, 1 : n + 1]), states, cos[:, :n], sin[:, :n], [causal] * head.num_layers)
         states = torch.cat([states, out[:, -1:]], 1)
     return head.logits(states[0, -1])
 
@@ -220,7 +220,7 @@ def test_unrolled_steps_are_what_drafting_does(lm: CausalLM, target: TargetParts
     embedded, own = target.embed(torch.tensor([ids])), head.enter(states[None, :-1])
     for step in range(4):
         given = torch.nn.functional.pad(embedded[:, 1 + step :], (0, 0, 0, step))
-        own = head.step(given, own, *target.angles(torch.arange(n)[None] + step), [attend])
+        own = head.step(given, own, *head.rotary.angles(torch.arange(n)[None] + step), [attend])
         for root in (0, 3, n - 1 - step):
             want = plain(head, states[: root + 1], ids[: root + 2], ids[root + 2 : root + 2 + step])
             torch.testing.assert_close(head.logits(own[0, root]), want, rtol=0, atol=TOLERANCE)

@@ -71,6 +71,8 @@ FILES = {"medusa": "medusa_lm_head.pt", "hydra": "hydra_lm_head.pt"}
 def checkpoint(kind: str, target: TargetParts) -> dict[str, Tensor]:
     torch.manual_seed(3)
     weights = {key: 0.2 * torch.randn(shape) for key, shape in published(target)[kind].items()}
+    if kind in ("eagle", "gumiho"):
+        weights["embed_tokens.weight"] = target.embedding.get_parameter("weight").detach().clone()
     if kind == "eagle3":
         chosen = torch.randperm(target.vocab_size)[: len(weights["d2t"])].sort().values
         weights["d2t"] = chosen - torch.arange(len(chosen))

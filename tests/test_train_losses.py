@@ -74,7 +74,7 @@ def test_gumiho_loss_place_by_place(regress_only: bool, lm: CausalLM, monkeypatc
     h, e = texts.states[0] / head.feature_scale, head.target.embed(ids[0])
     x = head.fc(torch.cat((e[1:], h[:-1]), -1))[None]
     for layer in head.layers:
-        x = layer(x, *head.target.angles(torch.arange(t - 1)[None]), causal)
+        x = layer(x, *head.rotary.angles(torch.arange(t - 1)[None]), causal)
     made = x[0]  # of place i, for h_{i+1}
 
     def distance(state: Tensor, i: int, share: float) -> float:

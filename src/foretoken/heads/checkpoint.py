@@ -8,8 +8,9 @@
 | medusa | medusa_lm_head.pt or .safetensors          | i.j.linear, i.m.weight                                        |
 | hydra  | hydra_lm_head.pt or .safetensors           | hydra_mlp.i.j, hydra_lm_head.i.1, prefix_embeding_layer       |
 
-Sizes are read off the tensors. config.json may add "feature_scale" and "target", which tells the target that a head was
-trained for, and holds what tensors do not show (head sizes, EAGLE-3's flags and layers, what Gumiho's MLPs read).
+Other names of theirs: heads/layouts.py. Sizes are read off the tensors. config.json may add "feature_scale" and
+"target", which tells the target that a head was trained for, and holds what tensors do not show (head sizes, rotary
+positions, EAGLE-3's flags and layers, what Gumiho's MLPs read).
 """
 
 import json
@@ -32,11 +33,19 @@ from foretoken.core.files import write
 from foretoken.heads import HEADS
 from foretoken.heads.head import Head
 from foretoken.heads.layer import LayerShape
+from foretoken.heads.layouts import EMBEDDING, by_authors_names
 from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.panels import PackedEmbedding
 from foretoken.models.parts import TargetParts
+from foretoken.models.rotary import LlamaConfig, Rotary, configured, llama_config
 
-BORROWED = ("embed_tokens.weight", "prefix_embeding_layer.embed_tokens.weight")  # copies of the target's embedding
+UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's layer reads states
+INNER = (
+    "transformer_layer_config",
+    "eagle_config",
+)  # objects in config.json that speak of the head (speculators; NVIDIA)
+ROWS = 8192  # of an embedding that are compared at once
+ROUNDED = 2.0**-7  # of a value: two roundings to 16 bits differ by less
 SAMPLES = 32  # values of the target's embedding in config.json
 CLOSE = 0.02  # of the largest; rounding to 16 bits moves a value by less than 0.004 of itself
 
@@ -73,22 +82,45 @@ class Checkpoint:
 
     def layer_shape(self, prefix: str) -> LayerShape:
         """The sizes of the layer under `prefix`; only the width of one attention head cannot be seen in the tensors."""
-        config, parts = self.config, self.parts
+        config, parts, llama = self.config, self.parts, self.llama()
         queries, width = self.size(f"{prefix}self_attn.q_proj.weight")
         keys, _ = self.size(f"{prefix}self_attn.k_proj.weight")
         inner, hidden = self.size(f"{prefix}mlp.gate_proj.weight")
-        dim = config.get("head_dim")
-        if not dim and config.get("num_attention_heads"):
-            dim = queries // config["num_attention_heads"]
-        dim = dim or parts.head_dim
-        if queries % dim or keys % dim or dim != 2 * len(parts.inv_freq):
+        dim, heads = config.get("head_dim"), config.get("num_attention_heads")
+        if llama is not None:
+            heads = heads or llama.num_attention_heads
+        dim = dim or (queries // heads if heads else parts.head_dim)
+        if queries % dim or keys % dim:
             raise ForetokenError(
-                f"{self.path} has attention heads of width {dim}, which do not divide its {queries} and {keys} "
-                f"channels, or differ from the {2 * len(parts.inv_freq)} that {parts.name} rotates."
+                f"{self.path} has attention heads of width {dim}, which does not divide its {queries} and {keys} "
+                "channels."
             )
-        eps = float(config.get("rms_norm_eps") or parts.eps)
+        eps = float(config.get("rms_norm_eps") or (parts.eps if llama is None else llama.rms_norm_eps))
         bias = f"{prefix}self_attn.q_proj.bias" in self.weights
         return LayerShape(hidden, queries // dim, keys // dim, dim, inner, eps, width, bias)
+
+    def llama(self) -> LlamaConfig | None:
+        """What config.json says as transformers reads it, see `llama_config`."""
+        return llama_config(self.config, f"{self.path.parent}/config.json")
+
+    def rotary(self, dim: int) -> Rotary:
+        """The rotary positions of heads of width `dim`: the target's, where config.json is none of transformers.
+
+        Raises ForetokenError where they are of another width or a kind that is not known.
+        """
+        llama = self.llama()
+        if llama is None:
+            return self.targets_rotary(dim)
+        return configured(llama, dim, f"{self.path.parent}/config.json", self.parts.device)
+
+    def targets_rotary(self, dim: int) -> Rotary:
+        """The target's. Raises ForetokenError where they are for heads of another width than `dim`."""
+        found = self.parts.rotary
+        if found.dim != dim:
+            raise ForetokenError(
+                f"{self.path} has attention heads of width {dim}, and {self.parts.name} rotates {found.dim}."
+            )
+        return found
 
 
 def head_kind(folder: str | Path) -> str | None:
@@ -100,7 +132,7 @@ def head_kind(folder: str | Path) -> str | None:
         return _kind_of(_read(path))
     try:
         with safe_open(path, "pt") as file:
-            return _kind_of(file.keys())
+            return _kind_of(by_authors_names(file.keys()))
     except (OSError, SafetensorError) as error:
         raise ForetokenError(f"Cannot read {path} as weights ({error}): download it again.") from error
 
@@ -159,7 +191,7 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any
         raise ForetokenError(
             f"{path} is no draft head: its keys, such as {next(iter(weights), 'none')}, are those of no layout known."
         )
-    kept = {key: value for key, value in weights.items() if key not in BORROWED}
+    kept = {key: value for key, value in weights.items() if key not in UNUSED and not _is_targets(key, value, parts)}
     head, renamed = HEADS[kind].read(Checkpoint(path, kept, config, parts))
     head.feature_scale = float(config.get("feature_scale", 1.0))
     _fill(head, renamed, path)
@@ -169,13 +201,29 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _by_authors(load_file(path))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # weight files fail in as many ways as there are formats
         raise ForetokenError(f"Cannot read {path} as weights ({type(error).__name__}): download it again.") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ForetokenError(f"{path} holds no table of tensors by name, so that it is no draft head.")
-    return loaded
+    return _by_authors(loaded)
+
+
+def _by_authors(loaded: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: loaded[there] for key, there in by_authors_names(loaded).items()}
+
+
+def _is_targets(key: str, value: Tensor, parts: TargetParts) -> bool:
+    """Whether a weight is a copy of the target's embedding, as most heads have it; one that was trained is not."""
+    if key != EMBEDDING or tuple(value.shape) != (parts.vocab_size, parts.hidden):
+        return False
+    for start in range(0, parts.vocab_size, ROWS):
+        ids = torch.arange(start, min(start + ROWS, parts.vocab_size), device=parts.device)
+        own = value[start : start + ROWS].to(parts.device, torch.float32)
+        if not torch.allclose(own, parts.embed(ids).float(), rtol=ROUNDED, atol=1e-6):
+            return False
+    return True
 
 
 def _fill(head: Head, weights: dict[str, Tensor], path: Path) -> None:
@@ -197,7 +245,7 @@ def _fill(head: Head, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What config.json says, its inner configuration (speculators) unfolded; {} where there is none."""
+    """What config.json says, its inner configurations unfolded; {} where there is none."""
     path = folder / "config.json"
     if not path.exists():
         return {}
@@ -208,9 +256,11 @@ def _config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ForetokenError(f"{path} is no JSON object: remove it or put the head's own one there.")
     _check_values(config, path)
-    inner = config.get("transformer_layer_config", {})
-    _check_values(inner, path)
-    return {**config, **inner}
+    for name in INNER:
+        inner = config.get(name, {})
+        _check_values(inner, path)
+        config = {**config, **inner}
+    return config
 
 
 def _check_values(config: dict[str, Any], path: Path) -> None:
@@ -237,13 +287,14 @@ def _or_null(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 # What is read of config.json, and in words; null stands for the default where published heads write it.
 WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "transformer_layer_config": (lambda value: isinstance(value, dict), "an object"),
+    **dict.fromkeys(INNER, (lambda value: isinstance(value, dict), "an object")),
     "feature_scale": (_positive, "a number above 0"),
-    "rms_norm_eps": (_or_null(_positive), "a number above 0"),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta"), (_or_null(_positive), "a number above 0")),
     **dict.fromkeys(("head_dim", "num_attention_heads"), (_or_null(_whole), "a whole number above 0")),
     "eagle_aux_hidden_state_layer_ids": (_or_null(_layers), "a list of layers' numbers"),
     **dict.fromkeys(
-        ("norm_before_residual", "norm_output"), (_or_null(lambda value: isinstance(value, bool)), "true or false")
+        ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),
+        (_or_null(lambda value: isinstance(value, bool)), "true or false"),
     ),
 }
 

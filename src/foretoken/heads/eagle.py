@@ -37,6 +37,7 @@ class Eagle(Serial):
         checkpoint.check("hidden size", checkpoint.size("fc.weight")[1] // 2, checkpoint.parts.hidden)
         shape, layers = checkpoint.layer_shape("layers.0."), checkpoint.count(r"layers\.(\d+)\.")
         head = cls(checkpoint.parts, shape, layers, bias="fc.bias" in checkpoint.weights, **cls._more(checkpoint))
+        head.take_own(checkpoint)
         return head, checkpoint.weights
 
     @classmethod
@@ -165,7 +166,7 @@ class GumihoRows(SerialRows):
             return
         paths = [(self.rows[row], self.rows[row].above(node)) for row, node in new]
         tokens = torch.tensor([[row.tokens[node] for node in path[1:]] for row, path in paths])
-        embedded = self.target.embed(tokens.to(self.target.device))
+        embedded = self.head.embed(tokens.to(self.target.device))
         states = torch.stack([torch.stack([row.states[node] for node in path[:-1]]) for row, path in paths])
         if self.kernel is None:
             parallel = self.head.parallel(self.head.joined(embedded, states).flatten(-2))

@@ -16,7 +16,7 @@ from foretoken.heads.serial import Serial
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
-UNKNOWN_FLAGS = ("norm_before_fc", "fc_norm")  # of the speculators format
+AFTER_FIRST = 1  # heads that count the layers whose states come out begin with this one, those that enter with a later
 
 
 class Eagle3Layer(nn.Module):
@@ -46,24 +46,31 @@ class Eagle3(Serial):
     layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2
     and n - 3. `fc` reads them once per committed token, not per drafted one.
     draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
+    input_norm, fc_norm: whether `fc` reads the states normed, all of them as one vector or layer by layer.
+    borrows_lm_head: whether it scores by the target's LM head.
     """
 
     kind = "eagle3"
-    marks = (r"fc\.weight$", r"midlayer\.|lm_head\.weight$")
+    marks = (r"fc\.weight$", r"(midlayer|layers\.0)\.hidden_norm\.")
     d2t: Tensor | None
     t2d: Tensor | None
     feature_sizes: Tensor | None  # [f], see `normalise`
 
     def __init__(
         self, parts: TargetParts, shape: LayerShape, draft_vocab: int | None = None, layers: tuple[int, ...] = (),
-        norm_before_residual: bool = False, norm_output: bool = False,
+        norm_before_residual: bool = False, norm_output: bool = False, input_norm: bool = False, fc_norm: bool = False,
+        borrows_lm_head: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(parts, shape, 1)
         self.feature_layers = layers or (2, parts.layers // 2, parts.layers - 3)
-        self.fc = nn.Linear(len(self.feature_layers) * parts.hidden, shape.hidden, bias=False)
+        count = len(self.feature_layers)
+        self.input_norm = RMSNorm(count * parts.hidden, shape.eps) if input_norm else None
+        self.fc_norm = nn.ModuleList(RMSNorm(parts.hidden, shape.eps) for _ in range(count)) if fc_norm else None
+        self.fc = nn.Linear(count * parts.hidden, shape.hidden, bias=False)
         self.midlayer = Eagle3Layer(shape, norm_before_residual)
         self.norm = RMSNorm(shape.hidden, shape.eps)
-        self.lm_head = nn.Linear(shape.hidden, draft_vocab or parts.vocab_size, bias=False)
+        vocab = draft_vocab or parts.vocab_size
+        self.lm_head = None if borrows_lm_head else nn.Linear(shape.hidden, vocab, bias=False)
         self.norm_output = norm_output
         self.register_buffer("feature_sizes", None, persistent=False)
         whole = draft_vocab is None
@@ -82,26 +89,29 @@ class Eagle3(Serial):
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> tuple["Eagle3", dict[str, Tensor]]:
-        path, config, parts = checkpoint.path, checkpoint.config, checkpoint.parts
-        for flag in UNKNOWN_FLAGS:
-            if config.get(flag):
-                raise ForetokenError(f"{path} was made with {flag}, a form of EAGLE-3 that is not read here.")
+        config, parts = checkpoint.config, checkpoint.parts
         weights = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in checkpoint.weights.items()}
         checkpoint = replace(checkpoint, weights=weights)
-        shape = checkpoint.layer_shape("midlayer.")
-        layers = tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
-        if not all(FINAL <= layer < parts.layers for layer in layers):
-            raise ForetokenError(f"{path} reads the target's layers {layers}, and {parts.name} has {parts.layers}.")
+        shape, layers = checkpoint.layer_shape("midlayer."), _layers_read(checkpoint)
         checkpoint.check("hidden size", checkpoint.size("fc.weight")[1] // (len(layers) or 3), parts.hidden)
-        vocab, offsets = checkpoint.size("lm_head.weight")[0], weights.get("d2t")
-        known = vocab if offsets is None else checkpoint.size("t2d")[0]
-        checkpoint.check("vocabulary", known, parts.vocab_size)
-        if offsets is not None:
-            ids = torch.arange(len(offsets)) + offsets
-            if int(ids.min()) < 0 or int(ids.max()) >= parts.vocab_size or len(ids.unique()) != len(ids):
-                raise ForetokenError(f"{path} maps draft tokens by d2t to ids that the target lacks, or two to one.")
-        flags = bool(config.get("norm_before_residual")), bool(config.get("norm_output"))
-        return cls(parts, shape, None if offsets is None else vocab, layers, *flags), weights
+        offsets, borrows = weights.get("d2t"), "lm_head.weight" not in weights
+        if borrows and (offsets is not None or shape.hidden != parts.hidden):
+            checkpoint.size("lm_head.weight")
+        vocab = parts.vocab_size if borrows else checkpoint.size("lm_head.weight")[0]
+        if offsets is None:
+            checkpoint.check("vocabulary", vocab, parts.vocab_size)
+        else:
+            weights["t2d"] = _named_tokens(checkpoint, offsets)
+        head = cls(
+            parts, shape, None if offsets is None else vocab, layers,
+            norm_before_residual=bool(config.get("norm_before_residual")),
+            norm_output=bool(config.get("norm_output")),
+            input_norm=bool(config.get("norm_before_fc")) or "input_norm.weight" in weights,
+            fc_norm=bool(config.get("fc_norm")) or "fc_norm.0.weight" in weights,
+            borrows_lm_head=borrows,
+        )  # fmt: skip
+        head.take_own(checkpoint)
+        return head, weights
 
     def published_weights(self) -> dict[str, Tensor]:
         weights = super().published_weights()
@@ -112,16 +122,25 @@ class Eagle3(Serial):
     def config(self) -> dict[str, Any]:
         return super().config() | {
             "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
-            "draft_vocab_size": self.lm_head.out_features,
+            "draft_vocab_size": self.target.vocab_size if self.d2t is None else len(self.d2t),
             "norm_before_residual": self.midlayer.norm_before_residual,
             "norm_output": self.norm_output,
+            "norm_before_fc": self.input_norm is not None,
+            "fc_norm": self.fc_norm is not None,
         }
 
     def own_lm_heads(self) -> list[nn.Linear]:
-        return [self.lm_head]
+        return [] if self.lm_head is None else [self.lm_head]
 
     def enter(self, features: Tensor) -> Tensor:
-        return self.fc(features if self.feature_sizes is None else features / self.feature_sizes)
+        if self.feature_sizes is not None:
+            features = features / self.feature_sizes
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            of_layers = features.chunk(len(self.feature_layers), -1)
+            features = torch.cat([norm(x) for norm, x in zip(self.fc_norm, of_layers, strict=True)], -1)
+        return self.fc(features)
 
     def name_tokens(self, tokens: Tensor) -> None:
         """Set which target tokens a trimmed LM head knows: tokens [draft_vocab], ids in ascending order."""
@@ -149,7 +168,8 @@ class Eagle3(Serial):
         return self.norm(x) if self.norm_output else x
 
     def draft_logits(self, states: Tensor) -> Tensor:
-        return self.lm_head(states if self.norm_output else self.norm(states))
+        normed = states if self.norm_output else self.norm(states)
+        return self.target.logits(normed) if self.lm_head is None else self.lm_head(normed)
 
     @property
     def columns(self) -> Int[Tensor, " c"] | None:
@@ -162,6 +182,7 @@ class Eagle3(Serial):
         columns = self.columns
         if columns is not None and bool((columns[1:] < columns[:-1]).any()):
             assert self.d2t is not None
+            assert self.lm_head is not None
             order = columns.argsort()
             self.lm_head.weight.copy_(self.lm_head.weight[order])
             self.d2t.copy_(columns[order] - torch.arange(len(order), device=order.device))
@@ -169,3 +190,29 @@ class Eagle3(Serial):
     def logits(self, states: Tensor) -> Tensor:
         own, columns = self.draft_logits(states), self.columns
         return own if columns is None else scattered(own, columns, self.target.vocab_size, float("-inf"))
+
+
+def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The layers whose states it reads, () for the usual ones. Raises ForetokenError where the target lacks them.
+
+    Heads of SpecForge and SGLang count the layers whose states come out, and begin with layer 1; ours and those of
+    vLLM count those that the states enter.
+    """
+    layers: tuple[int, ...] = tuple(checkpoint.config.get("eagle_aux_hidden_state_layer_ids") or ())
+    path, parts = checkpoint.path, checkpoint.parts
+    if layers and layers[0] == AFTER_FIRST and "foretoken_head" not in checkpoint.config:
+        layers = tuple(layer + 1 for layer in layers)
+    if not all(FINAL <= layer < parts.layers for layer in layers):
+        raise ForetokenError(f"{path} reads the target's layers {layers}, and {parts.name} has {parts.layers}.")
+    return layers
+
+
+def _named_tokens(checkpoint: Checkpoint, offsets: Tensor) -> Tensor:
+    """Which target tokens the draft vocabulary names [v]. Raises ForetokenError where it names one twice, or none."""
+    named, count = checkpoint.weights.get("t2d"), checkpoint.parts.vocab_size
+    if named is not None:
+        checkpoint.check("vocabulary", len(named), count)
+    ids = torch.arange(len(offsets)) + offsets
+    if int(ids.min()) < 0 or int(ids.max()) >= count or len(ids.unique()) != len(ids):
+        raise ForetokenError(f"{checkpoint.path} maps draft tokens by d2t to ids that the target lacks, or two to one.")
+    return torch.zeros(count, dtype=torch.bool).index_fill_(0, ids, True) if named is None else named

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class ResidualBlock(nn.Module):
     """r(x) + SiLU(Linear x); r is a second Linear where the width changes. Starts as r."""
 
-    def __init__(self, hidden: int, width: int) -> None:
+    def __init__(self, hidden: int, width: int, bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, hidden)
+        self.linear = nn.Linear(width, hidden, bias=bias)
         nn.init.zeros_(self.linear.weight)
         self.res_connection = nn.Identity() if width == hidden else nn.Linear(width, hidden)
 
@@ -63,12 +63,14 @@ class Medusa(Head):
     least_levels = 1
     parallel_from = 0
 
-    def __init__(self, parts: TargetParts, num_heads: int = 4, num_blocks: int = 1, bias: bool = False) -> None:
+    def __init__(
+        self, parts: TargetParts, num_heads: int = 4, num_blocks: int = 1, bias: bool = False, block_bias: bool = True
+    ) -> None:
         super().__init__(parts)
         self.depth = num_heads
-        d = parts.hidden
+        d, v = parts.hidden, parts.vocab_size
         self.heads = nn.ModuleList(
-            nn.Sequential(*(ResidualBlock(d, d) for _ in range(num_blocks)), nn.Linear(d, parts.vocab_size, bias=bias))
+            nn.Sequential(*(ResidualBlock(d, d, block_bias) for _ in range(num_blocks)), nn.Linear(d, v, bias=bias))
             for _ in range(num_heads)
         )
 
@@ -82,8 +84,9 @@ class Medusa(Head):
         vocab, hidden = checkpoint.size(f"0.{last}.weight")
         checkpoint.check("hidden size", hidden, checkpoint.parts.hidden)
         checkpoint.check("vocabulary", vocab, checkpoint.parts.vocab_size)
-        head = cls(checkpoint.parts, heads, last, f"0.{last}.bias" in checkpoint.weights)
-        return head, {f"heads.{key}": value for key, value in checkpoint.weights.items()}
+        weights = checkpoint.weights
+        head = cls(checkpoint.parts, heads, last, f"0.{last}.bias" in weights, "0.0.linear.bias" in weights)
+        return head, {f"heads.{key}": value for key, value in weights.items()}
 
     @staticmethod
     def published_key(key: str) -> str:
@@ -173,6 +176,7 @@ class Hydra(Head):
         checkpoint.check("vocabulary", vocab, parts.vocab_size)
         prefix = any(key.startswith("prefix_embeding_layer.") for key in checkpoint.weights)
         shape = checkpoint.layer_shape("prefix_embeding_layer.layers.0.") if prefix else layer_shape(parts)
+        checkpoint.targets_rotary(shape.head_dim)
         head = cls(parts, shape, heads, blocks, prefix)
         return head, {_hydra_key(key): value for key, value in checkpoint.weights.items()}
 
@@ -277,7 +281,7 @@ class HydraRows(FlatRows[HydraRow]):
             at = [[min(row.read + i, len(f) - 1) for i in range(n)] for row, f in zip(self.rows, known, strict=True)]
             places = torch.tensor(at, device=known[0].device)
             new = torch.stack([f[of_row] for f, of_row in zip(known, places, strict=True)])
-            cos, sin = self.target.angles(places)
+            cos, sin = self.head.rotary.angles(places)
             states = self.head.prefix_states(new, cos, sin, self.slots.attends(1, mask, self.target)[0])
             for i, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
                 if count:

@@ -29,6 +29,7 @@ class Head(nn.Module, ABC):
     depth: number of levels that it can draft, None for any.
     feature_layers: the target's layers whose states it reads, see models/features.py.
     feature_scale: what states are divided by inside the head, so that noise and losses mean the same on any target.
+    rotary: the angles of its positions; the target's, where its checkpoint names none of its own.
     """
 
     kind: ClassVar[str]
@@ -43,6 +44,7 @@ class Head(nn.Module, ABC):
     def __init__(self, parts: TargetParts) -> None:
         super().__init__()
         self.target = parts
+        self.rotary = parts.rotary
 
     @classmethod
     @abstractmethod

@@ -27,7 +27,7 @@ class EagleKernel(KernelLayers):
         shape, target = head.shape, head.target
         scale, kinds = shape.head_dim**-0.5, [None] * head.num_layers
         super().__init__(
-            _layers(head), shape.head_dim, scale, shape.eps, lambda n: target.angles(torch.arange(n)), kinds
+            _layers(head), shape.head_dim, scale, shape.eps, lambda n: head.rotary.angles(torch.arange(n)), kinds
         )
         self.module = head  # the addresses of its linear layers point into their panels
         self.vocab_size = target.vocab_size
@@ -35,8 +35,9 @@ class EagleKernel(KernelLayers):
         self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
         self.blocks: list[list[PanelLinear]] = _blocks(head)
         self.mlps = _mlps(self.blocks)
-        table: Any = target.embedding
-        plain = type(table) in (nn.Embedding, PackedEmbedding) and target.embedding_scale == 1
+        own = head.embed_tokens
+        table: Any = target.embedding if own is None else own
+        plain = type(table) in (nn.Embedding, PackedEmbedding) and (own is not None or target.embedding_scale == 1)
         self.embedding = table_of(table if plain else nn.Embedding(0, shape.hidden))
 
 
@@ -74,16 +75,18 @@ def _head(head: Eagle | Eagle3) -> "Head":
     from foretoken.kernel.model import Head
 
     eps, target = np.float32(head.shape.eps), head.target
+    norm, normed, factor = NO_FLOATS, False, np.float32(head.feature_scale)
     if isinstance(head, Eagle3):
-        last: Any = head.lm_head
-        columns = NO_IDS if head.columns is None else head.columns.numpy()
-        of_norm = array(head.norm.weight)
-        return Head(of_norm, eps, head.norm_output, np.float32(1), last.address, last.form, NO_FLOATS, columns)
-    last, factor = target.unembedding, np.float32(head.feature_scale)
+        norm, normed, factor = array(head.norm.weight), head.norm_output, np.float32(1)
+        if head.lm_head is not None:
+            last: Any = head.lm_head
+            columns = NO_IDS if head.columns is None else head.columns.numpy()
+            return Head(norm, eps, normed, factor, last.address, last.form, NO_FLOATS, columns)
+    last = target.unembedding
     if not isinstance(last, PanelLinear) or target.logit_scale != 1 or target.softcap is not None:
-        return Head(NO_FLOATS, eps, False, factor, 0, 0, NO_FLOATS, NO_IDS)
+        return Head(norm, eps, normed, factor, 0, 0, NO_FLOATS, NO_IDS)
     bias = NO_FLOATS if last.bias is None else bias_of(last)
-    return Head(NO_FLOATS, eps, False, factor, last.address, last.form, bias, NO_IDS)
+    return Head(norm, eps, normed, factor, last.address, last.form, bias, NO_IDS)
 
 
 def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.head import Head
 from foretoken.heads.layer import Attend, LayerShape
+from foretoken.heads.layouts import EMBEDDING
 from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, slot_cache
 from foretoken.kernel.sizes import ALL
 from foretoken.models.kernel_layers import KernelSlots
@@ -26,18 +27,43 @@ from foretoken.models.panels import use_threads
 from foretoken.models.parts import TargetParts
 
 if TYPE_CHECKING:
+    from foretoken.heads.checkpoint import Checkpoint
     from foretoken.heads.kernel import EagleKernel
 
 
 class Serial(Head):
-    """What drafting and training need of such a head. num_layers: number of its decoder layers."""
+    """What drafting and training need of such a head. num_layers: number of its decoder layers.
+
+    embed_tokens: an embedding of its own, None where it borrows the target's.
+    """
+
+    embed_tokens: nn.Embedding | None
 
     def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int) -> None:
         super().__init__(parts)
         self.shape, self.num_layers = shape, num_layers
+        self.embed_tokens = None
+
+    def take_own(self, checkpoint: "Checkpoint") -> None:
+        """Make room for what a checkpoint has instead of the target's: rotary positions and an embedding.
+
+        Raises ForetokenError where its embedding is of another vocabulary, or missing though the target's is not as
+        wide as the head.
+        """
+        self.rotary = checkpoint.rotary(self.shape.head_dim)
+        if EMBEDDING in checkpoint.weights:
+            rows, width = checkpoint.size(EMBEDDING)
+            checkpoint.check("vocabulary", rows, self.target.vocab_size)
+            self.embed_tokens = nn.Embedding(rows, width)
+        elif self.shape.hidden != self.target.hidden:
+            checkpoint.size(EMBEDDING)
+
+    def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+        """What the head reads for a token."""
+        return self.target.embed(ids) if self.embed_tokens is None else self.embed_tokens(ids)
 
     def config(self) -> dict[str, Any]:
-        return self.shape.config()
+        return self.rotary.config | self.shape.config()
 
     def enter(self, features: Float[Tensor, "... f"]) -> Float[Tensor, "... d"]:
         """The target's states in the form of the head's own."""
@@ -243,9 +269,9 @@ class SerialRows(HeadRows[SerialRow]):
 
     def _forward(self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None) -> Tensor:
         device = self.target.device
-        embedded = self.target.embed(torch.tensor(ids, device=device))
+        embedded = self.head.embed(torch.tensor(ids, device=device))
         if self.kernel is not None:
             return self.kernel.step(embedded, states, positions, mask)
-        cos, sin = self.target.angles(torch.from_numpy(positions).to(device))
+        cos, sin = self.head.rotary.angles(torch.from_numpy(positions).to(device))
         attends = self.slots.attends(self.head.num_layers, mask, self.target)
         return self.head.step(embedded, states, cos, sin, attends)

@@ -11,11 +11,12 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PanelLinear
+from foretoken.models.rotary import Rotary, usual
 
 
 @dataclass(frozen=True)
 class TargetParts:
-    """See `parts`. intermediate: channels of the MLP. inv_freq: rotary frequencies [head_dim / 2]."""
+    """See `parts`. intermediate: channels of the MLP."""
 
     name: str
     hidden: int
@@ -26,8 +27,7 @@ class TargetParts:
     layers: int
     vocab_size: int
     eps: float
-    inv_freq: Float[Tensor, " half"]
-    rope_scale: float
+    rotary: Rotary
     embedding: nn.Module
     unembedding: nn.Module
     embedding_scale: float
@@ -55,12 +55,6 @@ class TargetParts:
         out = out * self.logit_scale
         return out if self.softcap is None else self.softcap * torch.tanh(out / self.softcap)
 
-    def angles(self, positions: Int[Tensor, "..."]) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:
-        """Cosines and sines of the rotary embedding."""
-        angle = positions[..., None].float() * self.inv_freq
-        both = torch.cat((angle, angle), -1)
-        return both.cos() * self.rope_scale, both.sin() * self.rope_scale
-
 
 def parts(lm: CausalLM) -> TargetParts:
     """Read them from the model. Raises ForetokenError for one whose embedding or LM head cannot be found.
@@ -82,9 +76,9 @@ def parts(lm: CausalLM) -> TargetParts:
     rotary = getattr(lm.model.base_model, "rotary_emb", None)
     inv_freq = getattr(rotary, "inv_freq", None)
     if inv_freq is None or 2 * len(inv_freq) != dim:
-        inv_freq, rope_scale = 10000.0 ** (-torch.arange(0, dim, 2, device=lm.device) / dim), 1.0
+        turned = usual(dim, lm.device)
     else:
-        rope_scale = float(getattr(rotary, "attention_scaling", 1.0))
+        turned = Rotary(inv_freq.float(), float(getattr(rotary, "attention_scaling", 1.0)))
     names = ("intermediate_size", "ffn_dim", "n_inner")
     inner = next((n for n in (getattr(config, name, None) for name in names) if n), 4 * hidden)
     return TargetParts(
@@ -97,8 +91,7 @@ def parts(lm: CausalLM) -> TargetParts:
         layers=lm.num_layers,
         vocab_size=lm.vocab_size,
         eps=getattr(config, "rms_norm_eps", None) or 1e-6,
-        inv_freq=inv_freq.float(),
-        rope_scale=rope_scale,
+        rotary=turned,
         embedding=embedding,
         unembedding=unembedding,
         embedding_scale=float(getattr(config, "embedding_multiplier", 1.0)),  # Gemma's embedding scales by itself

@@ -90,6 +90,7 @@ def start_from_head(head: Head, other: Head, name: str) -> None:
 def _make(head: Head) -> dict[str, Any]:
     """What decides, besides the weights, which function a head computes."""
     flags = {key: getattr(head, key, None) for key in ("shape", "norm_output", "norm_before_residual")}
+    flags |= {"rotary": head.rotary.config}
     return flags | {key: tuple(value.shape) for key, value in head.state_dict().items()}
 
 

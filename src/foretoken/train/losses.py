@@ -59,8 +59,8 @@ def _forward(head: Eagle, texts: Texts, rng: torch.Generator) -> Float[Tensor, "
     """o_i for i = 0 .. t - 2, from noisy h_i and x_{i+1}."""
     n = texts.ids.shape[1] - 1
     states = noisy(head.enter(texts.features[:, :-1]), rng)
-    cos, sin = head.target.angles(torch.arange(n, device=states.device)[None])
-    return head.step(head.target.embed(texts.ids[:, 1:]), states, cos, sin, [causal] * head.num_layers)
+    cos, sin = head.rotary.angles(torch.arange(n, device=states.device)[None])
+    return head.step(head.embed(texts.ids[:, 1:]), states, cos, sin, [causal] * head.num_layers)
 
 
 def eagle_loss(head: Eagle, texts: Texts, rng: torch.Generator) -> Tensor:
@@ -82,7 +82,7 @@ def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator, regress_only: 
     p = head.target.logits(texts.states[:, 1:]).float().softmax(-1)
     wanted, mask = head.enter(texts.states[:, 1:]), texts.mask[:, 1:]
     total = regression(head, out, wanted, p, mask)
-    joined = head.joined(head.target.embed(texts.ids[:, 2:]), out[:, :-1])
+    joined = head.joined(head.embed(texts.ids[:, 2:]), out[:, :-1])
     parallel = head.parallel(torch.cat((joined[:, :-1], joined[:, 1:]), -1))
     for j in range(parallel.shape[2]):
         after = 2 + j  # h_{i+3+j} stands at index i + 2 + j of `wanted`
@@ -106,7 +106,7 @@ def medusa_loss(head: Medusa, texts: Texts, rng: torch.Generator) -> Tensor:
 def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
     """As Medusa's, with the tokens between given and against the target's distribution (Hydra++), 2024."""
     n = texts.ids.shape[1]
-    cos, sin = head.target.angles(torch.arange(n, device=texts.ids.device)[None])
+    cos, sin = head.rotary.angles(torch.arange(n, device=texts.ids.device)[None])
     prefix = head.prefix_states(texts.features, cos, sin, causal)
     embedded = head.target.embed(texts.ids)
     p = head.target.logits(texts.states).float().softmax(-1)
@@ -138,7 +138,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
         p = head.target.logits_of(texts.states[:, 1:], torch.nonzero(head.t2d).flatten()).float().softmax(-1)
         named = texts.mask[:, 2:] & head.t2d[texts.ids[:, 2:]]
     follows = F.pad(named, (0, 1), value=False)  # the token after the text's last one is in no text
-    embedded = head.target.embed(texts.ids[:, 1:])
+    embedded = head.embed(texts.ids[:, 1:])
     states = head.enter(texts.features[:, :-1])
     everywhere = torch.arange(n, device=states.device)
     chosen = everywhere
@@ -153,7 +153,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
         at = (everywhere if j == 0 else chosen) + j
         inside = at < n  # roots too near the end of the text have no token there; their steps are padding
         place = at.clamp(max=n - 1)
-        cos, sin = head.target.angles(at[None])
+        cos, sin = head.rotary.angles(at[None])
         states = head.step(embedded[:, place], states, cos, sin, [attend])
         loss = cross_entropy(head.draft_logits(states), p[:, place])
         total = total + DECAY**j * mean(loss, follows[:, place] & inside)

@@ -1,0 +1,83 @@
+"""Rotary positions: the angles by which queries and keys are turned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float, Int
+
+DEFAULT = "default"  # the frequencies of the theta alone
+READ = ("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """inv_freq: rotary frequencies [head_dim / 2]. scale: what cosines and sines are multiplied by.
+
+    config: the entries of a config.json that it was read from, {} where it is a model's own.
+    """
+
+    inv_freq: Float[Tensor, " half"]
+    scale: float = 1.0
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def dim(self) -> int:
+        """The width of an attention head that it turns."""
+        return 2 * len(self.inv_freq)
+
+    def angles(self, positions: Int[Tensor, "..."]) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:
+        """Cosines and sines of these positions."""
+        angle = positions[..., None].float() * self.inv_freq
+        both = torch.cat((angle, angle), -1)
+        return both.cos() * self.scale, both.sin() * self.scale
+
+
+def usual(dim: int, device: torch.device) -> Rotary:
+    """Those of base 10000."""
+    return Rotary(10000.0 ** (-torch.arange(0, dim, 2, device=device) / dim))
+
+
+def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
+    """What a config.json says of a layer's norms and positions, where transformers wrote it; None for others.
+
+    What it leaves out is Llama's default: transformers writes only what differs.
+    config: its entries. name: of its file, for messages.
+    Raises ForetokenError where transformers refuses them.
+    """
+    if config.get("model_type") not in CONFIG_MAPPING:
+        return None
+    try:
+        return LlamaConfig(**{key: config[key] for key in READ if config.get(key) is not None})
+    except (KeyError, StrictDataclassError) as error:
+        raise ForetokenError(f"{name} cannot be read ({error}): mend it.") from error
+
+
+def configured(config: LlamaConfig, dim: int, name: str, device: torch.device) -> Rotary:
+    """Rotary positions as a configuration gives them, of attention heads of width `dim`.
+
+    name: of its file, for messages. Raises ForetokenError for a kind of scaling that is not known.
+    """
+    own: Any = config
+    own.head_dim = dim
+    given = dict[str, Any](own.rope_parameters)
+    kind = given.get("rope_type", DEFAULT)
+    if kind != DEFAULT and kind not in ROPE_INIT_FUNCTIONS:
+        known = ", ".join((DEFAULT, *ROPE_INIT_FUNCTIONS))
+        raise ForetokenError(f"{name} scales its rotary positions by {kind}, and only {known} are known.")
+    made: Any = LlamaRotaryEmbedding(config).to(device)
+    entries = {
+        "model_type": config.model_type,
+        "rope_parameters": given,
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+    return Rotary(made.inv_freq.float(), float(made.attention_scaling), entries)
