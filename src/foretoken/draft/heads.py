@@ -6,9 +6,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from foretoken.core.interfaces import Path
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float, Int
+from foretoken.core.tree import TokenTree
 from foretoken.draft.growth import Growth
 from foretoken.draft.lm import DraftRows, LMDrafter, LMDraftSession
 from foretoken.heads.lm import HeadLM
@@ -54,6 +56,11 @@ class HeadDraftSession(LMDraftSession):
 
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
         self.rows.learn(features)
+
+    def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        super().observe(sequences, trees, paths)
+        lm = self.drafter.lm
+        lm.usefulness.count(trees, paths, lm.name, lm.head.target.name)
 
     def _deepest(self, seq: Sequence) -> int:
         if len(seq.ids) < 2:  # there is no state before the first token, so nothing to draft from

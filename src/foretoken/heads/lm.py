@@ -1,6 +1,6 @@
 """A draft head in the place of a drafter's language model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
 from foretoken.heads.kernel import EagleKernel, eagle_kernel
 from foretoken.heads.rows import HeadRows
+from foretoken.heads.usefulness import Usefulness
 from foretoken.models.panels import PACKED, pack_linears
 
 
@@ -25,11 +26,13 @@ def ready(head: Head, name: str) -> "HeadLM":
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages. kernel: of an EAGLE, EAGLE-3 or Gumiho head, where there is one."""
+    """name: for messages. kernel: of an EAGLE, EAGLE-3 or Gumiho head, where there is one. usefulness: of its drafts so
+    far."""
 
     head: Head
     name: str
     kernel: EagleKernel | None = None
+    usefulness: Usefulness = field(default_factory=Usefulness, compare=False)
 
     @property
     def vocab_size(self) -> int:
