@@ -273,6 +273,22 @@ def test_positions_that_cannot_be_read(change: Config, message: str, target: Tar
         loaded(tmp_path / "head", checkpoint("eagle3", target), transformer(target) | change, target)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "what"),
+    [
+        ("eagle3", "mask_hidden", "P-EAGLE"),
+        ("eagle", "hidden_norm.weight", "DFlash"),
+        ("eagle3", "midlayer.self_attn.q_norm.weight", "norms of queries"),
+        ("medusa", "token_map", "a list of the tokens"),
+    ],
+)
+def test_heads_that_are_not_read_are_named(
+    kind: str, more: str, what: str, target: TargetParts, tmp_path: Path
+) -> None:
+    with pytest.raises(ForetokenError, match=rf"holds a .*{what}.*, which is not read: take one"):
+        loaded(tmp_path / "head", checkpoint(kind, target) | {more: torch.zeros(8)}, {}, target)
+
+
 @pytest.mark.parametrize("kernel", [False, True])
 @pytest.mark.parametrize("borrows", [False, True])
 def test_drafting_with_all_that_a_head_may_have_of_its_own(

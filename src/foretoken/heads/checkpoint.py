@@ -33,7 +33,7 @@ from foretoken.core.files import write
 from foretoken.heads import HEADS
 from foretoken.heads.head import Head
 from foretoken.heads.layer import LayerShape
-from foretoken.heads.layouts import EMBEDDING, by_authors_names
+from foretoken.heads.layouts import EMBEDDING, by_authors_names, other_head
 from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.panels import PackedEmbedding
 from foretoken.models.parts import TargetParts
@@ -191,6 +191,9 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any
         raise ForetokenError(
             f"{path} is no draft head: its keys, such as {next(iter(weights), 'none')}, are those of no layout known."
         )
+    other = other_head(weights)
+    if other is not None:
+        raise ForetokenError(f"{path} holds {other}, which is not read: take one that docs/drafters.md lists.")
     kept = {key: value for key, value in weights.items() if key not in UNUSED and not _is_targets(key, value, parts)}
     head, renamed = HEADS[kind].read(Checkpoint(path, kept, config, parts))
     head.feature_scale = float(config.get("feature_scale", 1.0))

@@ -7,6 +7,19 @@ EMBEDDING = "embed_tokens.weight"
 # Frequencies that follow from config.json, and copies of the target's norm and LM head that training compared with.
 DERIVED = r"(.*\.)?rotary_emb\.\w+$|verifier_(norm|lm_head)\.weight$"
 
+# Keys of heads that are not read, and what they belong to.
+OTHERS = {
+    r"mask_hidden$": "a P-EAGLE head (all levels at once)",
+    r"hidden_norm\.weight$": "a DFlash head (a block at once)",
+    r"(midlayer|layers\.\d+)\.self_attn\.[qk]_norm\.": "a layer with norms of queries and keys",
+    r"token_map$": "a head with a list of the tokens that it scores",
+}
+
+
+def other_head(keys: Iterable[str]) -> str | None:
+    """What makes weights a head that is not read, None where nothing does. keys: by the authors' names."""
+    return next((what for key in keys for mark, what in OTHERS.items() if re.match(mark, key)), None)
+
 
 def by_authors_names(keys: Iterable[str]) -> dict[str, str]:
     """Of each weight that a head needs, the key that it has in a file, by the key that the head's authors give it.
