@@ -7,34 +7,38 @@ Results do not depend on it: threads share out columns and heads, never the term
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from foretoken.kernel.compile import use_threads
 
 TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find cold caches
-# Forwards after which the others are tried once more, at first and in the long run. So a number that another program
-# disturbed at first comes back soon, and in the end a trial at twice the time costs 0.5%.
-SOON, AGAIN = 25, 200
+# A number that is not chosen is tried once more when the trial is expected to cost this share of the time since its
+# last one: a quarter at first, so that one that another program disturbed in the beginning comes back soon, and 1% in
+# the long run. Where other programs take all cores, two threads may need a hundred times as long as one: in every step
+# of every layer each waits until the other gets a core again.
+SOON, SELDOM = 0.25, 0.01
 NEWEST = 0.25  # weight of the newest time where it is not faster
+HOPELESS = 4.0  # times the best: a number that is so slow for one size is not tried for another meanwhile
 
 
 @dataclass
 class Trials:
     """What forwards of one size took in one number of threads.
 
-    count: of these forwards. last: number of the last one among all of the size. seconds: what one takes now.
-    wait: forwards until it is tried again while another number is chosen; it doubles with every trial.
+    count: of these forwards. last: the seconds of all forwards of the size until the last of these ended.
+    seconds: what one takes now. share: the cost of the next trial beside what is done until then, while another number
+    is chosen; it halves with every trial.
     """
 
     count: int = 0
-    last: int = 0
+    last: float = 0.0
     seconds: float = float("inf")
-    wait: int = SOON
+    share: float = SOON
 
-    def learn(self, seconds: float, now: int) -> None:
-        """seconds: of one forward. now: the number of forwards of this size so far.
+    def learn(self, seconds: float, now: float) -> None:
+        """seconds: of one forward. now: of all forwards of this size so far.
 
         A faster forward counts at once, since other programs make forwards slower only; a slower one counts for a part.
         """
@@ -45,21 +49,31 @@ class Trials:
 
 @dataclass
 class Size:
-    """Forwards of about the same number of rows and the same number of levels."""
+    """Forwards of about the same number of rows. seconds: that all of them took so far."""
 
     by_threads: dict[int, Trials]
-    forwards: int = 0
+    seconds: float = 0.0
 
-    def choose(self) -> int:
-        """The number of threads of the next forward."""
-        threads, fewest = min(self.by_threads.items(), key=lambda each: each[1].count)
-        if fewest.count < TRIALS:  # in turn, so that a disturbance meets all numbers
-            return threads
+    def choose(self, levels: int, slowness: Mapping[int, float]) -> int:
+        """The number of threads of the next forwards, `levels` of them. slowness: of each number, for any size."""
+        untried = {
+            threads: trials.count
+            for threads, trials in self.by_threads.items()
+            if trials.count < TRIALS and slowness.get(threads, 1.0) < HOPELESS
+        }
+        if untried:  # in turn, so that a disturbance meets all numbers
+            return min(untried, key=lambda threads: untried[threads])
+        best = min(self.by_threads, key=lambda threads: self.by_threads[threads].seconds)
         for threads, trials in self.by_threads.items():
-            if self.forwards - trials.last >= trials.wait:
-                trials.wait = min(2 * trials.wait, AGAIN)
+            seconds = trials.seconds if trials.count else slowness[threads] * self.by_threads[best].seconds
+            cost = levels * seconds
+            if threads != best and cost <= trials.share * (self.seconds - trials.last):
+                trials.share = max(trials.share / 2, SELDOM)
                 return threads
-        return min(self.by_threads, key=lambda threads: self.by_threads[threads].seconds)
+        return best
+
+
+SLOWNESS: dict[int, float] = {}  # of all models of this process
 
 
 @dataclass
@@ -67,10 +81,13 @@ class ThreadChoice:
     """The choice for the forwards of one model.
 
     clock: seconds that go by, whatever runs.
+    slowness: how many times as long as in the best number forwards took lately in each number of threads, of whichever
+    size and model: what another program does to one it does to all.
     """
 
     clock: Callable[[], float] = time.perf_counter
-    sizes: dict[tuple[int, int], Size] = field(default_factory=dict)
+    slowness: dict[int, float] = field(default_factory=lambda: SLOWNESS)
+    sizes: dict[int, Size] = field(default_factory=dict)
 
     @contextmanager
     def forward(self, most: int, rows: int, levels: int = 1) -> Iterator[int | None]:
@@ -83,13 +100,14 @@ class ThreadChoice:
         if started is None:
             yield None
             return
-        size = self.sizes.setdefault(
-            (rows.bit_length(), levels), Size({threads: Trials() for threads in _numbers(started)})
-        )
-        threads, start = size.choose(), self.clock()
+        size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in _numbers(started)}))
+        threads, start = size.choose(levels, self.slowness), self.clock()
         yield threads  # one thread as 1 and not as None, for which everything would be compiled anew
-        size.forwards += 1
-        size.by_threads[threads].learn(self.clock() - start, size.forwards)
+        seconds = self.clock() - start
+        size.seconds += seconds
+        size.by_threads[threads].learn(seconds / levels, size.seconds)
+        best = min(trials.seconds for trials in size.by_threads.values())
+        self.slowness[threads] = size.by_threads[threads].seconds / best
 
 
 def _numbers(most: int) -> list[int]:
