@@ -29,6 +29,8 @@ from foretoken.models.static import StaticForward
 from foretoken.serve.jobs import Failed
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, PrefixCache
+from foretoken.serve.requests import Intake
+from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.worker import Worker
 from listening import PATIENCE, Listener, finish, job, started
 
@@ -324,3 +326,23 @@ def test_a_cancelled_job_frees_its_row(folders):
     assert len(second.wait()) == 3
     assert first.steps[-1].finish_reason is None
     worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "method", "more", "depth"),
+    [
+        ("drafter", "auto", {"seed": 1}, 0),
+        ("self", "auto", {"seed": 1, "temperature": 0.5}, 0),
+        ("drafter", "auto", {"seed": 1, "temperature": 0.0}, None),
+        ("drafter", "auto", {"seed": 1, "speculation": 3}, 3),
+        ("drafter", "auto", {}, None),
+        ("ngram", "auto", {"seed": 1}, None),
+        ("drafter", "fixed", {"seed": 1}, None),
+        (None, "auto", {"seed": 1}, None),
+    ],
+)
+def test_a_seed_that_is_named_fixes_the_text(folders, drafter, method, more, depth):
+    """Where measured times would decide what a seed gives, a request that names one is decoded plainly."""
+    intake = Intake(load(folders, drafter, method=method), "m", 512, 8)
+    asked = intake.completion(CompletionRequest(model="m", prompt="abc", **more))
+    assert [one.depth for one in asked.jobs] == [depth]

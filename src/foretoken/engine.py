@@ -12,6 +12,7 @@ from torch import Tensor
 from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import Opaque
 from foretoken.core.limits import check_counts, check_seed, check_stops, number, whole
 from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.random import seeded
@@ -142,6 +143,13 @@ class Engine:
         """What is drafted, in words."""
         automatic = self.recipe.method == AUTO and not isinstance(self.drafter, NoDrafter)
         return f"auto, at most {self.recipe.tree}" if automatic else self.recipe.tree
+
+    @property
+    def seeds_fix_texts(self) -> bool:
+        """Whether a seed gives the same text whatever times are measured: where trees do not go by the clock, or draft
+        tokens are matched exactly."""
+        exact = all(isinstance(law, Opaque) for law in self.drafter.laws)
+        return exact or self.recipe.method != AUTO or isinstance(self.drafter, NoDrafter)
 
     @property
     def kind(self) -> str:

@@ -146,7 +146,9 @@ class Intake:
         except ForetokenError as error:
             raise refused(error, type(body).model_fields) from error
         steps = bool(options and options.include_steps)
-        depth = 0 if body.speculation == "off" else body.speculation
+        # A seed that is named fixes the text: where it would depend on times that are measured, nothing is drafted.
+        fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
+        depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
         grammar, param = grammar_of(body, calls, self.tokenizer)
         jobs = [
