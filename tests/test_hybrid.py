@@ -1,6 +1,7 @@
 """Two drafters in a row: the text's law, its seed, who drafts when, and what is refused."""
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -199,8 +200,8 @@ def test_names():
 def folders(models, tmp_path_factory):
     root = tmp_path_factory.mktemp("hybrid")
     return {
-        "target": tiny.save(models[0], root / "target"),
-        "drafter": tiny.save(models[1], root / "drafter"),
+        "target": tiny.save(deepcopy(models[0]), root / "target"),
+        "drafter": tiny.save(deepcopy(models[1]), root / "drafter"),
         "wide": tiny.save(tiny.llama(0, hidden=64), root / "wide"),
         "other": tiny.save(tiny.llama(3, vocab=259), root / "other", extra=("self", "def")),
     }

@@ -196,7 +196,7 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
 def test_tune_refuses_a_drafter_that_remembers_earlier_runs(run):
     code, out, err = run("tune", *SMALL, "--drafter", "suffix")
     assert (code, out) == (2, "")
-    assert "every prompt is run several times here: take drafter ngram" in err
+    assert "every prompt is run several times here: take ngram for suffix" in err
 
 
 def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkeypatch):
