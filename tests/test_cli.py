@@ -50,7 +50,7 @@ def test_json_is_one_object_with_the_promised_fields(run, monkeypatch):
     record = json.loads(out)
     assert code == 0
     assert set(record) == KEYS
-    assert (record["seed"], record["tree"], record["verifier"]) == (1, "kary:2x2", "rrsw")
+    assert (record["seed"], record["tree"], record["verifier"]) == (1, "kary:2x2", "traversal")
     assert 0 < len(record["token_ids"]) <= 20
     assert record["finish_reason"] == ("length" if len(record["token_ids"]) == 20 else "stop")
     code, out, _ = run("generate", "def f(", "--max-new-tokens", 8, "--seed", 1, "--json", "--compare")

@@ -27,8 +27,8 @@ def engine_of(models, drafter: object = "model", **options) -> Engine:
         ({"tree": "kary:1x3"}, "block"),
         ({"tree": "chain:3", "law": "without_replacement"}, "block"),
         ({"vocab": "tli"}, "block"),
-        ({"tree": "kary:2x2"}, "rrsw"),
-        ({"tree": "kary:2x2", "method": "auto"}, "rrsw"),
+        ({"tree": "kary:2x2"}, "traversal"),
+        ({"tree": "kary:2x2", "method": "auto"}, "traversal"),
         ({"tree": "budget:6"}, "block-transport"),
         ({"tree": "dynamic:6"}, "exact-match"),
         ({"drafter": "ngram"}, "exact-match"),
@@ -44,7 +44,7 @@ def test_the_default_rule_is_of_the_tree_and_of_how_is_drafted(models, options, 
 
 
 def test_a_path_in_a_file_is_a_chain(models, tmp_path):
-    for parents, rule in (([-1, 0, 1, 2], "block"), ([-1, 0, 0], "rrsw")):
+    for parents, rule in (([-1, 0, 1, 2], "block"), ([-1, 0, 0], "traversal")):
         (tmp_path / "tree.json").write_text(json.dumps(parents))
         assert engine_of(models, tree=f"list:{tmp_path / 'tree.json'}").verifier.name == rule
 
@@ -52,7 +52,7 @@ def test_a_path_in_a_file_is_a_chain(models, tmp_path):
 def test_another_tree_takes_its_own_rule_unless_one_is_named(models):
     engine = engine_of(models, tree="chain:2")
     for tree, named, rule, law in (
-        ("kary:2x2", None, "rrsw", WithoutReplacement),
+        ("kary:2x2", None, "traversal", WithoutReplacement),
         ("kary:2x2", "transport", "transport", IID),
         ("chain:4", None, "block", IID),
         ("chain:4", "rrsw", "rrsw", WithoutReplacement),

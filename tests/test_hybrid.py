@@ -18,7 +18,7 @@ from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
-from foretoken.core.tree import chain, root_only
+from foretoken.core.tree import PricedSiblings, TokenTree, chain, root_only
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.fastest import FastestDrafter
 from foretoken.draft.hybrid import HybridDrafter, HybridSession, hybrid
@@ -28,6 +28,7 @@ from foretoken.recipe import in_a_row
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.verify import VERIFIERS
+from foretoken.verify.strings import StringRejection
 from test_auto import enumerated
 
 PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "ab ab ab ab", "import os\nimport sys\n", "one two three one two"]
@@ -294,3 +295,48 @@ def test_two_in_a_row_are_not_measured_as_one(run, command):
     code, out, err = run(command, "--drafter", "ngram+self", "--prompts", 1)
     assert (code, out) == (2, "")
     assert "Drafter ngram+self is two in a row" in err
+
+
+class NoneAtHalf:
+    """Drafts token 0 or, at every second step in the mean, nothing, and prices what it drew."""
+
+    def join(self) -> None: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def observe(self, sequences, trees, paths) -> None: ...
+
+    def propose(self, sequences) -> list[TokenTree]:
+        trees = []
+        for seq in sequences:
+            drawn = (0,) if float(torch.rand(1, generator=self.generator)) < 0.5 else ()
+            root = PricedSiblings(drawn, None, Opaque(1), lambda token: (0.5, 0.0)[token])
+            trees.append(chain([seq.ids[-1], *drawn], [root, *([None] * len(drawn))]))
+        return trees
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_that_no_draft_token_was_drawn_is_not_replaced_by_a_lookup():
+    """Of 1,500 tokens with p = (1/2, 1/2) 750 +- 19 are the first; 674 to 826 are in 4 standard deviations."""
+    session = HybridSession(NoneAtHalf(), LookupDrafter(static.chain(4)).open(1, 64), (0, 1))
+    p, rng, first = torch.tensor([0.5, 0.5], dtype=torch.float64), seeded(3), 0
+    for _ in range(1500):
+        seq = Sequence([0, 1], Sampling(temperature=1.0), rng, 8)
+        session.join()
+        (tree,) = session.propose([seq])
+        path, token = StringRejection().walk(tree, lambda nodes: p[None].expand(len(nodes), -1), rng)
+        first += (tree.tokens[path[1]] if len(path) > 1 else token) == 0
+        session.leave(0)
+    assert 674 <= first <= 826
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_lookup_is_not_cut_at_the_depth_of_the_models_last_draft():
+    session = HybridSession(NoneAtHalf(), LookupDrafter(static.chain(24)).open(1, 256), (0, 1))
+    seq = Sequence(list(range(2, 62)) * 2, Sampling(temperature=0.0), seeded(0), 100)
+    session.join()
+    seq.max_depth = 1  # as a controller of the model leaves it
+    assert session.propose([seq])[0].num_drafted == 24

@@ -111,12 +111,12 @@ def load(
             target's own weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
             lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model;
             "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
-            "auto" (self where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain
+            "auto" (ngram+self where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain
             decoding. See docs/drafters.md.
         tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12;
             of a lookup chain:24.
-        verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, rrsw for a tree that
-            branches, block-transport for budget:N, exact-match where the drafter has no density.
+        verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, traversal for a tree
+            that branches, block-transport for budget:N, exact-match where the drafter has no density.
         law: how children are drawn; by default the law that the verifier is made for.
         method: "fixed" drafts `tree` at every step; "auto" cuts it at the depth that pays, step by step, and does not
             draft where nothing pays. Its depths depend on measured times, so that at temperature > 0 a seed does not
@@ -199,7 +199,7 @@ def load(
 
     model = causal_lm(target)
     if usual:
-        own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
+        first, own, kind = (NGRAM, OWN_KIND, OWN) if drafts_itself(model, target) else (None, None, NGRAM)
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
     source = Source(kind, model.vocab_size, None)

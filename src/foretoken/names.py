@@ -94,7 +94,7 @@ def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
         return str(KINDS[kind].rule)
     if isinstance(policy, BudgetTree):
         return "block-transport"
-    return "block" if policy.max_draws <= 1 else "rrsw"
+    return "block" if policy.max_draws <= 1 else "traversal"
 
 
 def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]:

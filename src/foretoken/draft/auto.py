@@ -16,6 +16,7 @@ from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, Lea
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra
+from foretoken.draft.lookup import LookupSession
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
@@ -110,8 +111,11 @@ class AutoSession(WrappedSession[DraftSession]):
         for seq in sequences:
             seq.max_depth = self._depth
         trees = self.inner.propose(sequences)
-        # What is left of the text may end a tree earlier, and a lookup drafts only as far as it is sure.
-        self._limits = [min(limit, self._depth, max(t.depths)) for limit, t in zip(limits, trees, strict=True)]
+        # What is left of the text may end a tree earlier, and a lookup drafts only as far as it is sure. A model that
+        # drafts nothing took its time in vain; a lookup that finds nothing took none.
+        least = 0 if isinstance(self.inner, LookupSession) else 1
+        depths = [max(least, max(tree.depths)) for tree in trees]
+        self._limits = [min(limit, self._depth, depth) for limit, depth in zip(limits, depths, strict=True)]
         self._depth = max(self._limits)
         self._deep = self._depth or self._deep
         return trees

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession
-from foretoken.core.sequence import Sequence
+from foretoken.core.sequence import ANY_DEPTH, Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.draft.auto import AutoSession
 from foretoken.draft.controller import EXTRA, FORGET, HOPE, expected_extra
@@ -117,6 +117,7 @@ class HybridSession(WrappedSession[DraftSession]):
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         found, taken = [], []
         for text, seq, model in zip(self._lookup.texts, sequences, self._models, strict=True):
+            seq.max_depth = ANY_DEPTH  # the model's controller set it for its last draft
             tree = text.draft(seq, self._lookup.store if seq.sampling.temperature == 0 else None)
             looked_up = (1 + text.gain) / (1 + EXTRA[2] * tree.num_drafted)
             found.append(tree)
@@ -125,8 +126,9 @@ class HybridSession(WrappedSession[DraftSession]):
         if self._drawn is None:
             self._taken = taken
             return found
-        # A model under a controller may not draft: then what was looked up is better than nothing.
-        self._taken = [mine and tree.num_drafted > 0 for mine, tree in zip(taken, self._drawn, strict=True)]
+        # A model under a controller may not draft: then what was looked up is better than nothing. Not so where it drew
+        # that there is no draft token, which its root records: that draw is the rule's to judge.
+        self._taken = [mine and tree.siblings[0] is not None for mine, tree in zip(taken, self._drawn, strict=True)]
         drafts = zip(self._taken, self._drawn, found, strict=True)
         return [drawn if mine else tree for mine, drawn, tree in drafts]
 

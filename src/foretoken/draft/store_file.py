@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -35,7 +36,7 @@ class KeptStore(Store):
         check_file(self._path)
         if self._path.exists():
             self._fill(read(path, vocab_size))
-        self._written = time.monotonic()
+        self._written, self._saving = time.monotonic(), Lock()
         atexit.register(self.save)
 
     def add(self, ids: Seq[int]) -> None:
@@ -45,12 +46,13 @@ class KeptStore(Store):
 
     def save(self) -> None:
         """Write the file as a whole. Where that fails one warning says so: a text is not lost for it."""
-        self._written = time.monotonic()
         about = {"format": FORMAT, "vocab_size": str(self._vocab_size)}
-        try:
-            write(self._path, lambda file: save_file({"tokens": self.tokens()}, file, about))
-        except ForetokenError as error:
-            warnings.warn(str(error), StoreFileWarning, stacklevel=2)
+        with self._saving:
+            self._written = time.monotonic()
+            try:
+                write(self._path, lambda file: save_file({"tokens": self.tokens()}, file, about))
+            except ForetokenError as error:
+                warnings.warn(str(error), StoreFileWarning, stacklevel=2)
 
 
 def read(path: str, vocab_size: int) -> np.ndarray:

@@ -9,10 +9,10 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from huggingface_hub import try_to_load_from_cache
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.hub import cached_file
 
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
@@ -48,7 +48,10 @@ def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]
         model.generation_config.save_pretrained(folder)
         write_stored(list(_stored(model)), folder / WEIGHTS)
 
-    source = source if source.exists() else _snapshot(str(source))
+    found = source if source.exists() else _snapshot(str(source))
+    if found is None:
+        return pack_quantised(load(), kind)
+    source = found
     files = [source] if source.is_file() else [path for path in source.iterdir() if path.suffix in READ]
     folder = kept(source, files, f"quantised/{kind}", write)
     if folder is None:
@@ -59,11 +62,12 @@ def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]
     return filled(without_weights(config, generation, config.dtype), weights)
 
 
-def _snapshot(hub_id: str) -> Path:
-    """Where the hub's client keeps a model that was loaded already."""
-    config = cached_file(hub_id, "config.json", local_files_only=True)
-    assert config is not None
-    return Path(config).parent
+def _snapshot(hub_id: str) -> Path | None:
+    """Where the hub's client keeps a model; None where it does not yet."""
+    config = try_to_load_from_cache(hub_id, "config.json")
+    folder = Path(config).parent if isinstance(config, str) else None
+    here = folder is not None and any(path.suffix in READ[1:] for path in folder.iterdir())
+    return folder if here else None
 
 
 def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:

@@ -54,11 +54,12 @@ def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
     config: its entries. name: of its file, for messages.
     Raises ForetokenError where transformers refuses them.
     """
-    if config.get("model_type") not in CONFIG_MAPPING:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return None
     try:
         return LlamaConfig(**{key: config[key] for key in READ if config.get(key) is not None})
-    except (KeyError, StrictDataclassError) as error:
+    except (KeyError, TypeError, ValueError, StrictDataclassError) as error:
         raise ForetokenError(f"{name} cannot be read ({error}): mend it.") from error
 
 
@@ -71,10 +72,16 @@ def configured(config: LlamaConfig, dim: int, name: str, device: torch.device) -
     own.head_dim = dim
     given = dict[str, Any](own.rope_parameters)
     kind = given.get("rope_type", DEFAULT)
-    if kind != DEFAULT and kind not in ROPE_INIT_FUNCTIONS:
+    if kind != DEFAULT and (not isinstance(kind, str) or kind not in ROPE_INIT_FUNCTIONS):
         known = ", ".join((DEFAULT, *ROPE_INIT_FUNCTIONS))
         raise ForetokenError(f"{name} scales its rotary positions by {kind}, and only {known} are known.")
-    made: Any = LlamaRotaryEmbedding(config).to(device)
+    try:
+        made: Any = LlamaRotaryEmbedding(config).to(device)
+        fits = made.inv_freq.shape == (dim // 2,) and bool(made.inv_freq.isfinite().all())
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise ForetokenError(f"{name} does not say how {kind} scales rotary positions ({error}): mend it.") from error
+    if not fits:
+        raise ForetokenError(f"{name} scales its rotary positions by {kind} with numbers that do not fit: mend it.")
     entries = {
         "model_type": config.model_type,
         "rope_parameters": given,
