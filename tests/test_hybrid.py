@@ -340,3 +340,14 @@ def test_a_lookup_is_not_cut_at_the_depth_of_the_models_last_draft():
     session.join()
     seq.max_depth = 1  # as a controller of the model leaves it
     assert session.propose([seq])[0].num_drafted == 24
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_under_method_auto_a_batch_is_left_to_the_model(models, beside):
+    """Looked-up nodes take time from the other texts of a batch: with 32 users they made it five times slower."""
+    engine = in_row(models, "ngram", method="auto")
+    session = engine.drafter.open(2, 256)
+    sequences = [Sequence(list(range(2, 62)) * 2, Sampling(temperature=0.0), seeded(i), 100) for i in range(1 + beside)]
+    for _ in sequences:
+        session.join()
+    assert [tree.num_drafted > 0 for tree in session.propose(sequences)] == [beside == 0] * len(sequences)

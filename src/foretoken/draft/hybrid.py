@@ -5,9 +5,9 @@ At every step each text takes the draft whose tokens per time are expected to be
     (1 + accepted draft tokens) / (1 + what the draft takes, in plain steps).
 
 A lookup expects the sum of its draft tokens' reach, a model what its drafts for this text brought lately; where the
-lookup finds nothing, the model drafts. A choice
-depends on the text so far and on earlier steps, never on a draw of the step that it decides for, so that every step is
-lossless as one of the drafter that was chosen.
+lookup finds nothing, the model drafts. Under method auto a batch of several texts is left to the model, whose
+controller knows what a node costs them. A choice depends on the text so far and on earlier steps, never on a draw of
+the step that it decides for, so that every step is lossless as one of the drafter that was chosen.
 
 Source: Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975 (its hybrid: a model where the score of the suffix tree is
 low; here both sides are expected gains).
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession
 from foretoken.core.sequence import ANY_DEPTH, Sequence
-from foretoken.core.tree import TokenTree
+from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.auto import AutoSession
 from foretoken.draft.controller import EXTRA, FORGET, HOPE, expected_extra
 from foretoken.draft.lookup import LookupDrafter, LookupSession
@@ -115,13 +115,15 @@ class HybridSession(WrappedSession[DraftSession]):
         self._models.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        # In a batch every node takes time from the other texts, and the model's controller knows how much.
+        crowded = len(sequences) > 1 and isinstance(self.inner, AutoSession)
         found, taken = [], []
         for text, seq, model in zip(self._lookup.texts, sequences, self._models, strict=True):
             seq.max_depth = ANY_DEPTH  # the model's controller set it for its last draft
             tree = text.draft(seq, self._lookup.store if seq.sampling.temperature == 0 else None)
             looked_up = (1 + text.gain) / (1 + EXTRA[2] * tree.num_drafted)
-            found.append(tree)
-            taken.append(not tree.num_drafted or looked_up < (1 + model.gain) / self._model_steps)
+            found.append(root_only(seq.ids[-1]) if crowded else tree)
+            taken.append(crowded or not tree.num_drafted or looked_up < (1 + model.gain) / self._model_steps)
         self._drawn = self._draw(sequences, taken) if any(taken) else None
         if self._drawn is None:
             self._taken = taken
