@@ -108,7 +108,7 @@ def load(
         target: the folder of a Hugging Face model, a GGUF file, a hub id, the short name of a model that `fetch` has
             brought, or a transformers model.
         drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
-            target's own weights in 4 bits, in its own cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
+            target's own weights in 4 bits, in the target's cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
             lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model;
             "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
             "auto" (ngram+self where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain

@@ -72,7 +72,7 @@ KINDS = {
     SUFFIX: Kind(
         "draft.lookup:lookup", "the same in the text and in those of earlier requests", "exact-match", "chain:24"
     ),
-    OWN: Kind("draft.own:own", "the target's own weights in 4 bits, in its own cache"),
+    OWN: Kind("draft.own:own", "the target's own weights in 4 bits, in the target's cache"),
     SAME: Kind("draft.lm:same", "a language model with the target's vocabulary"),
     HEAD: Kind("build:head", "a draft head on the target's hidden states"),
     "tli": Kind("vocab.tli:tli", "a model's tokens that the target has too", other_vocabulary=True),

@@ -83,9 +83,9 @@ class EngineOptions(RecipeOptions):
     tree: Token tree: $trees. See docs/trees-and-rules.md. Default: chain:5, or with --method auto chain:12 as the
     largest; for ngram and suffix chain:24.
     method: fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode plainly
-    where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only with --profile,
-    whose costs it takes instead. Default: auto, but fixed where a tree, verifier, law or draft probability is named, or
-    a seed without a profile.
+    where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only where drafts
+    are matched exactly, or with --profile, whose costs it takes instead. Default: auto, but fixed where a tree,
+    verifier, law or draft probability is named, or a seed without a profile.
     profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto
     takes its costs and chooses the depth itself.
     suffix_store: File that keeps the texts of earlier requests, which drafter suffix looks up, for the next run.
