@@ -36,7 +36,7 @@ def outcomes_of(section: Section) -> list[str]:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rules and shapes are enumerated by test_verify and test_audit_exact."""
     monkeypatch.setattr(decoding, "SHAPES", decoding.SHAPES[:2])
-    names = ("rrs", "rrsw", "block", "global-resolution")
+    names = ("rrs", "traversal", "block", "global-resolution")
     monkeypatch.setattr(audit, "VERIFIERS", {name: VERIFIERS[name] for name in names})
 
 
