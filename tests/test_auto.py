@@ -83,16 +83,19 @@ def enumerated(drafter, target, verifier, num_tokens: int, prompt=(0, 1)) -> tup
     return dict(law), sizes
 
 
+CASES = [
+    ("standard", IID, static.chain(2)),
+    ("rrsw", WithoutReplacement, static.chain(2)),
+    ("transport", IID, static.StaticTree((-1, 0, 0, 1))),
+    ("block", IID, static.chain(2)),
+    ("exact-match", Opaque, static.chain(2)),
+]
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("rule", "family", "policy"),
-    [
-        ("standard", IID, static.chain(2)),
-        ("rrsw", WithoutReplacement, static.chain(2)),
-        ("transport", IID, static.StaticTree((-1, 0, 0, 1))),
-        ("block", IID, static.chain(2)),
-        ("exact-match", Opaque, static.chain(2)),
-    ],
+    CASES,
     ids=lambda x: getattr(x, "name", str(x)) if not isinstance(x, static.StaticTree) else str(x.parents),
 )
 def test_whole_decodings_under_the_controller_have_the_targets_law(monkeypatch, rule, family, policy):

@@ -29,7 +29,7 @@ from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.strings import StringRejection
-from test_auto import enumerated
+from test_auto import CASES, enumerated
 
 PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "ab ab ab ab", "import os\nimport sys\n", "one two three one two"]
 
@@ -38,13 +38,9 @@ PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "ab ab ab ab", "import os\n
 @pytest.mark.parametrize(
     ("rule", "family", "policy"),
     [
-        ("standard", IID, static.chain(2)),
-        ("rrsw", WithoutReplacement, static.chain(2)),
-        ("transport", IID, static.StaticTree((-1, 0, 0, 1))),
-        ("block", IID, static.chain(2)),
+        *CASES,
         ("traversal", WithoutReplacement, static.kary(2, 1)),
         ("block-transport", IID, BudgetTree(3, depth=2, most_draws=2)),
-        ("exact-match", Opaque, static.chain(2)),
     ],
 )
 def test_whole_decodings_have_the_targets_law(monkeypatch, rule, family, policy):

@@ -180,6 +180,12 @@ def in_a_row(drafter: T) -> tuple[str | None, T | str]:
     return first, rest
 
 
+def check_alone(drafter: str | None) -> None:
+    """Refuse two drafters in a row, where one is measured."""
+    if in_a_row(drafter)[0] is not None:
+        raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
+
+
 def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     """Refuse a file for the texts of earlier requests where the drafter remembers none, or that cannot be written."""
     if path is None:

@@ -9,8 +9,9 @@ import typer
 from foretoken.cli import options
 from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
-from foretoken.cli.measuring import WorkOptions, check_alone, check_forgets, encoded, show
+from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, show
 from foretoken.core.limits import check_counts, check_temperatures
+from foretoken.recipe import check_alone
 from foretoken.trees.grammar import read_tree
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Compared(options.Models):
     """What is compared.
 
     drafter: Model folder or hub id with the same vocabulary, "self" (the target's own weights in 4 bits), "ngram"
-    (prompt lookup), "auto" (ngram+self where the compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
+    (prompt lookup), "auto" (self where the compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
     Default: the demo drafter for the demo target, else auto.
     tree: Token tree; may be repeated. Default: chain:5 and kary:2x2.
     temperature: Temperature; may be repeated. Default: 0 and 1.

@@ -27,12 +27,6 @@ def check_forgets(drafter: str | None) -> None:
         )
 
 
-def check_alone(drafter: str | None) -> None:
-    """Refuse two drafters in a row, where one is measured."""
-    if in_a_row(drafter)[0] is not None:
-        raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
-
-
 @dataclass(frozen=True)
 class WorkOptions:
     """Which prompts are continued, how far, and how often.

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import options
 from foretoken.cli.command import command
-from foretoken.cli.measuring import WorkOptions, check_alone, check_forgets, encoded, names, show
+from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, names, show
 from foretoken.cli.prompts import Prompt
 from foretoken.core.limits import check_counts, check_sampling
+from foretoken.recipe import check_alone
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine

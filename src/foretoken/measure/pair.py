@@ -17,7 +17,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.named import AUTO, is_gguf, located
 from foretoken.models.packed import dequantised_model
 from foretoken.names import tree_policy
-from foretoken.recipe import SAME, Recipe
+from foretoken.recipe import SAME, Recipe, check_alone
 
 LABEL = "cost_label"  # in the config of a model whose cost is synthetic: what to call it
 NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
@@ -47,9 +47,8 @@ def load_pair(
 ) -> Pair:
     """The models in two folders; drafter may be a word, as "ngram", or None. vocab: how one with another vocabulary
     drafts."""
+    check_alone(drafter)
     engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
-    if engine.source.first is not None:
-        raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
     lm = engine.target.lm
     theirs = as_loaded(target, lm)

@@ -49,17 +49,18 @@ def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]
         write_stored(list(_stored(model)), folder / WEIGHTS)
 
     found = source if source.exists() else _snapshot(str(source))
-    if found is None:
-        return pack_quantised(load(), kind)
-    source = found
-    files = [source] if source.is_file() else [path for path in source.iterdir() if path.suffix in READ]
-    folder = kept(source, files, f"quantised/{kind}", write)
+    folder = None if found is None else kept(found, _files(found), f"quantised/{kind}", write)
     if folder is None:
         return made[0] if made else pack_quantised(load(), kind)
     made.clear()
     config, generation, weights = read_kept(folder)
     assert isinstance(config.dtype, torch.dtype)  # as it was written above
     return filled(without_weights(config, generation, config.dtype), weights)
+
+
+def _files(source: Path) -> list[Path]:
+    """Those that a model is made of."""
+    return [source] if source.is_file() else [path for path in source.iterdir() if path.suffix in READ]
 
 
 def _snapshot(hub_id: str) -> Path | None:
