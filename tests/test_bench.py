@@ -175,3 +175,9 @@ def test_missing_heldout_prompts_are_named(
     code, _, err = bench("--target", demo / "target", "--drafter", "none")
     assert code == 2
     assert "heldout.jsonl" in err
+
+
+def test_a_target_alone_is_measured_with_the_drafter_that_fits_it(bench: Command, demo: Path) -> None:
+    code, out, err = bench(*QUICK, "--tree", "chain:2", "--temperature", 0, "--target", demo / "target", "--json")
+    assert code == 0, err
+    assert json.loads(out)["drafter"] == "auto"

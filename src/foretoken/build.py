@@ -111,8 +111,8 @@ def load(
             target's own weights in 4 bits, in the target's cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
             lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model;
             "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
-            "auto" (ngram+self where our kernel runs weights of 16 or 32 bits, else ngram); None or "none" for plain
-            decoding. See docs/drafters.md.
+            "auto" (where our kernel runs weights of 16 or 32 bits self, under method auto without a profile ngram+self;
+            else ngram); None or "none" for plain decoding. See docs/drafters.md.
         tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12;
             of a lookup chain:24.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, traversal for a tree
@@ -199,7 +199,9 @@ def load(
 
     model = causal_lm(target)
     if usual:
-        first, own, kind = (NGRAM, OWN_KIND, OWN) if drafts_itself(model, target) else (None, None, NGRAM)
+        own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
+        # A row is for method auto, whose costs it needs; bench and tune measure one drafter, and a profile is of one.
+        first = NGRAM if kind == OWN and method == AUTO and tuned is None else None
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
     source = Source(kind, model.vocab_size, None)
