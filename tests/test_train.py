@@ -1,6 +1,7 @@
 """Training heads: it learns, goes on where it stopped, and begins as another model or head; a few steps each."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from foretoken.heads.checkpoint import load_head, load_to_train, save_head
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head, new_head
+from foretoken.heads.serial import Serial
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
@@ -216,7 +218,10 @@ def test_a_head_begins_with_the_layers_of_a_model(kind: str, lm: CausalLM) -> No
         ("medusa", lambda lm: lm, "Head medusa has no layers"),
         ("eagle", lambda lm: new_head("gumiho", parts(lm)), "is of kind gumiho: --begin needs one of kind eagle"),
         ("gumiho", lambda lm: new_head("gumiho", parts(lm), levels=4), "cannot be gone on from: its .* is"),
-        ("eagle3", lambda lm: other_norm(new_head("eagle3", parts(lm))), "its norm_output is"),
+        ("gumiho", lambda lm: other_heads(new_head("gumiho", parts(lm))), "its num_attention_heads is 8, here it is 4"),
+        ("gumiho", lambda lm: other_positions(new_head("gumiho", parts(lm))), "its rotary is {.*}, here it is {}"),
+        ("eagle3", lambda lm: other_output(new_head("eagle3", parts(lm))), "its norm_output is True, here it is False"),
+        ("eagle3", lambda lm: other_residual(new_head("eagle3", parts(lm))), "its norm_before_residual is True, here"),
     ],
 )
 def test_what_a_head_cannot_begin_as_is_refused(
@@ -226,11 +231,39 @@ def test_what_a_head_cannot_begin_as_is_refused(
         Beginning("other", source(lm)).fill(new_head(kind, parts(lm)))
 
 
-def other_norm(head: Head) -> Head:
-    """Weights of the same sizes that mean something else."""
+def other_heads(head: Head) -> Head:
+    """Weights of the same sizes that mean something else, here and in the three below."""
+    assert isinstance(head, Serial)
+    shape = head.shape
+    head.shape = replace(shape, heads=2 * shape.heads, kv_heads=2 * shape.kv_heads, head_dim=shape.head_dim // 2)
+    return head
+
+
+def other_positions(head: Head) -> Head:
+    head.rotary = replace(head.rotary, config={"rope_parameters": {"rope_theta": 500.0}})
+    return head
+
+
+def other_output(head: Head) -> Head:
     assert isinstance(head, Eagle3)
     head.norm_output = not head.norm_output
     return head
+
+
+def other_residual(head: Head) -> Head:
+    assert isinstance(head, Eagle3)
+    head.midlayer.norm_before_residual = not head.midlayer.norm_before_residual
+    return head
+
+
+def test_a_head_may_begin_as_one_that_read_other_layers(lm: CausalLM) -> None:
+    """Those of a deeper target, say: the new head reads its own target's."""
+    here, there = (new_head("eagle3", parts(lm)) for _ in range(2))
+    there.feature_layers = (1, 2, 4, FINAL)
+    Beginning("other", there).fill(here)
+    assert here.feature_layers == (2, 3, 3, FINAL)
+    for key, value in here.state_dict().items():
+        assert torch.equal(value, there.state_dict()[key])
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -16,6 +16,7 @@ from foretoken.heads.serial import Serial
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
+LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states it reads
 AFTER_FIRST = 1  # heads that count the layers whose states come out begin with this one, those that enter with a later
 
 
@@ -121,7 +122,7 @@ class Eagle3(Serial):
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
-            "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
+            LAYERS: list(self.feature_layers),
             "draft_vocab_size": self.target.vocab_size if self.d2t is None else len(self.d2t),
             "norm_before_residual": self.midlayer.norm_before_residual,
             "norm_output": self.norm_output,
@@ -198,7 +199,7 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
     Heads of SpecForge and SGLang count the layers whose states come out, and begin with layer 1; ours and those of
     vLLM count those that the states enter.
     """
-    layers: tuple[int, ...] = tuple(checkpoint.config.get("eagle_aux_hidden_state_layer_ids") or ())
+    layers: tuple[int, ...] = tuple(checkpoint.config.get(LAYERS) or ())
     path, parts = checkpoint.path, checkpoint.parts
     if layers and layers[0] == AFTER_FIRST and "foretoken_head" not in checkpoint.config:
         layers = tuple(layer + 1 for layer in layers)

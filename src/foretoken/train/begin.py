@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.eagle3 import LAYERS, Eagle3
 from foretoken.heads.head import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
@@ -88,10 +88,13 @@ def start_from_head(head: Head, other: Head, name: str) -> None:
 
 
 def _make(head: Head) -> dict[str, Any]:
-    """What decides, besides the weights, which function a head computes."""
-    flags = {key: getattr(head, key, None) for key in ("shape", "norm_output", "norm_before_residual")}
-    flags |= {"rotary": head.rotary.config}
-    return flags | {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    """What decides, besides the weights, which function a head computes of the target's states.
+
+    Which layers' states it reads is left out: a new head reads its own target's.
+    """
+    rotary = head.rotary.config
+    entries = {key: value for key, value in head.config().items() if key not in rotary and key != LAYERS}
+    return entries | {"rotary": rotary} | {key: tuple(value.shape) for key, value in head.state_dict().items()}
 
 
 @torch.no_grad()
