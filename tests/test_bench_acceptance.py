@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from benchmarks.papers import global_resolution_steps
-from benchmarks.papers.global_resolution_steps import Paths, TopDrafter
+from benchmarks.papers.global_resolution_steps import Paths
+from benchmarks.papers.shaped import ShapedDrafter, flattened, likeliest
 from benchmarks.papers.steps import Course, Sample
 from benchmarks.papers.steps import run as counted
 from command import run as run_on_demo_models
 from foretoken.audit import decoding
+from foretoken.cli.options import load_engine
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.draft.lm import LMDrafter
 from foretoken.measure.child_acceptance import child_acceptance
 from foretoken.measure.report import Report
 from foretoken.measure.teacher_forcing import ScoredText
-from foretoken.models.target import LMTarget
 from foretoken.names import tree_policy, verifier_named
 from foretoken.verify import VERIFIERS
 from tables import table_decoding, tiny_engine
@@ -117,19 +118,33 @@ def test_paths_have_the_targets_law(rule: str) -> None:
     assert accepted > 0.5
 
 
-def test_drafts_from_the_top_have_the_cut_q() -> None:
-    engine = tiny_engine()
-    drafter = TopDrafter(engine.drafter.lm, Paths(3, 2), IID, engine.target.vocab_size)
-    course = Course(LMTarget(engine.target.lm), [[3, 1, 4]], num_tokens=6, batch=1)
-    kept = []
+@pytest.mark.parametrize("tree", ["paths", "chain:2"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_drafts_are_drawn_from_the_changed_q_and_recorded_with_it(tree: str, batch: int) -> None:
+    """On the demo pair, whose compiled calls draw and score on roads of their own."""
+    engine = load_engine(None, None)
+    policy = Paths(3, 2) if tree == "paths" else tree_policy(tree)
+    course = Course(engine.target, [[3, 1, 4], [1, 5]], num_tokens=6, batch=batch)
+    seen = []
 
     class Looking(type(VERIFIERS["transport"])):
         def __call__(self, p, siblings):
-            kept.append(int((siblings.q > 0).sum()))
+            seen.append((siblings.q, siblings.draws))
             return super().__call__(p, siblings)
 
-    counted(drafter, Looking(), 1.0, course)
-    assert set(kept) == {10}
+    inner = engine.drafter
+    for shape, support in ((likeliest(10), 10), (flattened(0.0), inner.vocab_size)):
+        seen.clear()
+        drafter = ShapedDrafter(inner.lm, policy, IID, inner.vocab_size, shape)
+        counted(drafter, Looking(), 1.0, course)
+        assert {int((q > 0).sum()) for q, _ in seen} == {support}
+        assert all(float(q.sum()) == pytest.approx(1, abs=1e-5) for q, _ in seen)
+        assert all(float(q[list(draws)].min()) > 0 for q, draws in seen)
+
+
+def test_a_flattened_q_is_that_of_smaller_logits() -> None:
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(flattened(0.4)((logits / 0.6).softmax(1)), (0.4 * logits / 0.6).softmax(1), atol=1e-12)
 
 
 @pytest.mark.usefixtures("unchecked")

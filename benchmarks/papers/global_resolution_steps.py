@@ -1,21 +1,19 @@
 """Thomas and Pal 2025, Table 4: i.i.d. paths of several steps, as SpecTr drafts them, verified node by node."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from benchmarks.papers.run import Run
+from benchmarks.papers.shaped import ShapedDrafter, likeliest
 from benchmarks.papers.steps import Course, run
 from foretoken.core.laws import IID, Law
 from foretoken.core.policy import Plan
-from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.decode import NoDrafter
-from foretoken.draft.growth import Growth
-from foretoken.draft.lm import LMDrafter, LMDraftSession
+from foretoken.draft.lm import LMDrafter
 from foretoken.names import verifier_named
 
 # Citations: number of paths -> tokens a call, speed-up over plain decoding (Gemma-2 27B/2B).
@@ -75,22 +73,6 @@ class Paths:
         return None
 
 
-class TopDrafter(LMDrafter):
-    """Draws from the TOP likeliest tokens of q: that cut q is the one of the record."""
-
-    def open(self, batch: int, slots: int) -> "TopSession":
-        return TopSession(self, self.lm.open(batch, slots))
-
-
-class TopSession(LMDraftSession):
-    def _weights(
-        self, seq: Running, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
-    ) -> Float[Tensor, "m v"]:
-        q = super()._weights(seq, g, logits, suffixes)
-        best, tokens = q.topk(min(TOP, q.shape[1]), dim=1)
-        return torch.zeros_like(q).scatter_(1, tokens, best / best.sum(1, keepdim=True))
-
-
 def table4(run_: Run) -> None:
     engine, prompts = run_.pair()
     prompts = prompts[: run_.count(PROMPTS[0], TOKENS[0])]
@@ -113,7 +95,7 @@ def table4(run_: Run) -> None:
         for rule in RULES:
             run_.progress(f"{number} paths: {rule}")
             verifier = verifier_named(rule)
-            drafter = TopDrafter(inner.lm, Paths(number, DEPTH), IID, inner.vocab_size)
+            drafter = ShapedDrafter(inner.lm, Paths(number, DEPTH), IID, inner.vocab_size, likeliest(TOP))
             sample = run(drafter, verifier, TEMPERATURE, course)
             cells += [
                 f"{sample.efficiency:.2f} ± {sample.error:.2f}",
