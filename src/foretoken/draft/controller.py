@@ -17,6 +17,7 @@ became more than 1 to 2% slower in some case without it, or because of the measu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
@@ -28,7 +29,8 @@ ALIKE = 10.0  # trials by which depths share one acceptance
 EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
 EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
 DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
-LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps come LOOK plain ones; the last LOOKS looks count
+LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps plain ones are measured; the last LOOKS looks count
+SETTLED_S, MEASURED = 0.005, 3  # by the median of 3, behind seconds in which caches settle: docs/LOG.md, 2026-11-25
 PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
@@ -55,7 +57,7 @@ class Costs:
     pace_s: seconds that 1 stands for now, None before the first step.
     plain: a plain step in those.
     since_look: drafted steps since plain ones were last measured.
-    run: plain steps since the last drafted one.
+    looked: seconds of the plain steps since the last drafted one, while plain steps are measured.
     looks: times that plain steps were measured, plus 1, LOOKS at most.
     seen: per depth the number of its steps and the sum of what they took beyond 1; older ones count less.
     drafted: what all drafted steps took beyond 1, and what was expected of them.
@@ -70,7 +72,7 @@ class Costs:
     pace_s: float | None = None
     plain: float = 1.0
     since_look: int = 0
-    run: int = 0
+    looked: list[float] = field(default_factory=list)
     looks: int = 1
     seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     drafted: tuple[float, float] = (0.0, 0.0)
@@ -81,9 +83,13 @@ class Costs:
 
     def learn(self, depth: int, seconds: float) -> None:
         """A step of this depth took so many seconds."""
-        self.run = 0 if depth else self.run + 1
-        if self.since_look and 0 < self.run < LOOK:
-            return  # the first plain steps find the caches as drafting left them: docs/LOG.md
+        if depth:
+            self.looked.clear()
+        elif self.since_look:
+            self.looked.append(seconds)
+            if sum(self.looked[:-MEASURED]) < SETTLED_S:
+                return
+            seconds = median(self.looked[-MEASURED:])
         expected = self._paces(depth)
         if self.pace_s is None:
             self.pace_s = max(seconds, SHORTEST) / expected
@@ -101,6 +107,7 @@ class Costs:
             self.looks = min(self.looks + 1, LOOKS)
             self.plain *= known ** (1 / self.looks)
             self.since_look = 0
+            self.looked.clear()
         self.pace_s *= paced**PACE if off > 1 / OUTLIER else off  # only what is slow can be another program's doing
 
     @property
