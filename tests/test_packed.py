@@ -206,3 +206,23 @@ def test_bad_files_are_refused(tmp_path: Path):
         path.write_bytes(content.replace(old, new))
         with pytest.raises(ForetokenError, match=message):
             load_model(str(path), CPU)
+
+
+def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
+    """The target stays as it is, and the text is its own; a drafter that is no model in a folder is named."""
+    for name in ("target", "drafter"):
+        gguf_zoo.model("llama", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / name)
+        load_tokenizer(save(tmp_path / "model.gguf")).save_pretrained(tmp_path / name)
+    target, drafter = tmp_path / "target", tmp_path / "drafter"
+    engine = foretoken.load(target, drafter=drafter, quantise_drafter="q4_1")
+    packs = [{x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)}
+             for lm in (engine.target.lm, engine.source.model)]  # fmt: skip
+    assert packs == [set(), {"q4_1", "q8_0"}]  # the LM head is packed in q8_0, whatever the kind
+    plain = foretoken.load(target)
+    texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
+    assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
+    for named in ("self", "ngram", None):
+        with pytest.raises(ForetokenError, match=r"quantise_drafter q4_1 is for a drafter model named by folder"):
+            foretoken.load(target, drafter=named, quantise_drafter="q4_1")
+    with pytest.raises(ForetokenError, match="Unknown quantise q9"):
+        foretoken.load(target, drafter=drafter, quantise_drafter="q9")

@@ -64,6 +64,7 @@ from foretoken.recipe import (
     VOCABS,
     Recipe,
     check_known,
+    check_quantise_drafter,
     check_store,
     in_a_row,
     is_word,
@@ -100,6 +101,7 @@ def load(
     draft_probability: float | None = None,
     profile: str | os.PathLike[str] | None = None,
     quantise: str | None = None,
+    quantise_drafter: str | None = None,
     suffix_store: str | os.PathLike[str] | None = None,
 ) -> Engine:
     """An engine that decodes the target's texts with the help of a drafter.
@@ -146,6 +148,8 @@ def load(
             was best.
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
             q5_1, q5_0, q4_1 or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
+        quantise_drafter: the same for the drafter alone; by default as `quantise` says. It changes speed and
+            acceptance, and never the law of the text.
         suffix_store: the file that keeps what drafter suffix remembers, for the next process. It is made where there is
             none, and written now and then and when the process ends.
 
@@ -171,6 +175,7 @@ def load(
     check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
     head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
+    check_quantise_drafter(quantise_drafter, drafter, is_head=head_folder is not None)
     own = own_kind(drafter)
     has_model = not is_word(drafter) and head_folder is None
     if tuned is not None and has_model and vocab in (None, AUTO):
@@ -192,12 +197,12 @@ def load(
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype)
 
-    def causal_lm(source: str | HFModel) -> CausalLM:
+    def causal_lm(source: str | HFModel, kind: str | None) -> CausalLM:
         if isinstance(source, str):
-            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, quantise)
+            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, kind)
         return wrap_model(source, compile)
 
-    model = causal_lm(target)
+    model = causal_lm(target, quantise)
     if usual:
         own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
         # A row is for method auto, whose costs it needs; bench and tune measure one drafter, and a profile is of one.
@@ -210,7 +215,7 @@ def load(
     elif own is not None:
         source = Source(kind, model.vocab_size, load_own(model, target, own, trust_remote_code))
     elif has_model and drafter is not None:
-        lm = causal_lm(drafter)
+        lm = causal_lm(drafter, quantise_drafter or quantise)
         if lm.device != model.device:
             raise ForetokenError(
                 f"Drafter {lm.name} is on {lm.device} and target {model.name} on {model.device}: "

@@ -195,6 +195,16 @@ def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     check_file(Path(path))
 
 
+def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = False) -> None:
+    """Raises ForetokenError for a kind that is not known, and where the drafter is no model in a folder."""
+    check_quantise(kind)
+    if kind is not None and (is_head or is_word(drafter) or not isinstance(drafter, str)):
+        raise ForetokenError(
+            f"quantise_drafter {kind} is for a drafter model named by folder, and {drafter or NO_DRAFTER} is none: "
+            f"leave it out, or draft with {OWN}:{kind}."
+        )
+
+
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
     return drafter in (None, AUTO, NO_DRAFTER, *LOOKUPS) or own_kind(drafter) is not None
@@ -215,6 +225,7 @@ def check_engine(
     dtype: str | None = None,
     compile: str = AUTO,
     quantise: str | None = None,
+    quantise_drafter: str | None = None,
     suffix_store: str | None = None,
     **named: Any,
 ) -> None:
@@ -230,6 +241,7 @@ def check_engine(
     check_store(drafter, suffix_store)
     located(target)
     _, drafter = in_a_row(drafter)
+    check_quantise_drafter(quantise_drafter, drafter)
     if drafter is not None and not is_word(drafter) and head_file(drafter) is None:
         located(drafter)
 

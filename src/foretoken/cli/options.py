@@ -90,11 +90,13 @@ class EngineOptions(RecipeOptions):
     takes its costs and chooses the depth itself.
     suffix_store: File that keeps the texts of earlier requests, which drafter suffix looks up, for the next run.
     quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
+    quantise_drafter: The same for the drafter alone, which changes its speed and never the law of the text.
     """
 
     method: str | None = None
     profile: str | None = None
     quantise: str | None = None
+    quantise_drafter: str | None = None
     suffix_store: str | None = None
 
     def load(self, seed: int | None, max_batch: int) -> "Engine":
