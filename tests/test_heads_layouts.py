@@ -34,6 +34,10 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "factor": 2.0, "long_factor": [1.0] * 4, "short_factor": [1.0] * 4,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def loaded(
@@ -263,14 +267,32 @@ def test_what_transformers_leaves_out_is_llamas_default(target: TargetParts, tmp
     [
         ({"rope_scaling": {"type": "linear"}}, "config.json cannot be read .*: mend it"),
         ({"rope_scaling": {"rope_type": "turned"}}, "scales its rotary positions by turned, and only default, linear"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, r"scales its rotary positions by \['yarn'\], and only default"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "does not say how linear scales rotary positions"),
+        ({"rope_scaling": {**LLAMA3, "factor": None}}, "does not say how llama3 scales rotary positions"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "by linear with numbers that do not fit: mend it"),
+        ({"rope_scaling": {**LONG, "short_factor": [0.0] * 4}}, "by longrope with numbers that do not fit: mend it"),
+        ({"rope_scaling": {**LONG, "short_factor": [1.0] * 3}}, "does not say how longrope scales rotary positions"),
+        ({"rope_scaling": "linear"}, 'rope_scaling must be an object, not "linear"'),
+        ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings must be a whole number above 0"),
+        ({"rms_norm_eps": 1}, "config.json cannot be read .*rms_norm_eps.*: mend it"),
         ({"rope_theta": "x"}, "rope_theta must be a number above 0"),
         ({"head_dim": 12}, "attention heads of width 12, which does not divide its"),
         ({"model_type": "speculators", "head_dim": 4}, "attention heads of width 4, and .* rotates 8"),
     ],
 )
 def test_positions_that_cannot_be_read(change: Config, message: str, target: TargetParts, tmp_path: Path) -> None:
-    with pytest.raises(ForetokenError, match=message):
+    with pytest.raises(ForetokenError, match=message) as refused:
         loaded(tmp_path / "head", checkpoint("eagle3", target), transformer(target) | change, target)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_type_that_is_no_name_is_none_of_transformers(target: TargetParts, tmp_path: Path) -> None:
+    """And so its head has the target's positions."""
+    config = transformer(target) | {"model_type": ["llama"], "rope_theta": 500.0}
+    head = loaded(tmp_path / "head", checkpoint("eagle3", target), config, target)
+    assert head.rotary is target.rotary
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """What a checkpoint becomes when it is quantised is kept, and read instead of the checkpoint at the next start."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
+import foretoken
 import gguf_zoo
-from foretoken.catalogue.kept import UnkeptWarning
+import tiny
+from command import Command
+from foretoken.catalogue.kept import BLOCK, HEADER, UnkeptWarning, kept
+from foretoken.core.errors import ForetokenError
 from foretoken.models import load as loading
 from foretoken.models import quantised
 from foretoken.models.identity import fingerprint
@@ -90,3 +96,73 @@ def test_without_room_it_runs_all_the_same(tmp_path: Path, home: Path, monkeypat
         lm = load_model(source, CPU, quantise="q4_0")
     assert fingerprint(lm) == wanted
     assert not [path for path in (tmp_path / "full" / "quantised" / "q4_0").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(0, 1), (HEADER, None), (1 << 19, (1 << 19) + (1 << 15)), (-BLOCK, None), (-1, None)]
+)
+def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path, first: int, last: int | None) -> None:
+    """first, last: the bytes that differ, in a file of 1 MiB."""
+    source, made = tmp_path / "model.bin", []
+
+    def make(folder: Path) -> None:
+        made.append(source.read_bytes())
+        folder.mkdir()
+        (folder / "copy").write_bytes(made[-1])
+
+    content = bytearray(1 << 20)
+    source.write_bytes(content)
+    about = source.stat()
+    for _ in range(2):
+        kept(source, [source], "section", make)
+    assert len(made) == 1
+    content[first:last] = b"\1" * len(content[first:last])
+    source.write_bytes(content)
+    os.utime(source, ns=(about.st_atime_ns, about.st_mtime_ns))
+    folder = kept(source, [source], "section", make)
+    assert folder is not None
+    assert (folder / "copy").read_bytes() == content
+    assert len(made) == 2
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where the hub's client would keep some/model, without a network; nothing is in it yet."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    folder = repository / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("here", "lacks"), [(False, "a tokenizer"), (True, "a causal language model")], ids=["nothing", "no weights"]
+)
+def test_a_hub_id_that_cannot_be_brought_is_one_sentence(run: Command, snapshot: Path, here: bool, lacks: str) -> None:
+    """here: whether its configuration and its tokenizer are in the hub's cache."""
+    if here:
+        gguf_zoo.model("llama", **SIZES).config.save_pretrained(snapshot)
+        tiny.tokenizer().save_pretrained(snapshot)
+    code, out, err = run("generate", "x", "--target", "some/model", "--quantise", "q4_0")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"foretoken: Cannot load {lacks} from some/model: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_hub_id_whose_tokenizer_is_at_hand(snapshot: Path) -> None:
+    with pytest.raises(ForetokenError, match="Cannot load a causal language model from some/model: "):
+        foretoken.load("some/model", tokenizer=tiny.tokenizer(), quantise="q4_0", device="cpu")
+
+
+def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, home: Path) -> None:
+    """What is kept before would stand for the files that were here first: for the configuration alone."""
+    made = gguf_zoo.model("llama", **SIZES)
+    made.config.save_pretrained(snapshot)
+    quantised.quantised_model(Path("some/model"), "q4_0", lambda: made)
+    assert not (home / "quantised").exists()
+    save(snapshot)
+    load_model("some/model", CPU, quantise="q4_0")
+    assert [path.name for path in (home / "quantised").iterdir()] == ["q4_0"]

@@ -3,7 +3,10 @@
 import atexit
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -79,6 +82,29 @@ def test_a_file_that_cannot_be_written_is_one_warning_and_the_texts_stay(tmp_pat
         store.save()
     store.add([1, 2, 3, 4, 5, 6])
     assert from_store(store, [1, 2, 3, 4]) == [5, 6]
+
+
+def test_threads_that_save_at_once_wait_for_each_other(tmp_path, monkeypatch):
+    """Each writes the file under its temporary name, so that the other one's would be taken away."""
+    begin, write = Barrier(2), store_file.save_file
+
+    def slow(*arguments) -> None:
+        write(*arguments)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(store_file, "save_file", slow)
+    store = KeptStore(str(tmp_path / "store"), 100)
+
+    def add(first: int) -> None:
+        store.add(range(first, first + 5))
+        begin.wait(10)
+        store.save()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(add, (10, 20)))  # a warning is an error here
+    texts = read(str(tmp_path / "store"), 100).tolist()
+    assert sorted((texts[:6], texts[6:])) == [[*range(10, 15), -1], [*range(20, 25), -1]]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 def wrong(path: Path, what: str) -> None:

@@ -280,6 +280,10 @@ def _whole(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _layers(value: Any) -> bool:
     return isinstance(value, list) and all(type(x) is int for x in value)
 
@@ -290,10 +294,15 @@ def _or_null(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 # What is read of config.json, and in words; null stands for the default where published heads write it.
 WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(INNER, (lambda value: isinstance(value, dict), "an object")),
+    **dict.fromkeys(INNER, (_object, "an object")),
     "feature_scale": (_positive, "a number above 0"),
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), (_or_null(_positive), "a number above 0")),
-    **dict.fromkeys(("head_dim", "num_attention_heads"), (_or_null(_whole), "a whole number above 0")),
+    **dict.fromkeys(
+        ("rope_scaling", "rope_parameters"), (_or_null(lambda value: isinstance(value, dict)), "an object")
+    ),
+    **dict.fromkeys(
+        ("head_dim", "num_attention_heads", "max_position_embeddings"), (_or_null(_whole), "a whole number above 0")
+    ),
     "eagle_aux_hidden_state_layer_ids": (_or_null(_layers), "a list of layers' numbers"),
     **dict.fromkeys(
         ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),

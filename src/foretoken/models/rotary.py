@@ -60,7 +60,8 @@ def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
     try:
         return LlamaConfig(**{key: config[key] for key in READ if config.get(key) is not None})
     except (KeyError, TypeError, ValueError, StrictDataclassError) as error:
-        raise ForetokenError(f"{name} cannot be read ({error}): mend it.") from error
+        why = " ".join(str(error).split())  # some errors have two lines
+        raise ForetokenError(f"{name} cannot be read ({why}): mend it.") from error
 
 
 def configured(config: LlamaConfig, dim: int, name: str, device: torch.device) -> Rotary:
