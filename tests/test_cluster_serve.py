@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -401,10 +401,11 @@ def command_on(fake: FakeServe) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "failing", "silent"])
 def test_the_command_ends_where_its_application_or_the_cluster_is_gone(fake_serve, monkeypatch, how):
-    released, status, told = Event(), fake_serve.status, []
+    released, status, told, threads = Event(), fake_serve.status, [], []
 
     def gone() -> Any:
         told.append(fake_serve.deployed)
+        threads.append(current_thread())
         if len(told) < 3:  # before it was there, and while it is
             return status()
         if how == "failing":
@@ -424,6 +425,7 @@ def test_the_command_ends_where_its_application_or_the_cluster_is_gone(fake_serv
         released.set()
     assert left.value.code == 1
     assert told == [False, True, True]
+    assert threads[1] is threads[2] is not threads[0]  # one that watches, however often it asks
 
 
 @pytest.mark.parametrize("call", ["delete", "status", "shutdown"])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from foretoken.engine import Engine
+    from foretoken.serve.owner import Owner
 
 NAME = "foretoken"  # of the deployment, and of the command's application
 GONE_S = 60.0  # seconds after which a cluster that does not answer is gone; Ray itself waits so long for its head
@@ -152,6 +153,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
     listening: a bound socket, which is closed: its address is the one where Ray's proxy listens.
     """
     from foretoken.serve.logs import log_signal, log_to_stderr
+    from foretoken.serve.owner import Owner
 
     ray, serve = need("ray"), need("ray.serve")
     log_to_stderr(settings.log)
@@ -165,7 +167,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     (host, port), where = listening.getsockname()[:2], address(listening)
     listening.close()
-    asked, at_once = Event(), Event()
+    asked, at_once, calls = Event(), Event(), Owner()
 
     def end(*_: object) -> None:
         (at_once if asked.is_set() else asked).set()
@@ -183,35 +185,39 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
             signal.signal(each, end)
         log.info("listens on %s", where)
         while not asked.wait(1):
-            if not _is_deployed(asked):
+            if not _is_deployed(calls, asked):
                 at_once.set()
                 log.error("the application is no longer on the Ray cluster, or the cluster is gone")
                 sys.exit(1)
-        _tried(partial(serve.delete, NAME, _blocking=False), at_once)
-        while _is_deployed(at_once) and not at_once.wait(0.1):
+        _tried(calls, partial(serve.delete, NAME, _blocking=False), at_once)
+        while _is_deployed(calls, at_once) and not at_once.wait(0.1):
             pass
     finally:
-        _tried(serve.shutdown, at_once)  # of a cluster that stays, Ray ends the replicas by itself
+        _tried(calls, serve.shutdown, at_once)  # of a cluster that stays, Ray ends the replicas by itself
         ray.shutdown()
 
 
-def _tried(call: Callable[[], Any], ended: Event) -> Future[Any]:
+def _tried(calls: "Owner", call: Callable[[], Any], ended: Event) -> Future[Any]:
     """A call to Ray, which may have no end where the cluster is gone.
 
-    It is waited for GONE_S seconds at the most, and no longer than a second once `ended` is set. Returns: the call,
-    done or not.
-    """
-    from foretoken.serve.owner import Owner
+    Args:
+        calls: the thread of all such calls; one that has no end leaves those after it undone, which would have none
+            either.
+        call: the function to call.
+        ended: it is waited for GONE_S seconds at the most, and no longer than a second once this is set.
 
-    future, end = Owner().submit(call), time.monotonic() + GONE_S
+    Returns:
+        The call, done or not.
+    """
+    future, end = calls.submit(call), time.monotonic() + GONE_S
     while not wait([future], 1).done and not ended.is_set() and time.monotonic() < end:
         pass
     return future
 
 
-def _is_deployed(asked: Event) -> bool:
+def _is_deployed(calls: "Owner", asked: Event) -> bool:
     """Whether the command's application is on the cluster; True where a signal that sets `asked` leaves it open."""
-    status = _tried(need("ray.serve").status, asked)
+    status = _tried(calls, need("ray.serve").status, asked)
     if not status.done():
         return asked.is_set()
     try:
