@@ -93,3 +93,10 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
 def test_what_it_cannot_give_is_refused(models, option, says):
     with pytest.raises(foretoken.ForetokenError, match=says):
         models[0].generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=True, **NGRAM, **option)
+
+
+@pytest.mark.parametrize("drafter", ["self", "self:q8_0", "suffix+self"])
+def test_the_targets_own_weights_are_for_what_is_loaded_by_its_folder(models, drafter):
+    says = r"LlamaForCausalLM is a model object: load it by its folder .*drafter=\"self\"\), or choose drafter ngram"
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        models[0].generate(torch.tensor([[1, 2]]), max_new_tokens=4, **{**NGRAM, "draft_model": drafter})

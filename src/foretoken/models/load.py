@@ -103,12 +103,18 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
     """The weights of a target once more, quantised, to draft in its slot cache.
 
     source: what the target was loaded from. kind: of the blocks, see `pack_quantised`.
-    Raises ForetokenError for a target that our kernel does not run.
+    Raises ForetokenError for a target that is a model object, or that our kernel does not run.
     """
-    if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
+    if not isinstance(source, str):
         raise ForetokenError(
-            f"Drafter self needs a target that our CPU kernel runs, named by its folder or file, and {target.name} "
-            f"runs by {target.execution}: choose drafter ngram, which fits every model."
+            f"Drafter self reads the target's weights once more, and {target.name} is a model object: load it by its "
+            'folder or file, as foretoken.load(FOLDER, drafter="self"), or choose drafter ngram, which fits every '
+            "model."
+        )
+    if not isinstance(target.backend, LlamaKernel):
+        raise ForetokenError(
+            f"Drafter self needs a target that our CPU kernel runs, and {target.name} runs by {target.execution}: "
+            "choose drafter ngram, which fits every model."
         )
     model: Any = _quantised(located(source), kind, trust_remote_code)
     if not any(isinstance(module, PackedLinear) for module in model.model.layers.modules()):
