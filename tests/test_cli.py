@@ -30,7 +30,7 @@ def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run, monkeypat
     code, out, err = run("generate", "def f(", "--max-new-tokens", 8, "--seed", 1, "--compare")
     assert code == 0
     assert out.startswith("def f(")
-    for word in ("tokens/s", "speed-up", "block efficiency", "acceptance rate", "finish reason      length"):
+    for word in ("tokens/s", "speed-up", "tokens per step", "acceptance rate", "finish reason      length"):
         assert word in err
         assert word not in out
     assert "decoded plainly" not in err

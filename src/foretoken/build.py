@@ -118,11 +118,13 @@ def load(
         tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12;
             of a lookup chain:24.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, traversal for a tree
-            that branches, block-transport for budget:N, exact-match where the drafter has no density.
-        law: how children are drawn; by default the law that the verifier is made for.
+            that branches (kary, delayed, sequoia, list), block-transport for budget:N, and exact-match for dynamic:N,
+            opt-tree:N, product:N and drafters whose draft tokens have no q (ngram, suffix, vocab slem);
+            string-rejection with vocab slrs or union.
+        law: how children are drawn, as in `foretoken.law`; by default the law that the verifier is made for.
         method: "fixed" drafts `tree` at every step; "auto" cuts it at the depth that pays, step by step, and does not
-            draft where nothing pays. Its depths depend on measured times, so that at temperature > 0 a seed does not
-            fix the text, unless a profile tells the costs.
+            draft where nothing pays. Its depths depend on measured times. So above temperature 0 a seed fixes the
+            text only where drafts are matched exactly, or where a profile gives the costs.
         device: for models named by folder; by default the first accelerator, else the CPU.
         dtype: what models named by folder compute in; by default the dtype of the checkpoint. One in float16 runs in
             float32 on a CPU, which holds all of its values and for which there is a kernel. Weights of a GGUF file

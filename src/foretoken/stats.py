@@ -45,7 +45,7 @@ class Stats:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens per target forward, bonus included."""
+        """The mean number of tokens per step, which is one forward of the target; the bonus token counts."""
         return self.num_tokens / self.num_target_forwards if self.num_target_forwards else 0.0
 
     @property

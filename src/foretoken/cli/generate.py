@@ -238,7 +238,7 @@ def _summary(text: Text, record: dict[str, Any]) -> str:
     if isinstance(text.engine.drafter, NoDrafter):
         settings = "plain decoding: no drafter"
     else:
-        lines.append(f"block efficiency   {stats.block_efficiency:.2f} tokens per target forward, bonus included")
+        lines.append(f"tokens per step    {stats.block_efficiency:.2f}, the bonus token included")
         lines.append(
             f"acceptance rate    {stats.acceptance_rate:.2f} of {_num(stats.num_drafted, 'drafted token')}"
             if stats.num_drafted

@@ -63,7 +63,7 @@ class Measurement:
         return None if self.run.scoring_s is None else 1 - self.run.scoring_s / self.run.wall_s
 
     def record(self) -> dict[str, Any]:
-        """A line of JSONL. Block efficiency counts the bonus token."""
+        """A line of JSONL. The block efficiency is the mean number of tokens per step."""
         fields = {name: value for name, value in vars(self).items() if name != "run"}
         run = self.run
         return fields | run.record() | {
