@@ -29,6 +29,8 @@ TEMPLATE = (
     "{{ m.role[0] + ':' + m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 )
 NAME = "toy"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
 
 
 @dataclass(frozen=True)

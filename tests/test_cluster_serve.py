@@ -4,37 +4,30 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread, current_thread
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import serving
-from foretoken.cluster import app
 from foretoken.cluster.app import replicas
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
 from foretoken.serve.listen import address, bound
 from foretoken.serve.settings import Settings
+from replicas import KEY, PATIENCE, figures, wait_until_two
+from replicas import engine as engine  # fixtures
+from replicas import folder as folder
+from serving import CHAT, COMPLETION
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 SETTINGS = Settings(name=serving.NAME, max_batch=2, max_queue=30, api_key=["secret"])
-KEY = {"Authorization": "Bearer secret"}
-COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-PATIENCE = 240  # seconds until a wait is a failure; no more than that is asserted by it
 
 
 def load(folder: str) -> Engine:
@@ -53,20 +46,6 @@ def load(folder: str) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("replicas")
-    (made / "pids").mkdir()
-    serving.save_pair(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Engine:
-    """One engine, whose texts the replicas' must be."""
-    return serving.load_pair(folder)
-
-
-@pytest.fixture(scope="module")
 def url(cluster: None, folder: Path) -> Iterator[str]:
     """Of two replicas, each with a core."""
     from ray import serve
@@ -77,25 +56,6 @@ def url(cluster: None, folder: Path) -> Iterator[str]:
     serve.run(replicas(partial(load, str(folder)), SETTINGS, fewest=2), name="test")
     yield where
     serve.shutdown()
-
-
-def figures(url: str, name: str) -> dict[str, float]:
-    """A figure of every replica."""
-    told: defaultdict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(httpx.get(url + "/metrics", timeout=PATIENCE).text):
-        for each in family.samples:
-            if each.name == name:
-                told[each.labels["replica"]] += each.value
-    return dict(told)
-
-
-def wait_until_two(url: str) -> set[str]:
-    """The names of two replicas that answer, once there are two."""
-    end = time.monotonic() + PATIENCE
-    while len(names := set(figures(url, "vllm:num_requests_running"))) != 2:
-        assert time.monotonic() < end, names
-        time.sleep(0.2)
-    return names
 
 
 def job(i: int) -> dict[str, Any]:
@@ -277,217 +237,3 @@ def test_a_replica_whose_model_thread_died_is_replaced(url, engine, folder):
     while wait_until_two(url) == names:
         assert time.monotonic() < end
     assert text_of(httpx.post(url + COMPLETION, json=job(2), headers=KEY, timeout=PATIENCE)) == wanted(engine, 2)
-
-
-@pytest.fixture
-def command(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """`foretoken serve --ray 1` with a Ray of its own; its address, and the lines that it goes on to write."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[cluster]'")
-    models = ["target", "--drafter", "drafter", "--tree", "chain:3", "--compile", "off"]  # in the folder where it runs
-    line = [sys.executable, "-m", "foretoken", "serve", *models, "--ray", "1", "--port", "0", "--log", "json"]
-    line += ["--max-replicas", "2", "--max-batch", "1"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
-    environment["RAY_ADDRESS"] = "local"
-    told: list[str] = []
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment) as running:
-        assert running.stderr is not None
-        stderr = running.stderr
-        for each in stderr:
-            told.append(each)
-            if "listens on" in each:
-                break
-        else:
-            pytest.fail("it ended before it listened: " + "".join(told))
-        Thread(target=lambda: told.extend(stderr), daemon=True).start()
-        yield running, re.search(r"http://[0-9.:]+", told[-1])[0], told
-        running.kill()
-
-
-@pytest.mark.slow
-def test_replicas_come_with_the_requests(command):
-    _, url, _ = command
-    body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
-    two = Event()
-
-    def ask() -> None:
-        end = time.monotonic() + PATIENCE
-        while not two.is_set() and time.monotonic() < end:
-            httpx.post(url + COMPLETION, json=body, timeout=PATIENCE).raise_for_status()
-
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(ask) for _ in range(4)]
-        try:
-            wait_until_two(url)
-        finally:
-            two.set()
-        assert not [each.exception() for each in asked if each.exception()]
-
-
-@pytest.mark.slow
-def test_the_command_serves_and_drains(command, engine):
-    running, url, told = command
-    assert httpx.get(url + "/ready", headers={"Host": "evil.example"}, timeout=PATIENCE).status_code == 403
-    body = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
-        lines = response.iter_lines()
-        first = next(lines)
-        running.send_signal(signal.SIGTERM)
-        while (status := httpx.get(url + "/ready", timeout=PATIENCE).status_code) == 200:
-            assert running.poll() is None
-        rest = list(lines)
-    assert status == 404
-    assert rest[-2] == "data: [DONE]"
-    events = [json.loads(line[6:]) for line in (first, *rest) if line.startswith("data: {")]
-    text = "".join(event["choices"][0]["text"] for event in events)
-    endless = replace(engine, eos_ids=frozenset())
-    assert text == endless.generate("abc", max_new_tokens=1200, temperature=0.0).text
-    assert running.wait(PATIENCE) == 0
-    assert any("drains" in line for line in told)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(url + "/health")
-
-
-@pytest.mark.slow
-def test_the_second_signal_ends_at_once(command):
-    running, url, _ = command
-    body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        running.send_signal(signal.SIGINT)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE) == 0
-
-
-class RayError(Exception):
-    pass
-
-
-class FakeServe:
-    """As much of Ray Serve as the command uses, with one application."""
-
-    deployed = False
-
-    def start(self, **_: Any) -> None: ...
-
-    def run(self, application: Any, name: str) -> None:
-        self.deployed = True
-
-    def status(self) -> Any:
-        return SimpleNamespace(proxies=[], applications={app.NAME: "running"} if self.deployed else {})
-
-    def delete(self, name: str, _blocking: bool) -> None:
-        self.deployed = False
-
-    def shutdown(self) -> None: ...
-
-
-@pytest.fixture
-def fake_serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServe]:
-    fake, handlers = FakeServe(), {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    ray = SimpleNamespace(init=lambda: None, shutdown=lambda: None)
-    exceptions = SimpleNamespace(RayError=RayError)
-    modules = {"ray": ray, "ray.serve": fake, "ray.exceptions": exceptions}
-    monkeypatch.setattr(app, "need", modules.__getitem__)
-    yield fake
-    for each, handler in handlers.items():
-        signal.signal(each, handler)
-
-
-def command_on(fake: FakeServe) -> None:
-    with bound("127.0.0.1", 0) as listening:
-        app.serve_replicas("an application", Settings(), listening)
-
-
-@pytest.mark.parametrize("how", ["deleted", "failing", "silent"])
-def test_the_command_ends_where_its_application_or_the_cluster_is_gone(fake_serve, monkeypatch, how):
-    released, status, told, threads = Event(), fake_serve.status, [], []
-
-    def gone() -> Any:
-        told.append(fake_serve.deployed)
-        threads.append(current_thread())
-        if len(told) < 3:  # before it was there, and while it is
-            return status()
-        if how == "failing":
-            raise RayError
-        if how == "silent":
-            released.wait(PATIENCE)
-        return SimpleNamespace(applications={"another": "running"})
-
-    monkeypatch.setattr(fake_serve, "status", gone)
-    monkeypatch.setattr(app, "GONE_S", 2.0)
-    if how == "silent":
-        monkeypatch.setattr(fake_serve, "shutdown", lambda: released.wait(PATIENCE))
-    try:
-        with pytest.raises(SystemExit) as left:
-            command_on(fake_serve)
-    finally:
-        released.set()
-    assert left.value.code == 1
-    assert told == [False, True, True]
-    assert threads[1] is threads[2] is not threads[0]  # one that watches, however often it asks
-
-
-@pytest.mark.parametrize("call", ["delete", "status", "shutdown"])
-def test_a_second_signal_is_heard_while_a_call_to_ray_has_no_end(fake_serve, monkeypatch, call):
-    released, status = Event(), fake_serve.status
-
-    def endless(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        released.wait(PATIENCE)
-
-    def first() -> Any:
-        if fake_serve.deployed:  # and so it listens
-            monkeypatch.setattr(fake_serve, "status", status)
-            monkeypatch.setattr(fake_serve, call, endless)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return status()
-
-    monkeypatch.setattr(fake_serve, "status", first)
-    try:
-        begun = time.monotonic()
-        command_on(fake_serve)
-        assert time.monotonic() - begun < app.GONE_S / 2
-    finally:
-        released.set()
-
-
-def test_the_command_says_what_replicas_need(run):
-    for given, words in (
-        (["--ray", 0], "ray is 0"),
-        (["--ray", 2, "--ray-cpus", 0], "ray_cpus is 0"),
-        (["--ray", 2, "--device", "cuda:1"], "--device cuda:1 names one GPU"),
-        (["--max-replicas", 3], "--max-replicas needs --ray"),
-    ):
-        code, _, err = run("serve", *given)
-        assert (code, len(err.splitlines())) == (2, 1), err
-        assert words in err
-
-
-WITHOUT_RAY = """
-import sys
-sys.modules["ray"] = None
-from foretoken.cli.main import main
-try:
-    main()
-finally:
-    assert "torch" not in sys.modules
-"""
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["serve", "--port", "0", "--ray", "2"],
-        ["generate", "--batch-file", "b", "--ray", "2", "--out", "o", "--seed", "0"],
-    ],
-)
-def test_ray_that_is_missing_is_one_sentence_before_torch(tmp_path, line):
-    (tmp_path / "b").write_text('{"prompt": "x"}\n')
-    path = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RAY, *line],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, "foretoken: Ray is not installed: pip install -e '.[cluster]'.\n")
-    assert not (tmp_path / "o").exists()

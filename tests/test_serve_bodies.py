@@ -1,0 +1,162 @@
+"""What a request's body may be: what is not taken is named, and is never the server's fault."""
+
+import json
+import random
+
+import pytest
+
+import serving
+from foretoken.serve.schema import ChatRequest, CompletionRequest
+from limited import engine as engine  # fixtures
+from limited import error
+from limited import server as server
+from serving import CHAT, COMPLETION, USER
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"best_of": 2}, "best_of", "Unknown field best_of"),
+        (
+            {"stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "Unknown field",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "is for stream"),
+        ({"prompt": 5}, "prompt", "a valid string or a valid list"),
+        ({"prompt": ["a", 5]}, "prompt.1", "a valid string"),
+        ({"prompt": None}, "prompt", "a valid string"),
+        ({"prompt": ""}, "prompt", "The prompt is empty"),
+        ({"prompt": []}, "prompt", "at least one"),
+        ({"prompt": [999]}, "prompt", "has token id 999"),
+        ({"prompt": ["a", ""]}, "prompt", "Prompt 2 is empty"),
+        ({"prompt": "a\ud800"}, "prompt", "not valid Unicode"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": "5"}, "max_tokens", "a valid integer"),
+        ({"max_tokens": 1.5}, "max_tokens", "a valid integer"),
+        ({"max_tokens": True}, "max_tokens", "a valid integer"),
+        ({"n": 6}, "n", "6 texts at once, and 5 are the most"),
+        ({"prompt": ["a"] * 6}, "prompt", "6 texts at once"),
+        ({"temperature": -1}, "temperature", "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature", "temperature is nan"),
+        ({"top_p": 0}, "top_p", "top_p is 0"),
+        ({"top_k": -1}, "top_k", "top_k is -1"),
+        ({"min_p": 2}, "min_p", "min_p is 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty is 0"),
+        ({"frequency_penalty": 1e308}, "frequency_penalty", "frequency_penalty is 1e"),
+        ({"presence_penalty": "x"}, "presence_penalty", "a valid number"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias has token id 'x'"),
+        ({"logit_bias": {"258": 1}}, "logit_bias", "ids go from 0 to 257"),
+        ({"logit_bias": {"1": float("inf")}}, "logit_bias", "logit_bias of token 1 is inf"),
+        ({"seed": -1}, "seed", "seed is -1"),
+        ({"seed": 2**32 - 1, "n": 2}, "seed", "for every prompt of a list"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
+        ({"speculation": "on"}, "speculation", "'off'"),
+        ({"speculation": 0}, "speculation", "greater than or equal to 1"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+            "cannot be enforced",
+        ),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "leave out either"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "2 fields"),
+    ],
+)
+def test_bad_completions_are_told_by_name(server, body, param, says):
+    sent = json.dumps({"prompt": "abc", "max_tokens": 4, **body})
+    told = error(server.client.post(COMPLETION, content=sent, headers={"content-type": "application/json"}))
+    assert told["param"] == param
+    assert says in told["message"]
+    assert told["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"messages": []}, "messages", "The conversation is empty"),
+        ({"messages": "hi"}, "messages", "a valid list"),
+        ({"messages": [{"role": "user"}]}, "messages", "has no content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "Only system, user and assistant"),
+        ({"messages": [{"role": "user", "content": "x", "image": "a"}]}, "messages.0.image", "Unknown field"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+            "messages.0.content.0.type",
+            "'text'",
+        ),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", "mean the same"),
+        ({"top_logprobs": 1}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": 1}, "logprobs", "a valid boolean"),
+        ({"metadata": {}}, "metadata", "Unknown field"),
+    ],
+)
+def test_bad_chats_are_told_by_name(server, body, param, says):
+    told = error(server.post(CHAT, {"messages": USER, "max_completion_tokens": 4, **body}))
+    assert told["param"] == param
+    assert says in told["message"]
+
+
+def test_bodies_that_are_none(server):
+    for content, kind in (
+        (b"{", "application/json"),
+        (b"[" * 10_000, "application/json"),
+        (b"\xff", "application/json"),
+        (b"[]", "application/json"),
+        (b"5", "application/json"),
+        (b"", "application/json"),
+        (b'{"prompt": "x"}', "text/plain"),
+        (b'{"prompt": "x", "\\ud800": 1}', "application/json"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json"),
+    ):
+        error(server.client.post(COMPLETION, content=content, headers={"content-type": kind}))
+
+
+def test_fuzzed_bodies_are_never_the_servers_fault(server):
+    chosen = random.Random(0)
+    odd = [None, True, 0, 1, -1, 3, 2**31, 2**64, 1.5, -0.0, 1e308, "", "a", "off", "\x00", [], ["a"], [1], [[1]], {}]
+    odd += [{"type": "text"}, {"1": 2.0}, {"a": 1}, [{"role": "user", "content": "x"}], [{}], [None], ["a", 1]]
+    fields = {CHAT: [*ChatRequest.model_fields], COMPLETION: [*CompletionRequest.model_fields]}
+    statuses = set()
+    for _ in range(100):
+        path = chosen.choice([CHAT, COMPLETION])
+        body = {"messages": USER} if path == CHAT else {"prompt": "abc"}
+        body["max_tokens"] = 1
+        for _ in range(chosen.choice([1, 1, 2, 3])):
+            name = chosen.choice([*fields[path], "nothing"])
+            body[name] = chosen.choice(odd)
+        if body["max_tokens"] not in (1, 2, 3) or body.get("max_completion_tokens") == 2**31:
+            body["max_tokens"] = 1  # else the text would be a long one
+            body.pop("max_completion_tokens", None)
+        statuses.add(server.post(path, body).status_code)
+    assert statuses == {200, 400, 404}
+    serving.wait_until(lambda: (server.worker.running, server.worker.waiting) == (0, 0))
+
+
+def test_large_bodies_are_refused(server):
+    large = {"prompt": "x" * 20_000}
+    assert "20000 bytes" in error(server.post(COMPLETION, large), 413)["message"]
+
+    def pieces():
+        for _ in range(30):
+            yield b" " * 1000
+
+    error(server.client.post(COMPLETION, content=pieces()), 413)
+
+
+def test_the_context_is_a_limit(server, engine):
+    with serving.served(engine, context=32) as narrow:
+        for body, path in (
+            ({"prompt": "x" * 32}, COMPLETION),
+            ({"messages": [{"role": "user", "content": "x" * 40}]}, CHAT),
+        ):
+            told = error(narrow.post(path, body))
+            assert told["code"] == "context_length_exceeded"
+            assert told["param"] in ("prompt", "messages")
+        whole = narrow.post(COMPLETION, {"prompt": "x" * 20, "max_tokens": 100, "ignore_eos": True}).json()
+        assert whole["usage"]["total_tokens"] == 32
+        assert whole["choices"][0]["finish_reason"] == "length"

@@ -1,0 +1,190 @@
+"""The command `foretoken serve`: bad options, its signals, and its end where the model's thread has died."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+import foretoken
+import serving
+from foretoken.serve.batch import Batch
+from foretoken.serve.listen import bound
+from foretoken.serve.owner import Owner
+from foretoken.serve.run import serve
+from foretoken.serve.settings import Settings
+from limited import LONG, error
+from limited import engine as engine  # fixtures
+from serving import COMPLETION
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, tells):
+    """tells: whether it can tell those who wait for its texts."""
+
+    class DiedError(BaseException):
+        pass
+
+    def die(*_):
+        raise DiedError
+
+    with serving.served(engine) as running:
+        monkeypatch.setattr(Batch, "step", die)
+        if tells:
+            error(running.post(COMPLETION, {"prompt": "abc"}), 500)
+        else:
+            monkeypatch.setattr(Batch, "fail", die)
+            with pytest.raises(httpx.ReadTimeout):
+                running.post(COMPLETION, {"prompt": "abc"}, timeout=0.5)
+            serving.wait_until(lambda: running.worker.error is not None)
+        error(running.client.get("/health"), 503)
+        error(running.client.get("/ready"), 503)
+        error(running.post(COMPLETION, {"prompt": "abc"}), 503)
+
+    left = []
+
+    def run(listening):
+        try:
+            serve(engine, Settings(drain=1.0), listening, Owner())
+        except SystemExit as leaving:
+            left.append(leaving.code)
+
+    with bound("127.0.0.1", 0) as listening:
+        thread = Thread(target=run, args=(listening,))
+        thread.start()
+        with httpx.Client(transport=httpx.HTTPTransport(retries=10), timeout=serving.PATIENCE) as client:
+            response = client.post(f"http://127.0.0.1:{listening.getsockname()[1]}{COMPLETION}", json={"prompt": "abc"})
+        assert response.status_code == 500
+        thread.join(serving.PATIENCE)
+    assert left == [1]
+
+
+@pytest.fixture
+def process(engine, tmp_path):
+    """`foretoken serve` in a process of its own, and its address."""
+    package = str(Path(foretoken.__file__).parents[1])
+    line = [
+        sys.executable,
+        "-m",
+        "foretoken",
+        "serve",
+        engine.target.name,
+        "--drafter",
+        "ngram",
+        "--port",
+        "0",
+        "--compile",
+        "off",
+        "--log",
+        "json",
+    ]
+    with subprocess.Popen(
+        line, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}
+    ) as running:
+        assert running.stderr is not None
+        for told in running.stderr:
+            if "listens on" in told:
+                break
+        else:
+            pytest.fail("it ended before it listened")
+        yield running, re.search(r"http://[0-9.:]+", told)[0]
+        running.kill()
+
+
+def ask_often(url):
+    """Until a connection is refused; one that is made just before the port is closed gets no answer."""
+    for _ in range(10_000):
+        with suppress(httpx.RemoteProtocolError, httpx.ReadError):
+            httpx.get(url, timeout=serving.PATIENCE)
+
+
+def test_the_first_signal_drains_and_the_second_ends(process):
+    running, url = process
+    with httpx.stream("POST", url + COMPLETION, json={**LONG, "stream": True}, timeout=serving.PATIENCE) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        running.send_signal(signal.SIGTERM)
+        assert "drains" in running.stderr.readline()
+        for _ in range(20):  # the stream goes on
+            assert next(lines) is not None
+        with pytest.raises(httpx.ConnectError):
+            ask_often(url + "/health")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(serving.PATIENCE) == 0
+
+
+LOADING = """
+import sys, torch
+from foretoken.cli.main import main
+from foretoken.cli.options import EngineOptions
+
+def load(*_):
+    numbers = torch.rand(500, 500)
+    print("loading", file=sys.stderr, flush=True)
+    while True:
+        numbers = numbers @ numbers
+
+EngineOptions.load = load
+sys.argv = ["foretoken", "serve", "--port", "0"]
+main()
+"""
+
+
+def test_ctrl_c_while_the_model_is_loading_is_a_clean_end():
+    """Python's own end would not survive the model's thread, which is in the midst of C++: it was a crash, or none."""
+    package = str(Path(foretoken.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": package}
+    ) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "loading\n"
+        running.send_signal(signal.SIGINT)
+        try:
+            assert (running.wait(serving.PATIENCE), running.stderr.read()) == (130, "")
+        finally:
+            running.kill()
+
+
+def test_a_port_that_is_taken_is_told_at_once(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run("serve", "--port", port)
+    assert code == 2
+    assert err.startswith(f"foretoken: Cannot listen on 127.0.0.1 port {port}: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["x", "--target", "y"], "Both x and --target y"),
+        (["--port", "70000"], "port is 70000"),
+        (["--max-queue", "-1"], "max_queue is -1"),
+        (["--max-batch", "0"], "max_batch is 0"),
+        (["--timeout", "0"], "timeout is 0"),
+        (["--drain", "-1"], "drain is -1"),
+        (["--log", "xml"], "Unknown log xml"),
+        (["--tree", "bush:3"], "bush"),
+    ],
+)
+def test_bad_options(run, given, says):
+    code, _, err = run("serve", *given)
+    assert code == 2
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_extra_that_is_missing_is_named(run, monkeypatch):
+    monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None)
+    code, _, err = run("serve")
+    assert (code, err) == (
+        2,
+        "foretoken: The server needs further packages: pip install -e '.[serve]'.\n",
+    )

@@ -1,0 +1,127 @@
+"""Calls that must be made, and strict functions: the text is held to their schemas."""
+
+import json
+
+import pytest
+
+import serving
+from calling import BARE, MARKED, MARKS, ONE, SETTINGS, TOOLS, TWO, WEATHER, both, marked, tokenizer_of, tool
+from calling import bare as bare  # fixtures
+from calling import engine as engine
+from foretoken.serve.calls import HERMES
+from foretoken.serve.schema import ChatRequest
+from foretoken.serve.structure import grammar_of
+from foretoken.serve.tools import tool_use
+from serving import USER
+from serving import client as client  # fixtures
+from serving import server as server
+
+
+def fits(call):
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "clock":
+        return arguments == {}
+    city, days = arguments.pop("city"), arguments.pop("days")
+    hot = arguments.pop("hot", True)
+    return (
+        call.function.name == "weather"
+        and city in WEATHER["properties"]["city"]["enum"]
+        and type(days) is int
+        and 0 <= days <= 99
+        and isinstance(hot, bool)
+        and not arguments
+    )
+
+
+def test_a_call_that_must_be_made_fits_its_schema(client):
+    names = set()
+    for seed in range(8):
+        for message, reason in both(client, tools=TOOLS, tool_choice="required", seed=seed, temperature=1.5):
+            if reason == "length":  # call after call: those that are whole fit
+                assert all(fits(call) for call in message.tool_calls)
+                continue
+            assert reason == "tool_calls"
+            assert message.content is None
+            assert all(fits(call) for call in message.tool_calls)
+            names |= {call.function.name for call in message.tool_calls}
+    assert names == {"weather", "clock"}
+
+
+@pytest.mark.parametrize("form", ["marked", "bare"])
+def test_a_named_function_is_called_once(form, server, bare):
+    named = {"type": "function", "function": {"name": "weather"}}
+    with serving.client_of(server if form == "marked" else bare) as client:
+        for asked in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
+            for seed in range(4):
+                for message, reason in both(client, tools=TOOLS, seed=seed, temperature=1.5, **asked):
+                    (call,) = message.tool_calls
+                    assert fits(call)
+                    assert (message.content, reason) == (None, "tool_calls")
+                    assert call.function.name == "weather" or asked["tool_choice"] == "required"
+
+
+def accepted(tokenizer, text, **asked):
+    """(whether a text may begin an answer, whether it may be all of it) by the grammar of a request."""
+    body = ChatRequest.model_validate({"messages": USER, **asked})
+    grammar, _ = grammar_of(body, tool_use(tokenizer).form, tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    held = grammar.constraint(tokenizer, frozenset([end]), 0)
+    ids = tokenizer(text)["input_ids"] if text else []
+    begins = all(held.allows(ids[:i], token) for i, token in enumerate(ids))
+    return begins, begins and held.allows(ids, end)
+
+
+STRICT = {"tools": [tool(strict=True), TOOLS[1]]}
+
+
+@pytest.mark.parametrize("added", [(), MARKS, MARKS[:1]])
+def test_what_marked_calls_are_held_to(added):
+    tokenizer = tokenizer_of(MARKED, added)
+    bad, other = marked("weather", '{"city": "Rom"}'), marked("other", "{}")
+    yes, no = (True, True), (False, False)
+    for text in ("", "A text.", "1 < 2", "<think>a<think>", f"So: {ONE}", f"{ONE}\n{ONE} <think>and {TWO} so"):
+        assert accepted(tokenizer, text, **STRICT) == yes
+    assert accepted(tokenizer, marked("clock", '{"a": 1}'), **STRICT) == yes  # which is not strict
+    for text in (bad, "So: <tool_call>x", other, f"{ONE}<think>{bad}"):
+        assert accepted(tokenizer, text, **STRICT) == no
+    assert accepted(tokenizer, "<tool_call>", **STRICT) == (True, False)
+    for text in ("", "A <think> text.", f"So: {ONE}", bad):
+        assert accepted(tokenizer, text, tools=TOOLS, parallel_tool_calls=False) == yes
+    for text in (f"{ONE}\n{ONE}", f"{ONE} and", other):
+        assert accepted(tokenizer, text, tools=TOOLS, parallel_tool_calls=False) == no
+    for text in (ONE, f"{ONE}\n{TWO}"):
+        assert accepted(tokenizer, text, tools=TOOLS, tool_choice="required") == yes
+    for text in ("A", bad, f"{ONE}\n{bad}", marked("clock", '{"a": 1}')):
+        assert accepted(tokenizer, text, tools=TOOLS, tool_choice="required") == no
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert accepted(tokenizer, ONE, tools=TOOLS, tool_choice=named) == yes
+    for text in (TWO, f"{ONE}\n{ONE}"):
+        assert accepted(tokenizer, text, tools=TOOLS, tool_choice=named) == no
+    free, _ = grammar_of(ChatRequest.model_validate({"messages": USER, "tools": TOOLS}), HERMES, tokenizer)
+    assert free is None
+
+
+@pytest.mark.parametrize("added", [(), ("<think>",)])
+def test_what_calls_without_marks_are_held_to(added):
+    tokenizer = tokenizer_of(BARE, added)
+    call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
+    for text in ("", "A text.", '{"n": 1}', call, f"So: {call}", "<think>a"):
+        assert accepted(tokenizer, text, **STRICT) == (True, True)
+    assert accepted(tokenizer, "\n " + call.replace('{"name"', '{ "name"'), **STRICT) == (True, True)
+    for text in (call + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"', '\n{ "name" :"other"'):
+        assert accepted(tokenizer, text, **STRICT) == (False, False)
+    assert accepted(tokenizer, call, tools=TOOLS, tool_choice="required") == (True, True)
+    assert accepted(tokenizer, "A", tools=TOOLS, tool_choice="required") == (False, False)
+
+
+def test_a_strict_function_may_be_left_uncalled(client, engine):
+    got = client.chat.completions.create(tools=[tool(strict=True)], **{**SETTINGS, "max_tokens": 16}).choices[0]
+    assert got.message.tool_calls is None
+    assert got.message.content
+
+
+def test_tools_with_a_form_of_text_where_no_call_is_made(client):
+    got = client.chat.completions.create(
+        tools=TOOLS, tool_choice="none", response_format={"type": "json_object"}, **SETTINGS
+    )
+    assert got.choices[0].finish_reason == "length" or json.loads(got.choices[0].message.content) is not None
