@@ -164,93 +164,144 @@ def load(
     check_known(method=method)
     check_compile(compile)
     check_quantise(quantise)
+
+    # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
-    if tuned is not None and not named and tuned.tree != PLAIN:
-        tree, verifier, draft_probability = tuned.tree, tuned.verifier, tuned.draft_probability
-        if method == AUTO and tree.startswith("chain:"):  # its costs are of chains without coins
-            tree, draft_probability = None, None
-            verifier = None if tuned.draft_probability is not None else verifier
+    if tuned is not None and not named:
+        tree, verifier, draft_probability = _best(tuned, method)
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
-    if isinstance(tokenizer, str) or (tokenizer is None and isinstance(target, str)):
-        tokenizer = load_tokenizer(str(tokenizer or target), trust_remote_code)
+    tokenizer = _tokenizer(tokenizer, target, trust_remote_code)
     check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
-    head_folder = drafter if isinstance(drafter, str) and head_kind(drafter) is not None else None
-    check_quantise_drafter(quantise_drafter, drafter, is_head=head_folder is not None)
-    own = own_kind(drafter)
-    has_model = not is_word(drafter) and head_folder is None
+    kind = _kind(drafter)
+    has_model = kind == SAME
+    check_quantise_drafter(quantise_drafter, drafter, is_head=kind == HEAD)
     if tuned is not None and has_model and vocab in (None, AUTO):
         vocab = tuned.vocab or vocab
-    if isinstance(drafter_tokenizer, str) or (drafter_tokenizer is None and has_model and isinstance(drafter, str)):
-        drafter_tokenizer = load_tokenizer(str(drafter_tokenizer or drafter), trust_remote_code)
-    if vocab is not None and not has_model:
-        which = f"draft head {head_folder}" if head_folder else "drafter self" if own is not None else ""
-        why = f"{which} has its target's" if which else f"drafter {drafter or 'none'} has none"
-        raise ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
-    usual = drafter == AUTO  # self, until the target is loaded
-    kind = HEAD if head_folder is not None else OWN if own is not None or usual else str(drafter or NO_DRAFTER)
+    drafter_tokenizer = _tokenizer(drafter_tokenizer, drafter if has_model else None, trust_remote_code)
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
+    elif vocab is not None:
+        raise _no_vocab(vocab, drafter, kind)
     recipe = replace(recipe, tree=tree or usual_tree(kind, method), vocab=kind if kind in VOCABS else None)
-    settled(recipe, kind)  # before models are loaded
+    settled(recipe, kind)
+
+    # The models.
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
-    chosen_device = choose_device(device)
-    chosen_dtype = choose_dtype(dtype)
+    chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
 
-    def causal_lm(source: str | HFModel, kind: str | None) -> CausalLM:
+    def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:
         if isinstance(source, str):
-            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, kind)
+            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, blocks)
         return wrap_model(source, compile)
 
     model = causal_lm(target, quantise)
-    if usual:
-        own, kind = (OWN_KIND, OWN) if drafts_itself(model, target) else (None, NGRAM)
+    if drafter == AUTO:
+        kind = OWN if drafts_itself(model, target) else NGRAM
         # A row is for method auto, whose costs it needs; bench and tune measure one drafter, and a profile is of one.
         first = NGRAM if kind == OWN and method == AUTO and tuned is None else None
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
-    source = Source(kind, model.vocab_size, None)
-    if head_folder is not None:
-        source = Source(kind, model.vocab_size, ready(load_head(head_folder, parts(model)), head_folder))
-    elif own is not None:
-        source = Source(kind, model.vocab_size, load_own(model, target, own, trust_remote_code))
+    lm = None
+    if kind == HEAD:
+        lm = ready(load_head(str(drafter), parts(model)), str(drafter))
+    elif kind == OWN:
+        lm = load_own(model, target, own_kind(drafter) or OWN_KIND, trust_remote_code)
     elif has_model and drafter is not None:
         lm = causal_lm(drafter, quantise_drafter or quantise)
-        if lm.device != model.device:
-            raise ForetokenError(
-                f"Drafter {lm.name} is on {lm.device} and target {model.name} on {model.device}: "
-                "put both on one device."
-            )
-        if kind == SAME and None in (tokenizer, drafter_tokenizer):
-            _check_sizes(lm, model)
-        source = Source(kind, model.vocab_size, lm)
-        if kind != SAME:
-            assert tokenizer is not None
-            assert drafter_tokenizer is not None
-            translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
-            source = TranslatedSource(kind, model.vocab_size, lm, translation)
+        _check_beside(lm, model, alike=kind == SAME and None in (tokenizer, drafter_tokenizer))
+
+    # The engine of them.
     store = None
     if SUFFIX in (first, kind):
         store = Store() if suffix_store is None else KeptStore(os.fspath(suffix_store), model.vocab_size)
-    source = replace(source, first=first, store=store)
+    source = replace(_source(kind, model, lm, tokenizer, drafter_tokenizer), first=first, store=store)
     if tuned is not None and profile is not None:
         check_profile(tuned, profile, model, source.fingerprint(kind))
     proposing, rule = assembled(recipe, source)
     engine = Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), recipe, source, max_batch)
-    known = None
-    if tuned is not None:
-        extra = expected_extra(policy.sizes(), tuned.extra)
-        known = Experience(extra, tuned.acceptance * WEIGHT, WEIGHT)
-        if method == FIXED and not named and tuned.tree == PLAIN:
-            return plain(engine)
+    if tuned is not None and method == FIXED and not named and tuned.tree == PLAIN:
+        return plain(engine)
     if method != AUTO or isinstance(proposing, NoDrafter):
         return engine
-    model_drafter = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
-    controlled: Drafter = auto_drafter(model_drafter, policy.sizes(), model.device, known)
-    named = any(x is not None for x in (verifier, law, draft_probability, tuned))
-    if vocab == AUTO and isinstance(source, TranslatedSource) and source.has_common_tokens and not named:
+    rule_is_open = all(x is None for x in (verifier, law, draft_probability, tuned))
+    return _controlled(engine, policy, tuned, by_the_clock=vocab == AUTO and rule_is_open)
+
+
+def _best(tuned: Profile, method: str) -> tuple[str | None, str | None, float | None]:
+    """The tree, the verifier and the draft probability that a profile found best; None for what it leaves open.
+
+    tuned: the profile. method: as in `load`; under method auto a chain's depth is chosen step by step.
+    """
+    if tuned.tree == PLAIN:
+        return None, None, None
+    if method == AUTO and tuned.tree.startswith("chain:"):  # its costs are of chains without coins
+        return None, tuned.verifier if tuned.draft_probability is None else None, None
+    return tuned.tree, tuned.verifier, tuned.draft_probability
+
+
+def _kind(drafter: str | HFModel | None) -> str:
+    """The kind of a drafter as far as its name tells: SAME of any model, and OWN of "auto" until the target is loaded.
+
+    drafter: a word, the folder of a head, or a model or its name; none of two in a row.
+    """
+    if isinstance(drafter, str) and head_kind(drafter) is not None:
+        return HEAD
+    if own_kind(drafter) is not None or drafter == AUTO:
+        return OWN
+    return str(drafter or NO_DRAFTER) if is_word(drafter) else SAME
+
+
+def _tokenizer(named: str | Tokenizer | None, model: str | HFModel | None, trust_remote_code: bool) -> Tokenizer | None:
+    """The tokenizer that was named, else that of a model that is named by its folder; None where neither is."""
+    if isinstance(named, str) or (named is None and isinstance(model, str)):
+        return load_tokenizer(str(named or model), trust_remote_code)
+    return named
+
+
+def _no_vocab(vocab: str, drafter: object, kind: str) -> ForetokenError:
+    """The refusal of a method between vocabularies for a drafter that has no vocabulary of its own."""
+    which = {HEAD: f"draft head {drafter}", OWN: "drafter self"}.get(kind) if drafter != AUTO else None
+    why = f"{which} has its target's" if which else f"drafter {drafter or NO_DRAFTER} has none"
+    return ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
+
+
+def _source(
+    kind: str,
+    model: CausalLM,
+    lm: CausalLM | HeadLM | None,
+    tokenizer: Tokenizer | None,
+    drafter_tokenizer: Tokenizer | None,
+) -> Source:
+    """What drafts for a target.
+
+    kind: the drafter's. model: the target. lm: the weights that draft, None where none do. tokenizer,
+    drafter_tokenizer: of both, which a drafter with another vocabulary needs.
+    """
+    if kind not in VOCABS:
+        return Source(kind, model.vocab_size, lm)
+    assert isinstance(lm, CausalLM)
+    assert tokenizer is not None
+    assert drafter_tokenizer is not None
+    translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
+    return TranslatedSource(kind, model.vocab_size, lm, translation)
+
+
+def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None, by_the_clock: bool) -> Engine:
+    """The engine of method auto: its drafter cuts the tree at the depth that pays.
+
+    policy: the tree. tuned: the profile whose costs are taken; None where they are measured. by_the_clock: whether the
+    method between two vocabularies, where there are two, is the one that is measured to be the fastest.
+    """
+    proposing, rule, source = engine.drafter, engine.verifier, engine.source
+    known = None
+    if tuned is not None:
+        known = Experience(expected_extra(policy.sizes(), tuned.extra), tuned.acceptance * WEIGHT, WEIGHT)
+    inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
+    controlled: Drafter = auto_drafter(inner, policy.sizes(), engine.target.lm.device, known)
+    if by_the_clock and isinstance(source, TranslatedSource) and source.has_common_tokens:
         controlled, rule = _fastest(engine, controlled, policy)
     if isinstance(proposing, HybridDrafter):
         controlled = replace(proposing, inner=controlled)
@@ -336,10 +387,18 @@ def check_profile(profile: Profile, path: str, target: CausalLM, drafting: str) 
     profile.check(path, fingerprint(target), drafting, host(target))
 
 
-def _check_sizes(drafter: CausalLM, target: CausalLM) -> None:
-    """Refuse what cannot be one vocabulary under two paddings of the LM head, where no tokenizers tell."""
+def _check_beside(drafter: CausalLM, target: CausalLM, alike: bool) -> None:
+    """Refuse a drafter on another device than the target's, or with another vocabulary where no tokenizers tell.
+
+    alike: whether the two must be one vocabulary, perhaps under two paddings of the LM head.
+    """
+    if drafter.device != target.device:
+        raise ForetokenError(
+            f"Drafter {drafter.name} is on {drafter.device} and target {target.name} on {target.device}: "
+            "put both on one device."
+        )
     few, many = sorted((drafter.vocab_size, target.vocab_size))
-    if few < PADDED * many:
+    if alike and few < PADDED * many:
         raise ForetokenError(
             f"Drafter {drafter.name} has {drafter.vocab_size} tokens and target {target.name} {target.vocab_size}, "
             f"which is not one vocabulary: pass tokenizer=, drafter_tokenizer= and vocab={AUTO!r}."
