@@ -28,10 +28,21 @@ class Solution(Protocol):
         ...
 
 
+@runtime_checkable
+class SetSolution(Solution, Protocol):
+    """A solution whose acceptance is known."""
+
+    @property
+    def acceptance(self) -> float:
+        """P(the emitted token is among the draws)."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """row = S(., A) / Q(A) plus what is missing to 1 times the residual, p - sum_A S normalised.
 
+    p: what is to be emitted [v], of any sum
     flow: S, one number per entry of `sets`; feasible, see `feasible`
     """
 
@@ -54,11 +65,16 @@ class Plan:
         return row + max(1 - row.sum(), 0) * self.residual
 
     @property
+    def accepted(self) -> np.ndarray:
+        """Return P(the draws are A, and the emitted token is one of them), for each set A [sets]."""
+        given = self.sets.per_set(self.flow)
+        again = self.sets.per_set(self.residual[self.sets.token])  # P(the residual's token is among the draws | A)
+        return given + np.maximum(self.sets.prob - given, 0) * again
+
+    @property
     def acceptance(self) -> float:
         """P(the emitted token is among the draws)."""
-        slack = np.maximum(self.sets.prob - self.sets.per_set(self.flow), 0)
-        again = self.sets.per_set(self.residual[self.sets.token])  # P(the residual's token is among the draws | A)
-        return float(self.flow.sum() + slack @ again)
+        return float(self.accepted.sum())
 
 
 def residual_of(p: np.ndarray, taken: np.ndarray) -> np.ndarray:
@@ -131,7 +147,7 @@ class SetSolver(Solver):
         return isinstance(law, IID | WithoutReplacement | Hub)
 
     @abstractmethod
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan: ...
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> SetSolution: ...
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Solve once per pair and sum over all draws: exact for the rule as it is."""

@@ -9,6 +9,7 @@ Decomposition and Theoretical Limits, arXiv:2410.18234, Theorem 1.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -76,20 +77,69 @@ class MaxFlow(SetSolver):
 
 @dataclass(frozen=True)
 class OptimisedMaxFlow(SetSolver):
-    """Two smaller flows, outside and inside of H, the minimiser of p(H) - P(all draws in H).
+    """Two smaller flows, outside and inside of H, the minimiser of p(H) - P(all draws in H); the second where it is
+    needed.
 
     An optimal S uses no token of H for a set that is not inside H. So the outer flow has the sets that are not inside
-    H, with their tokens outside it, and the inner flow the sets inside. The rest as `MaxFlow`.
+    H, with their tokens outside it, and the inner flow the sets inside. The row of a set that is not inside H needs the
+    outer flow alone (equation 8). The rest as `MaxFlow`.
     """
 
     name: str = "ot-maxflow-optimised"
 
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Plan:
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> "Halves":
         sets = draw_sets(law, q)
-        in_hall = hall_set(sets, law, p, q)[sets.token]
-        inside = sets.per_set(~in_hall)[sets.owner] == 0
-        flow = maximal_flow(sets, p, ~inside & ~in_hall) + maximal_flow(sets, p, inside)
-        return Plan(sets, p, feasible(sets, p, flow))
+        return Halves(sets, p, hall_set(sets, law, p, q))
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """The plans of the sets outside and inside of H, each made when one of its rows is asked for.
+
+    The outer sets have together at most as much probability as the tokens outside H. What rounding leaves of it goes to
+    these tokens, by the residual of p outside H; the inner sets emit what is then left of p.
+
+    hall: H, mask [v]
+    """
+
+    sets: DrawSets
+    p: np.ndarray
+    hall: np.ndarray
+
+    @cached_property
+    def inside(self) -> np.ndarray:
+        """The sets inside H, mask [sets]."""
+        return self.sets.per_set(~self.hall[self.sets.token]) == 0
+
+    @cached_property
+    def outer(self) -> Plan:
+        """The plan whose rows count for the sets that are not inside H."""
+        p = np.where(self.hall, 0.0, self.p)
+        used = ~self.inside[self.sets.owner] & ~self.hall[self.sets.token]
+        return Plan(self.sets, p, feasible(self.sets, p, maximal_flow(self.sets, p, used)))
+
+    @cached_property
+    def inner(self) -> Plan:
+        """The plan whose rows count for the sets inside H."""
+        left = self.sets.prob[~self.inside].sum() - self.outer.flow.sum()
+        emitted = self.sets.per_token(self.outer.flow) + left * self.outer.residual
+        p = np.maximum(self.p - emitted, 0)
+        used = self.inside[self.sets.owner]
+        return Plan(self.sets, p, feasible(self.sets, p, maximal_flow(self.sets, p, used)))
+
+    def row(self, draws: tuple[int, ...]) -> np.ndarray:
+        """Return the law of the token given the draws [v], float64."""
+        number = self.sets.index.get(tuple(sorted(set(draws))))
+        if number is None:
+            return self.p
+        row = (self.inner if self.inside[number] else self.outer).row(draws)
+        total = row.sum()
+        return row / total if total > TINY else self.p  # a half whose tokens have no more probability than rounding
+
+    @property
+    def acceptance(self) -> float:
+        """P(the emitted token is among the draws)."""
+        return float(np.where(self.inside, self.inner.accepted, self.outer.accepted).sum())
 
 
 def maximal_flow(sets: DrawSets, p: np.ndarray, used: np.ndarray) -> np.ndarray:
