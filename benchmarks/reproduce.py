@@ -17,6 +17,9 @@ from benchmarks.papers.gumiho_theorem import gumiho_theorem
 from benchmarks.papers.randomised_drafting import randomised_drafting
 from benchmarks.papers.run import Artefact, Run
 from benchmarks.papers.slrs_table5 import slrs_table5
+from benchmarks.papers.spechub_curves import figure1 as spechub_figure1
+from benchmarks.papers.spechub_curves import figure6 as spechub_figure6
+from benchmarks.papers.spechub_curves import figure7 as spechub_figure7
 from benchmarks.papers.spechub_drafts import spechub_drafts
 from benchmarks.papers.spechub_figures import spechub_figures
 from benchmarks.papers.spechub_table4 import spechub_table4
@@ -39,6 +42,9 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {  # name -> title, and what fills 
     "spechub-table4": ("SpecHub, Table 4: toy distributions", spechub_table4),
     "spechub-tables1-3": ("SpecHub, Tables 1-3: first and second draft by temperature", spechub_drafts),
     "spechub-tables5-7": ("SpecHub, Tables 5-7: tokens per step on binary, ternary and Sequoia trees", spechub_trees),
+    "spechub-figure1": ("SpecHub, Figure 1: tokens per step by the nodes of a binary tree", spechub_figure1),
+    "spechub-figure6": ("SpecHub, Figure 6: tokens per step by temperature", spechub_figure6),
+    "spechub-figure7": ("SpecHub, Figure 7: acceptance of each of ten drafts", spechub_figure7),
     "global-resolution-table1": ("Global Resolution, Table 1: solve time and success", table1),
     "global-resolution-table2": ("Global Resolution, Table 2: acceptance in 10 and 100 ms", table2),
     "global-resolution-table4": ("Global Resolution, Table 4: i.i.d. paths of several steps", table4),

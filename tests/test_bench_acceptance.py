@@ -1,6 +1,5 @@
 """Acceptance vectors, and the papers' tables of tokens per step, counted on the real engine."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -8,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.papers import global_resolution_steps
+from benchmarks.papers import global_resolution_steps, spechub_curves, spechub_trees
 from benchmarks.papers.global_resolution_steps import Paths
-from benchmarks.papers.shaped import ShapedDrafter, flattened, likeliest
+from benchmarks.papers.shaped import Flattened, Likeliest, ShapedDrafter, flattened_to
 from benchmarks.papers.steps import Course, Sample
 from benchmarks.papers.steps import run as counted
 from command import run as run_on_demo_models
@@ -133,7 +132,7 @@ def test_drafts_are_drawn_from_the_changed_q_and_recorded_with_it(tree: str, bat
             return super().__call__(p, siblings)
 
     inner = engine.drafter
-    for shape, support in ((likeliest(10), 10), (flattened(0.0), inner.vocab_size)):
+    for shape, support in ((Likeliest(10), 10), (Flattened(0.0), inner.vocab_size)):
         seen.clear()
         drafter = ShapedDrafter(inner.lm, policy, IID, inner.vocab_size, shape)
         counted(drafter, Looking(), 1.0, course)
@@ -144,14 +143,22 @@ def test_drafts_are_drawn_from_the_changed_q_and_recorded_with_it(tree: str, bat
 
 def test_a_flattened_q_is_that_of_smaller_logits() -> None:
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.allclose(flattened(0.4)((logits / 0.6).softmax(1)), (0.4 * logits / 0.6).softmax(1), atol=1e-12)
+    assert torch.allclose(Flattened(0.4)((logits / 0.6).softmax(1)), (0.4 * logits / 0.6).softmax(1), atol=1e-12)
+
+
+def test_a_drafter_is_made_worse_to_measure_but_not_better() -> None:
+    rng = torch.Generator().manual_seed(0)
+    p, q = (torch.softmax(2 * torch.randn(50, 9, generator=rng, dtype=torch.float64), 1) for _ in range(2))
+    own = float(torch.minimum(p, q).sum(1).mean())
+    worse = flattened_to(p, p, 0.7)
+    assert float(torch.minimum(p, worse(p)).sum(1).mean()) == pytest.approx(0.7, abs=1e-6)
+    assert flattened_to(p, q, own + 0.1) == Flattened(1.0)
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["spechub-tables5-7", "global-resolution-table4"])
 def test_reproductions(monkeypatch, capsys, name: str) -> None:
     """A row of each table; all of them take minutes."""
-    spechub_trees = importlib.import_module("benchmarks.papers.spechub_trees")
     chosen, cited = {5: "biSeq4", 6: "3^2", 7: "2^2"}, spechub_trees.cited
     monkeypatch.setattr(spechub_trees, "cited", lambda n: {1.0: {chosen[n]: cited(n)[1.0][chosen[n]]}})
     monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
@@ -162,3 +169,29 @@ def test_reproductions(monkeypatch, capsys, name: str) -> None:
     shown = [cell for table in tables for cell in table["rows"][0].values() if isinstance(cell, str) and "±" in cell]
     assert len(shown) == (3 + 2 + 3 if name.startswith("spechub") else 5)
     assert all(float(cell.split()[0]) >= 1 for cell in shown)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["spechub-figure1", "spechub-figure6"])
+def test_curves_of_tokens_per_step(monkeypatch, capsys, name: str) -> None:
+    code, printed, err = run_on_demo_models(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
+    assert code == 0, err
+    (table,) = json.loads(printed)["tables"]
+    assert [row["tree"] for row in table["rows"]] == (["2^2", "2^3"] if name == "spechub-figure1" else ["2^2"])
+    for row in table["rows"]:
+        assert all(1 <= float(row[f"{rule}, ours"].split()[0]) <= 4 for rule in spechub_curves.RULES)
+        assert (row["rrs, JF68m"] is None) == (row["T"] == "0.2")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_acceptance_by_draft_falls_to_nothing(monkeypatch, capsys) -> None:
+    """Both rules accept the first draft alike, as often as JF68m's; all ten together are accepted at most always."""
+    line = ("benchmarks", "reproduce", "spechub-figure7", "--positions", "24", "--quick", "--json")
+    code, printed, err = run_on_demo_models(monkeypatch, capsys, *line)
+    assert code == 0, err
+    rows = json.loads(printed)["tables"][0]["rows"]
+    assert len(rows) == 10
+    for rule in ("rrs", "rrsw"):
+        assert rows[0][rule] == pytest.approx(0.4418, abs=0.15)
+        assert sum(row[rule] for row in rows) <= 1
+        assert rows[0][rule] > 3 * rows[5][rule]

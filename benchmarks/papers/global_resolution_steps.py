@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from benchmarks.papers.run import Run
-from benchmarks.papers.shaped import ShapedDrafter, likeliest
+from benchmarks.papers.shaped import Likeliest, ShapedDrafter
 from benchmarks.papers.steps import Course, run
 from foretoken.core.laws import IID, Law
 from foretoken.core.policy import Plan
@@ -95,7 +95,7 @@ def table4(run_: Run) -> None:
         for rule in RULES:
             run_.progress(f"{number} paths: {rule}")
             verifier = verifier_named(rule)
-            drafter = ShapedDrafter(inner.lm, Paths(number, DEPTH), IID, inner.vocab_size, likeliest(TOP))
+            drafter = ShapedDrafter(inner.lm, Paths(number, DEPTH), IID, inner.vocab_size, Likeliest(TOP))
             sample = run(drafter, verifier, TEMPERATURE, course)
             cells += [
                 f"{sample.efficiency:.2f} ± {sample.error:.2f}",

@@ -15,26 +15,47 @@ from foretoken.core.shapes import Float
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 
 Shape = Callable[[Float[Tensor, "m v"]], Float[Tensor, "m v"]]
+STEPS = 30  # of a bisection
 
 
-def likeliest(number: int) -> Shape:
+@dataclass(frozen=True)
+class Likeliest:
     """The map from q to q restricted to its `number` likeliest tokens."""
 
-    def cut(q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
-        best, tokens = q.topk(min(number, q.shape[1]), dim=1)
+    number: int
+
+    def __call__(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+        best, tokens = q.topk(min(self.number, q.shape[1]), dim=1)
         return torch.zeros_like(q).scatter_(1, tokens, best / best.sum(1, keepdim=True))
 
-    return cut
 
-
-def flattened(power: float) -> Shape:
+@dataclass(frozen=True)
+class Flattened:
     """The map from q to q^power, normalised: the drafter's logits times `power`, at any temperature above 0."""
 
-    def flatten(q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
-        weights = q**power
+    power: float
+
+    def __call__(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+        weights = q**self.power
         return weights / weights.sum(1, keepdim=True)
 
-    return flatten
+
+def flattened_to(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], accepted: float) -> Flattened:
+    """Return the map after which one draft is accepted with probability `accepted` in the mean over the pairs.
+
+    It has power 1 where q itself is accepted less often than that.
+    """
+
+    def mean(power: float) -> float:
+        return float(torch.minimum(p, Flattened(power)(q)).sum(1).mean())
+
+    low, high = 0.0, 1.0
+    if mean(high) <= accepted:
+        return Flattened(high)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean(middle) < accepted else (low, middle)
+    return Flattened(high)
 
 
 @dataclass(frozen=True)

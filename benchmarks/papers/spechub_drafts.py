@@ -57,4 +57,6 @@ def spechub_drafts(run: Run) -> None:
         f"(2^2, CNN, T = 1) {BINARY_TREE_RRS} tokens per step, and 1 + {FIRST[1.0]['rrsw'][0]} + "
         f"{SECOND[1.0]['rrs'][0]} = {1 + FIRST[1.0]['rrsw'][0] + SECOND[1.0]['rrs'][0]:.4f}. "
         "The first draft of RRS is that of RRSw.",
+        "Table 3 at T = 0.3 and 0.6 is impossible as a mean over the same contexts: SpecHub's first draft has law q, "
+        "so it is accepted at most with the sum of min(p, q), which RRSw's attains.",
     ]
