@@ -36,7 +36,10 @@ from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer
 from foretoken.recipe import PLAIN, SAME, VOCABS, Recipe
 from foretoken.trees.grammar import read_tree
+from foretoken.vocab.slem import SLEMDrafter
+from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.source import TranslatedSource
+from foretoken.vocab.strings import continuation, longest_overlap
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -52,6 +55,7 @@ COLUMNS = [
     "x plain, CPU",
     "tokens/forward",
     "accepted",
+    "none",
     "own share",
     "law",
 ]
@@ -59,12 +63,18 @@ NOTES = [
     "tokens/s, x plain: medians, of wall clock; the ratios are taken on the same prompt in the same round, over the "
     "plain decoding of the same side. x plain, CPU: the same of this thread's CPU seconds, which other programs do not "
     "disturb.",
-    "tokens/forward: emitted tokens per target forward, bonus included. accepted: of the drafted tokens. own share: "
-    "propose and observe without the drafter's forwards, of the wall clock: translating and growing the tree.",
+    "tokens/forward: emitted tokens per target forward, bonus included. accepted: of the drafted tokens. none: share "
+    "of the drafts that were no token of the target. own share: propose and observe without the drafter's forwards, of "
+    "the wall clock: translating and growing the tree.",
 ]
 
 
 TREES = {SAME: "chain:5", "union": "chain:3", "tli": "chain:3", "slem": "chain:8", "slrs": "chain:3"}
+ALIGNMENTS = (
+    ("overlap", longest_overlap, True),
+    ("unhealed", continuation, False),
+    ("overlap unhealed", longest_overlap, False),
+)
 BYTES_TREE = "chain:12"  # of slem where the drafter's tokens are bytes
 THEIR_DRAFTS = 5  # transformers' num_assistant_tokens
 
@@ -175,9 +185,10 @@ def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | No
     head: list[str | float | None] = [f"{way.system} {way.method}", Path(way.drafter_name).name, way.tree]
     done = runs.taken
     if runs.failed is not None or not done:
-        return [*head, *[None] * 6, runs.failed or law]
+        return [*head, *[None] * 7, runs.failed or law]
     tokens, forwards = sum(t.num_tokens for t in done.values()), sum(t.num_target_forwards for t in done.values())
     drafted, accepted = sum(t.num_drafted for t in done.values()), sum(t.num_accepted for t in done.values())
+    nodes, empty = sum(t.num_nodes for t in done.values()), sum(t.num_empty for t in done.values())
     both = [(t, plain.taken[place]) for place, t in done.items() if place in plain.taken]
     own = [t.own_s for t in done.values() if t.own_s is not None]
     return [
@@ -187,6 +198,7 @@ def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | No
         median(t.num_tokens / t.cpu_s / (p.num_tokens / p.cpu_s) for t, p in both),
         tokens / forwards,
         accepted / drafted if drafted else None,
+        empty / nodes if nodes else None,
         sum(own) / sum(t.wall_s for t in done.values()) if own else None,
         law,
     ]
@@ -246,10 +258,13 @@ def ways(
     drafters: Sequence[str],
     methods: Sequence[str],
     trees: Mapping[str, Sequence[str]],
+    lookaheads: Sequence[int] = (),
+    alignments: bool = False,
 ) -> list[Way]:
     """Plain decoding on both sides, the engine's own drafter if it has one, then every method with every drafter.
 
-    trees: of a method, where not the usual one.
+    trees: of a method, where not the usual one. lookaheads: limits on the drafter tokens of a draft of slrs, each a way
+    of its own beside the one without. alignments: slem also in the ways of ALIGNMENTS.
     """
 
     def ours(drafter: Drafter, rule: Verifier) -> Foretoken:
@@ -270,6 +285,15 @@ def ways(
                 source = TranslatedSource(method, engine.target.vocab_size, lm, translation)
                 drafter, rule = assembled(Recipe(tree), source)
                 found.append(Way(method, name, tree, ours(drafter, rule)))
+                if alignments and isinstance(drafter, SLEMDrafter):
+                    found += [
+                        Way(f"slem {what}", name, tree, ours(replace(drafter, align=align, heals=heals), rule))
+                        for what, align, heals in ALIGNMENTS
+                    ]
+                if method == "slrs" and isinstance(drafter, SLRSDrafter):
+                    found += [
+                        Way(f"slrs n={n}", name, tree, ours(replace(drafter, lookahead=n), rule)) for n in lookaheads
+                    ]
         model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
         model.generation_config = GenerationConfig(pad_token_id=0)
         assistant, both = model.to(like.device).eval(), (target_tokenizer, tokenizer)
@@ -295,6 +319,16 @@ def command(
         list[str] | None,
         typer.Option(help="METHOD=TREE, e.g. tli=chain:2, for another tree than the usual one; may be repeated."),
     ] = None,
+    lookahead: Annotated[
+        list[int] | None,
+        typer.Option(help="Most drafter tokens of a draft of slrs, measured beside no limit; may be repeated."),
+    ] = None,
+    alignments: Annotated[
+        bool,
+        typer.Option(
+            "--alignments", help="Measure slem also with the paper's longest overlap, and without healing the edge."
+        ),
+    ] = False,
     temperature: Annotated[
         list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
     ] = None,
@@ -327,6 +361,8 @@ def command(
         trees.setdefault(name, []).append(spec)
     if samples < 0 or rounds < 1 or max_new_tokens < 2:
         raise ForetokenError("samples must be at least 0, rounds at least 1 and max-new-tokens at least 2.")
+    if any(n < 1 for n in lookahead or ()):
+        raise ForetokenError(f"lookahead is {min(lookahead or ())}: it must be at least 1.")
     check_temperatures(temperature)
     check_seed(seed, rounds)
     options.heldout_prompts(prompts)
@@ -351,7 +387,7 @@ def command(
     chosen = encoded(pair.engine, chosen_prompts(None, prompts), max_new_tokens)
     settings = Settings(tuple(temperature or (0.0, 1.0)), chosen, max_new_tokens, rounds, samples, seed)
     small = pair.engine.target if expand is None else LMTarget(load_model(target, lm.device, lm.dtype))
-    found = ways(pair.engine, pair.target, tokenizer, drafters, methods, trees)
+    found = ways(pair.engine, pair.target, tokenizer, drafters, methods, trees, lookahead or (), alignments)
     header = {
         **machine(lm.device),
         "dtype": str(lm.dtype).removeprefix("torch."),

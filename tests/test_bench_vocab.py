@@ -73,7 +73,8 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     plain, strings = greedy.rows[0], greedy.rows[2]
     assert plain[4] == plain[5] == plain[6] == 1
     assert strings[6] >= 1
-    assert 0 < strings[8] < 1
+    assert strings[8] == 0  # every byte is a token of the target
+    assert 0 < strings[9] < 1
     assert len(vocab_bench.COLUMNS) == len(plain)
 
 
@@ -97,6 +98,21 @@ def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monk
     combined = {row[""]: row for row in out["tables"][2]["rows"]}
     assert combined["maximum"]["target by drafter-bytes"] == 1
     assert combined["median"]["target by drafter-1k"] > 1
+
+
+def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(monkeypatch, capsys):
+    models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
+    fast = ["--prompts", 1, "--max-new-tokens", 8, "--rounds", 1, "--samples", 0, "--temperature", 1, "--json"]
+    limits = ["--method", "slrs", "--lookahead", 1, "--lookahead", 3, "--method", "slem", "--alignments"]
+    code, out, _ = run(monkeypatch, capsys, "benchmarks", "vocab", *models, *fast, *limits)
+    assert code == 0
+    rows = {row["way"]: row for row in json.loads(out)["tables"][0]["rows"]}
+    ways = ["foretoken slrs", "foretoken slrs n=1", "foretoken slrs n=3"]
+    assert [name for name in rows if "slrs" in name] == ways
+    assert all(0 <= rows[name]["none"] <= 1 for name in ways)
+    assert rows["foretoken plain"]["none"] is None
+    alignments = ["slem", "slem overlap", "slem unhealed", "slem overlap unhealed"]
+    assert [name for name in rows if "slem" in name] == [f"foretoken {what}" for what in alignments]
 
 
 def test_the_trees_asked_for_are_taken(monkeypatch, capsys):

@@ -57,6 +57,7 @@ BAD = [
     ("vocab --method nonsense", "choose among"),
     ("vocab --target models/target", "--drafter"),
     ("vocab --rounds 0", "rounds"),
+    ("vocab --lookahead 0", "lookahead is 0"),
     ("vocab --tree chain:2", "METHOD=TREE"),
     ("vocab --method tli --tree slem=chain:2", "a method of tli"),
     ("vocab --tree tli=chain:x", "chain:D"),

@@ -20,7 +20,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
 from foretoken.vocab.slem import SLEMDrafter
-from foretoken.vocab.strings import Context, Healing, continuation, incomplete
+from foretoken.vocab.strings import Context, Healing, continuation, incomplete, longest_overlap
 from foretoken.vocab.translation import FIRM, Translation
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -86,6 +86,28 @@ def test_a_draft_goes_on_where_the_target_stands():
     assert [T.tokens[i] for i in continuation(T, half, b"\xa9 the")] == [b"\xa9", b" the"]
     assert drafted("a", b"<|end|>")[0] == b"<"  # never the special token
     assert continuation(T, [T.eos], b"hello") == T.encode(b"hello")
+
+
+def test_the_longest_overlap_goes_on_behind_what_is_unchanged():
+    def drafted(before: str, more: bytes) -> list[bytes]:
+        return [T.tokens[i] for i in longest_overlap(T, T.encode(before.encode()), more)]
+
+    assert drafted("a", b" the hello") == [b" the", b" ", b"hello"]  # nothing before the edge is split otherwise
+    assert drafted("a ", b"the") == [b" the"]  # the text's last token is gone: its space is drafted once more
+    assert drafted("he", b"llo") == [b"llo"]  # nothing overlaps: encoded alone
+    assert drafted("a", "aé".encode()[:2]) == [b"a"]
+    assert longest_overlap(T, [T.eos], b"hello") == T.encode(b"hello")
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_every_alignment_leaves_the_text_the_targets_own(heals):
+    lm, small = tables.lms(tables.DRAFTER)
+    translation = tables.translation(tables.DRAFTER)
+    drafting = SLEMDrafter(small, translation, static.kary(2, 2), Opaque, lm.vocab_size, longest_overlap, heals)
+    verifier = VERIFIERS["exact-match"]
+    got = tables.law_of(lm, drafting, verifier, 2)
+    want = own_law(Decoding(LMTarget(lm), drafting, verifier, (1, 2), 2, Sampling(), frozenset({0})))
+    assert deviation(got, want) < 1e-12
 
 
 def test_incomplete_characters():

@@ -67,6 +67,13 @@ def test_decoding_with_two_tokenizers_is_the_targets_own(pair, depth, limit):
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("lookahead", [1, 2])
+@pytest.mark.parametrize("pair", ["apart", "containing"])
+def test_a_draft_may_end_after_so_many_tokens(pair, lookahead):
+    assert deviates(*drafting(pair, 2, lookahead=lookahead)) < 1e-10
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("pair", ["apart", "wider", "disjoint"])
 def test_union_too(pair):
     assert deviates(*drafting(pair, 2, drafts=SingleTokens)) < 1e-10
@@ -100,7 +107,8 @@ def test_a_psi_of_one_segmentation_alone_would_be_seen(monkeypatch):
 
 def brute_psi(lm, drafter, ids, edge, most=6):
     """{first target token or None: probability} by writing every draft down, without the bookkeeping; what is still
-    open after `most` tokens is missing."""
+    open after `most` tokens is missing, unless the drafter's look-ahead ends it."""
+    begun = len(ids)
     source, dest = drafter.translation.source, drafter.translation.dest
     tokens = list(source.ids)
     psi, taken = {}, edge.taken
@@ -120,7 +128,8 @@ def brute_psi(lm, drafter, ids, edge, most=6):
                 continue
             chance = prob * float(table[d]) / mass
             after = string + (spelled[len(taken) :] if first else spelled)
-            token = source.eos if d == dest.eos and not string and not first else settle(after, not spelled)
+            ended = not spelled or len(ids) - begun + 1 == drafter.lookahead
+            token = source.eos if d == dest.eos and not string and not first else settle(after, ended)
             if d == dest.eos and first and not taken:
                 token = source.eos
             if token is not False:
@@ -134,13 +143,14 @@ def brute_psi(lm, drafter, ids, edge, most=6):
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("lookahead", [None, 1, 2])
 @pytest.mark.parametrize(
     ("pair", "prompt", "heals"),
     [*((pair, [1, 2, 1], False) for pair in ("apart", "contained", "wider", "long", "containing")),
      ("apart", [1, 2], True)],
 )  # fmt: skip
-def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals):
-    lm, drafter = drafting(pair, 1)
+def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals, lookahead):
+    lm, drafter = drafting(pair, 1, lookahead=lookahead)
     found = {}
 
     def run(rng):

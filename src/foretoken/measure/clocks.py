@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter
+from foretoken.core.sequence import Sequence
+from foretoken.core.tree import TokenTree
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter
@@ -114,15 +117,38 @@ def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
     return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
 
 
+@dataclass
+class Drafts:
+    """nodes: that were to have children. empty: of these, where no token was drawn."""
+
+    nodes: int = 0
+    empty: int = 0
+
+    def count(self, trees: Iterable[TokenTree]) -> None:
+        """Add the nodes of these trees."""
+        records = [siblings for tree in trees for siblings in tree.siblings if siblings is not None]
+        self.nodes += len(records)
+        self.empty += sum(not siblings.draws for siblings in records)
+
+
 @dataclass(frozen=True)
 class TimedDrafter(WrappedDrafter[Drafter]):
-    """A drafter; `clock` runs while its sessions propose and observe."""
+    """A drafter; `clock` runs while its sessions propose and observe, and `drafts` counts what they propose."""
 
     clock: Clock
+    drafts: Drafts = field(default_factory=Drafts)
 
     def open(self, batch: int, slots: int) -> DraftSession:
         session = self.inner.open(batch, slots)
         record(session, DRAFTING, self.clock)
+        propose = session.propose
+
+        def counted(sequences: Seq[Sequence]) -> list[TokenTree]:
+            trees = propose(sequences)
+            self.drafts.count(trees)
+            return trees
+
+        vars(session)["propose"] = counted
         return session
 
 
@@ -130,10 +156,11 @@ class Clocks:
     """What one decoding is timed by.
 
     target, drafter: score, extend and keep of each model's rows. forwards: calls of either model. proposing: the
-    drafter's session, with its model's calls.
+    drafter's session, with its model's calls. drafts: what it proposed.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
+        self.drafts = Drafts()
         self.target, self.drafter, self.forwards, self.proposing = (Clock(device) for _ in range(4))
 
     @property
@@ -151,7 +178,7 @@ class Clocks:
             return drafter
         if isinstance(drafter, LMDrafter | SLEMDrafter | SLRSDrafter) and isinstance(drafter.lm, CausalLM):
             drafter = replace(drafter, lm=self._on_model(drafter.lm))
-        return TimedDrafter(drafter, self.proposing)
+        return TimedDrafter(drafter, self.proposing, self.drafts)
 
     def _on_model(self, lm: CausalLM) -> CausalLM:
         if isinstance(lm, IntersectionLM):

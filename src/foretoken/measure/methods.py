@@ -25,7 +25,8 @@ class Run:
 
     forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
     those calls, masks and cache; None for transformers. texts: the new ids of each sequence. cpu_s: of this thread.
-    own_s: of drafting, outside of the drafter's model; None where it is not measured.
+    own_s: of drafting, outside of the drafter's model; None where it is not measured. num_nodes, num_empty: nodes that
+    were to have children, and those of them where the drafter drew no token.
     """
 
     num_tokens: int
@@ -41,10 +42,13 @@ class Run:
     texts: tuple[list[int], ...] = ()
     cpu_s: float = 0.0
     own_s: float | None = None
+    num_nodes: int = 0
+    num_empty: int = 0
 
     def record(self) -> dict[str, Any]:
         """The fields that a line of JSONL has."""
-        return {name: value for name, value in vars(self).items() if name not in ("texts", "cpu_s", "own_s")}
+        left_out = ("texts", "cpu_s", "own_s", "num_nodes", "num_empty")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class Foretoken:
             texts,
             cpu_s,
             clocks.own_s if clocks.proposing.count else None,
+            clocks.drafts.nodes,
+            clocks.drafts.empty,
         )
 
 

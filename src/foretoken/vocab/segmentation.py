@@ -57,14 +57,18 @@ class Segmentation:
 
     width: columns of the drafter's logits. vocab_size: of the target's; no id beyond is proposed. limit: nodes of a
     plan. A draft whose node is not among its token's first `limit` ones, those of fewest tokens first, is infeasible:
-    a fixed choice, made from the vocabularies and the edge alone.
+    a fixed choice, made from the vocabularies and the edge alone. lookahead: a draft of so many drafter tokens ends,
+    and its string is settled as it is; None for no such end.
     heals: drafts may have to begin with bytes of the context that were taken back.
     """
 
     heals: ClassVar[bool] = True
 
-    def __init__(self, translation: Translation, width: int, vocab_size: int, limit: int) -> None:
+    def __init__(
+        self, translation: Translation, width: int, vocab_size: int, limit: int, lookahead: int | None = None
+    ) -> None:
         self.limit = limit
+        self.lookahead = lookahead
         self.width = width
         self.ids = {token: i for token, i in translation.source.ids.items() if i < vocab_size}
         self.following: dict[bytes, set[int]] = {}  # open string -> the bytes that may follow
@@ -87,11 +91,16 @@ class Segmentation:
         """The longest target token that begins `data`, or NONE."""
         return next((self.ids[data[:n]] for n in range(len(data), 0, -1) if data[:n] in self.ids), NONE)
 
-    def _outcomes(self, state: bytes, edge: Edge = FIRM) -> np.ndarray:
+    def ends(self, drafted: int) -> bool:
+        """Whether the drafter token after so many is a draft's last one, whatever it is."""
+        return self.lookahead is not None and drafted + 1 >= self.lookahead
+
+    def _outcomes(self, state: bytes, edge: Edge = FIRM, last: bool = False) -> np.ndarray:
         """[width]: what each drafter token does to a draft that is `state` so far: the target token that it settles,
         NONE, CLOSED, or OPEN - i where it goes on as states[i].
 
-        edge: of the context, for a draft that begins; FIRM for one that goes on.
+        edge: of the context, for a draft that begins; FIRM for one that goes on. last: the draft ends with the token,
+        so that none goes on.
         """
         taken = edge.taken
         codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int32)
@@ -104,6 +113,9 @@ class Segmentation:
         self._mark(codes, state, taken, low, high)
         if taken:
             codes[edge.closed(self.width)] = CLOSED
+        if last:
+            goes_on = codes <= OPEN
+            codes[goes_on] = [self.first(self.states[OPEN - code]) for code in codes[goes_on]]
         return codes
 
     def _mark(self, codes: np.ndarray, state: bytes, prefix: bytes, low: int, high: int) -> None:
@@ -124,12 +136,12 @@ class Segmentation:
     def _plan(self, token: int, edge: Edge = FIRM) -> Plan | None:
         """The feasible drafts of `token`, breadth first; None where there is none."""
         passing = self._passing(token)
-        tokens, parents, states, stops = [-1], [-1], [b""], []
+        tokens, parents, states, depths, stops = [-1], [-1], [b""], [0], []
         open_ = deque([0])
         while open_:
             node = open_.popleft()
             state, again = states[node], FIRM if node else edge
-            codes = self.outcomes(state, again)
+            codes = self.outcomes(state, again, self.ends(depths[node]))
             stops.append(np.flatnonzero(codes == token).astype(np.int32))
             for string in passing:
                 if string.startswith(state) and (again.taken or len(string) > len(state)):
@@ -139,6 +151,7 @@ class Segmentation:
                             tokens.append(drafted)
                             parents.append(node)
                             states.append(string)
+                            depths.append(depths[node] + 1)
         return Plan(tuple(tokens), tuple(parents), tuple(stops)) if any(map(len, stops)) else None
 
     def _passing(self, token: int) -> list[bytes]:
@@ -165,7 +178,7 @@ class SingleTokens(Segmentation):
 
     heals: ClassVar[bool] = False
 
-    def _outcomes(self, state: bytes, edge: Edge = FIRM) -> np.ndarray:
+    def _outcomes(self, state: bytes, edge: Edge = FIRM, last: bool = False) -> np.ndarray:
         codes = np.full(self.width, NONE, dtype=np.int32)
         for key, i in zip(self._keys, self._order, strict=True):
             codes[i] = self.ids.get(key, NONE)

@@ -8,7 +8,7 @@ opaque and the target's own draw decides (exact match): lossless at any temperat
 sampled token is accepted with probability sum p psi (Table 3), a likeliest one with p of it, which is mostly more.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ from foretoken.models.rows import Rows
 from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.strings import Context, Healing, common_prefix, continuation
 from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import Vocabulary
 
 WIDER = 2  # target nodes allowed for each drafter node, for drafters with longer tokens; strings are cut there
 ENDLESS = 2**31
@@ -34,13 +35,19 @@ ENDLESS = 2**31
 
 @dataclass(frozen=True)
 class SLEMDrafter:
-    """policy, law: of the tree in the drafter's own tokens. vocab_size: the target's; no id beyond it is proposed."""
+    """policy, law: of the tree in the drafter's own tokens. vocab_size: the target's; no id beyond it is proposed.
+
+    align: gives the target's ids of drafted text, from its vocabulary, its ids so far and the text. heals: whether the
+    drafter may write its last token again as a longer one.
+    """
 
     lm: CausalLM
     translation: Translation
     policy: TreePolicy
     law: LawFamily
     vocab_size: int = 0
+    align: Callable[[Vocabulary, Seq[int], bytes], list[int]] = continuation
+    heals: bool = True
 
     @property
     def name(self) -> str:
@@ -91,13 +98,14 @@ class Row:
 
     context: Context
     healing: Healing
+    heals: bool
     inner: Inner | None = None
     seen: int = 0  # target ids
 
     def ids(self, target_ids: list[int]) -> list[int]:
         self.seen = len(target_ids)
         ids = self.context.follow(target_ids)
-        return self.healing.take(ids, self.context.floor, target_ids[-1])
+        return self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
 
 
 class SLEMSession:
@@ -118,7 +126,7 @@ class SLEMSession:
     def join(self) -> None:
         self._session.join()
         d = self.drafter
-        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size)))
+        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size), d.heals))
 
     def leave(self, row: int) -> None:
         self._session.leave(row)
@@ -179,7 +187,7 @@ class SLEMSession:
         translation = self.drafter.translation
         source, dest = translation.source, translation.dest
         end = next((i for i, token in enumerate(tokens) if not dest.spell([token])), len(tokens))
-        ids = continuation(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.edge.taken) :])
+        ids = self.drafter.align(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.edge.taken) :])
         last = translation.special_back.get(tokens[end]) if end < len(tokens) else None
         return ids if last is None else [*ids, last]
 

@@ -49,7 +49,9 @@ MARGIN = 4  # ids at the end of a context that are not committed, since the next
 
 @dataclass(frozen=True)
 class SLRSDrafter:
-    """policy: a chain. vocab_size: the target's. Raises ForetokenError for a tree that branches."""
+    """policy: a chain. vocab_size: the target's. limit: nodes of a plan. lookahead: drafter tokens after which a draft
+    ends at the latest, the paper's threshold n; None for as many as it takes. Raises ForetokenError for a tree that
+    branches."""
 
     lm: CausalLM
     translation: Translation
@@ -57,6 +59,7 @@ class SLRSDrafter:
     law: LawFamily = Opaque
     vocab_size: int = 2**62
     limit: int = NODES
+    lookahead: int | None = None
     drafts: type[Segmentation] = Segmentation
 
     def __post_init__(self) -> None:
@@ -77,7 +80,7 @@ class SLRSDrafter:
 
     @cached_property
     def segmentation(self) -> Segmentation:
-        return self.drafts(self.translation, self.lm.vocab_size, self.vocab_size, self.limit)
+        return self.drafts(self.translation, self.lm.vocab_size, self.vocab_size, self.limit, self.lookahead)
 
     def open(self, batch: int, slots: int) -> "SLRSSession":
         return SLRSSession(self, batch, 2 * slots)
@@ -189,7 +192,7 @@ class SLRSSession:
                     raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
             else:
                 token = int(draw_iid(torch.from_numpy(weights)[None], seq.uniforms(1, 1)))
-            code = int(self.segmentation.outcomes(state, again)[token])
+            code = int(self.segmentation.outcomes(state, again, self.segmentation.ends(len(draft)))[token])
             if code > OPEN:
                 break
             state = self.segmentation.states[OPEN - code]
