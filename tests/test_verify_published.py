@@ -89,6 +89,12 @@ def test_the_optimised_flow_solves_the_outer_half_alone_where_that_is_enough(
     assert kinds == {True, False}
 
 
+@pytest.mark.parametrize("name", SOLVERS)
+def test_draws_whose_probability_is_too_small_for_a_float_are_answered_by_p(name: str) -> None:
+    p, q = torch.tensor([1, 2.3e-166]).double(), torch.tensor([1, 5.5e-166]).double()
+    assert torch.equal(VERIFIERS[name](p, Siblings((1, 1), q, IID(2))), p)
+
+
 def test_too_large_to_enumerate() -> None:
     q = torch.full((1000,), 1e-3).double()
     with pytest.raises(ForetokenError, match=r"too large to enumerate.*top-k"):

@@ -55,10 +55,9 @@ class Plan:
         return residual_of(self.p, self.sets.per_token(self.flow))
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
-        key = tuple(sorted(set(draws)))
-        if key not in self.sets.index:  # not drawn under this law: nothing is known of it, and p is always right
+        number = self.sets.number(draws)
+        if number is None:  # nothing is known of it, and p is always right
             return self.p
-        number = self.sets.index[key]
         entries = self.sets.owner == number
         row = np.zeros(self.sets.v)
         row[self.sets.token[entries]] = self.flow[entries] / self.sets.prob[number]

@@ -45,6 +45,11 @@ class DrawSets:
         ends = np.cumsum(np.bincount(self.owner, minlength=len(self.prob)))[:-1]
         return {tuple(tokens.tolist()): i for i, tokens in enumerate(np.split(self.token, ends))}
 
+    def number(self, draws: tuple[int, ...]) -> int | None:
+        """Return the number of the set of these draws, None where they have no probability that a float can hold."""
+        found = self.index.get(tuple(sorted(set(draws))))
+        return found if found is not None and self.prob[found] > 0 else None
+
     def per_set(self, values: np.ndarray) -> np.ndarray:
         """Sum entry values over each set."""
         return np.bincount(self.owner, values, len(self.prob))

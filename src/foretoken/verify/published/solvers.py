@@ -129,7 +129,7 @@ class Halves:
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         """Return the law of the token given the draws [v], float64."""
-        number = self.sets.index.get(tuple(sorted(set(draws))))
+        number = self.sets.number(draws)
         if number is None:
             return self.p
         row = (self.inner if self.inside[number] else self.outer).row(draws)
