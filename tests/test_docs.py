@@ -14,6 +14,7 @@ from benchmarks.__main__ import script
 from foretoken.cli.main import app
 from scripts import tables
 from serving import save_pair, toy_tokenizer
+from snippets import CODE, blocks
 
 STALE = "{} is out of date: run `python scripts/tables.py` and commit what it writes"
 
@@ -48,7 +49,6 @@ def test_code_and_pages_use_the_words_of_the_field():
 
 PAGES = [*sorted(tables.ROOT.glob("*.md")), *sorted(tables.ROOT.glob("docs/*.md"))]
 USERS = [page for page in PAGES if str(page.relative_to(tables.ROOT)) not in LOGS]
-CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
@@ -70,10 +70,6 @@ def test_links_lead_to_files_and_headings_that_are_there() -> None:
                 broken.append(f"{page.name}: {link}")
     assert followed > 50
     assert not broken, broken
-
-
-def blocks(page: Path, *languages: str) -> list[str]:
-    return [code for language, code in CODE.findall(page.read_text(encoding="utf-8")) if language in languages]
 
 
 def options_of(words: list[str]) -> set[str] | None:
