@@ -122,7 +122,7 @@ def desk(folder: Path) -> Desk:
     for name, text in texts.items():
         (folder / name).write_text(text)
     things = {
-        "TARGET": models / "target",
+        "TARGET": chat,
         "DRAFTER": models / "drafter",
         "FOLDER": chat,
         "path/to/folder": chat,

@@ -18,28 +18,22 @@ from foretoken.serve.listen import bound
 from reader import Desk, desk
 from snippets import PAGES, ROOT, Command, shown
 
-INSTALLS = "It installs packages into an environment."
-MAKES = "It makes an environment first; the command behind it is {}. `make --dry-run` is run."
-RAY = "It needs Ray, which is a large package; tests/test_cluster.py and tests/test_cluster_serve.py start it."
+MAKES = "It makes an environment first; what it runs there is {}."
+# A command with such a part is not executed.
 NOT_EXECUTED = {
-    "pip install -c constraints.txt -e .": INSTALLS,
-    "pip install -c constraints.txt -e '.[serve]'": INSTALLS,
+    "pip install ": "It installs packages into an environment.",
     "make demo": MAKES.format("`foretoken demo`, which is executed"),
     "make audit": MAKES.format("`foretoken audit`, which is executed"),
     "make bench": MAKES.format("`foretoken bench`, which is executed"),
     "make test": MAKES.format("the fast test suite, that is this test"),
-    "make lint": MAKES.format("the linters, which check every change"),
+    "make lint": MAKES.format("linters, which every change must pass"),
     "make site": MAKES.format("mkdocs, which is installed there"),
     "make paper": MAKES.format("typst, which is installed there"),
     ".ci/run": "It is `make lint` and `make test`.",
-    ".venv/bin/python -m pytest -m slow": "It is the slow test suite, that is this test.",
-    "llama-server -m smollm2-135m-instruct-bf16.gguf -np 1 -t 2 --port 8002": "It is a program of llama.cpp.",
-    "python -m benchmarks peers --server llama.cpp=http://127.0.0.1:8002 --openvino FILE_OR_FOLDER "
-    "--plot docs/speed.svg": "It needs OpenVINO GenAI, a large package; the same without it is executed.",
-    "foretoken generate --batch-file prompts.jsonl --ray 4 --out texts.jsonl --seed 0": RAY,
-    "foretoken serve smollm2-135m-instruct --ray 2 --max-replicas 8 --host 0.0.0.0": RAY,
-    "foretoken generate --target smollm2-135m-instruct --batch-file prompts.jsonl --ray 8 --out texts.jsonl "
-    "--seed 0": RAY,
+    "pytest -m slow": "It is the slow test suite, that is this test.",
+    "llama-server ": "It is a program of llama.cpp.",
+    " --openvino ": "It needs OpenVINO GenAI, a large package; the same benchmark without it is executed.",
+    " --ray ": "It needs Ray, a large package; tests/test_cluster.py and tests/test_cluster_serve.py start it.",
 }
 # What is appended to the commands that begin so; the longest beginning counts, and of an option given twice the last.
 ONE_SHORT_RUN = "--prompts 1 --max-new-tokens 16 --rounds 1"
@@ -82,7 +76,7 @@ SERVER = "foretoken serve "
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 
 SHOWN = shown()
-EXECUTED = [command for text, command in SHOWN.items() if text not in NOT_EXECUTED]
+EXECUTED = [command for text, command in SHOWN.items() if not any(part in text for part in NOT_EXECUTED)]
 
 
 def as_parameters(commands: list[Command]) -> list:
@@ -123,7 +117,7 @@ def url(reader: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 def test_the_lists_are_of_commands_that_the_pages_show() -> None:
     assert len(EXECUTED) > 60
-    assert set(NOT_EXECUTED) <= set(SHOWN)
+    assert [part for part in NOT_EXECUTED if not any(part in text for text in SHOWN)] == []
     assert {*QUICK, *SILENT} <= {command.text for command in EXECUTED}
     assert set(SHORTER) == {beginning(command.text) for command in EXECUTED} - {None}
     assert set(WRITTEN_BY.values()) <= {command.text for command in EXECUTED}
@@ -143,12 +137,12 @@ def test_what_a_command_names_is_there(reader: Desk) -> None:
         written = {file for text in needed(command) for file in SHOWN[text].writes}
         for name in command.names:
             if re.fullmatch(r"[A-Z_]{2,}|[^{}]+\.(jsonl?|txt|gguf)|\S+/to/\S+", name) and "://" not in name:
-                known = name in there | written or (ROOT / name).exists() or name.endswith("instruct.gguf")
+                known = name in there | written or (ROOT / name).exists() or (reader.home / "models" / name).exists()
                 assert known, f"{command.page}: {command.text}: nothing stands for {name}; see tests/reader.py"
 
 
 @pytest.mark.parametrize("text", [text for text in NOT_EXECUTED if text.startswith("make ")])
-def test_make_knows_the_target(text: str) -> None:
+def test_make_knows_what_is_not_executed(text: str) -> None:
     subprocess.run([*shlex.split(text), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 

@@ -1,0 +1,93 @@
+"""The Python of the pages runs: whole pages on tiny models, clients against a server, and what CONTRIBUTING.md adds."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from torch import Tensor
+
+import foretoken
+import test_extending
+import test_serve_tools
+import tiny
+from foretoken.core.laws import IID, Law
+from foretoken.core.policy import TreePolicy
+from foretoken.core.shapes import Float
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.source import Source
+from foretoken.trees.static import StaticTree
+from serving import NAME, save_pair, served, toy_engine, toy_tokenizer
+from snippets import PAGES, ROOT, blocks
+
+WHOLE = ("README.md", "docs/quickstart.md", "docs/trees-and-rules.md")
+SERVING, CONTRIBUTING = "docs/serving.md", "CONTRIBUTING.md"
+OF_A_CLIENT = 3  # the first blocks of the server's page; one of an ASGI app and one that needs Ray follow
+PLACE = "http://127.0.0.1:8000"
+
+
+def test_no_page_with_python_is_left_out() -> None:
+    there = {str(page.relative_to(ROOT)) for page in PAGES if blocks(page, "python")}
+    assert there == {*WHOLE, SERVING, CONTRIBUTING}
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models in the places of those that the pages name."""
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    save_pair(tmp_path / "models")
+    fetched, tokenizer = tmp_path / "models" / "smollm2-135m-instruct", toy_tokenizer()
+    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=2048).save_pretrained(fetched)
+    tokenizer.save_pretrained(fetched)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.usefixtures("desk")
+def test_a_page_runs(name: str) -> None:
+    code = "\n".join(blocks(ROOT / name, "python"))
+    assert "foretoken." in code
+    exec(compile(code, name, "exec"), {})
+
+
+def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a model whose template has tools, as the last of the blocks needs it."""
+    code = "\n".join(blocks(ROOT / SERVING, "python")[:OF_A_CLIENT])
+    assert code.count(PLACE) == 1
+    tokenizer = test_serve_tools.tokenizer_of(test_serve_tools.MARKED, test_serve_tools.MARKS)
+    engine = toy_engine(tmp_path, context=1024, tokenizer=tokenizer)
+    with served(engine) as server:
+        for said, meant in ((PLACE, server.url), ("smollm2-135m-instruct", NAME), ('model="qwen"', f'model="{NAME}"')):
+            assert said in code
+            code = code.replace(said, meant)
+        random.seed(0)  # from which the server draws the seed of a text
+        exec(compile(code, SERVING, "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith('weather {"city"')
+
+
+@pytest.mark.usefixtures("desk")
+def test_an_app_of_ones_own_is_made() -> None:
+    app, cluster = blocks(ROOT / SERVING, "python")[OF_A_CLIENT:]
+    assert "from ray import serve" in cluster  # Ray is a large package: tests/test_cluster_serve.py starts it
+    names: dict = {}
+    exec(compile(app, SERVING, "exec"), names)
+    with TestClient(names["app"]) as client:
+        answer = client.post("/v1/completions", json={"prompt": "def main():", "max_tokens": 4})
+    assert answer.json()["usage"]["completion_tokens"] > 0
+
+
+def test_what_contributing_adds_is_what_it_says(demo: Path) -> None:
+    """Its first block is `Decoder.step` itself, which tests/test_core_decoding.py compares."""
+    added = blocks(ROOT / CONTRIBUTING, "python")[1:]
+    names = {**vars(test_extending), "LawFamily": LawFamily, "Law": Law, "Float": Float, "Tensor": Tensor,
+             "Source": Source, "TreePolicy": TreePolicy, "StaticTree": StaticTree}  # fmt: skip
+    made = dict(names)
+    for code in added:
+        exec(compile(code, CONTRIBUTING, "exec"), made)
+    new = {name for name in ("Mixed", "comb", "echo") if made[name] is not names[name]}
+    assert new == {"Mixed", "comb", "echo"}
+    assert made["comb"](3).parents == test_extending.comb(3).parents
+    assert made["echo"](None, foretoken.tree("chain:2"), None).name == "echo"
+    p, siblings = torch.tensor([0.2, 0.5, 0.3]), test_extending.Siblings((1,), torch.tensor([0.7, 0.2, 0.1]), IID(1))
+    assert torch.equal(made["Mixed"]()(p, siblings), test_extending.Mixed()(p, siblings))
