@@ -10,8 +10,8 @@ from torch import Tensor
 
 import foretoken
 import test_extending
-import test_serve_tools
 import tiny
+from calling import MARKED, MARKS, tokenizer_of
 from foretoken.core.laws import IID, Law
 from foretoken.core.policy import TreePolicy
 from foretoken.core.shapes import Float
@@ -55,8 +55,7 @@ def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     """Against a model whose template has tools, as the last of the blocks needs it."""
     code = "\n".join(blocks(ROOT / SERVING, "python")[:OF_A_CLIENT])
     assert code.count(PLACE) == 1
-    tokenizer = test_serve_tools.tokenizer_of(test_serve_tools.MARKED, test_serve_tools.MARKS)
-    engine = toy_engine(tmp_path, context=1024, tokenizer=tokenizer)
+    engine = toy_engine(tmp_path, context=1024, tokenizer=tokenizer_of(MARKED, MARKS))
     with served(engine) as server:
         for said, meant in ((PLACE, server.url), ("smollm2-135m-instruct", NAME), ('model="qwen"', f'model="{NAME}"')):
             assert said in code
