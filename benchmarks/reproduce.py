@@ -45,7 +45,7 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {  # name -> title, and what fills 
     "spechub-figure1": ("SpecHub, Figure 1: tokens per step by the nodes of a binary tree", spechub_figure1),
     "spechub-figure6": ("SpecHub, Figure 6: tokens per step by temperature", spechub_figure6),
     "spechub-figure7": ("SpecHub, Figure 7: acceptance of each of ten drafts", spechub_figure7),
-    "global-resolution-table1": ("Global Resolution, Table 1: solve time and success", table1),
+    "global-resolution-table1": ("Global Resolution, Tables 1 and 3: solve time and success", table1),
     "global-resolution-table2": ("Global Resolution, Table 2: acceptance in 10 and 100 ms", table2),
     "global-resolution-table4": ("Global Resolution, Table 4: i.i.d. paths of several steps", table4),
     "global-resolution-figure1": ("Global Resolution, Figures 1-3: acceptance by drafts", figure1),

@@ -57,6 +57,8 @@ COLUMNS = [
     "accepted",
     "none",
     "own share",
+    "TTFT ms",
+    "TPOT ms",
     "law",
 ]
 NOTES = [
@@ -65,7 +67,7 @@ NOTES = [
     "disturb.",
     "tokens/forward: emitted tokens per target forward, bonus included. accepted: of the drafted tokens. none: share "
     "of the drafts that were no token of the target. own share: propose and observe without the drafter's forwards, of "
-    "the wall clock: translating and growing the tree.",
+    "the wall clock: translating and growing the tree. TTFT: time to the first token; TPOT: per later token; medians.",
 ]
 
 
@@ -185,7 +187,7 @@ def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | No
     head: list[str | float | None] = [f"{way.system} {way.method}", Path(way.drafter_name).name, way.tree]
     done = runs.taken
     if runs.failed is not None or not done:
-        return [*head, *[None] * 7, runs.failed or law]
+        return [*head, *[None] * 9, runs.failed or law]
     tokens, forwards = sum(t.num_tokens for t in done.values()), sum(t.num_target_forwards for t in done.values())
     drafted, accepted = sum(t.num_drafted for t in done.values()), sum(t.num_accepted for t in done.values())
     nodes, empty = sum(t.num_nodes for t in done.values()), sum(t.num_empty for t in done.values())
@@ -200,6 +202,8 @@ def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | No
         accepted / drafted if drafted else None,
         empty / nodes if nodes else None,
         sum(own) / sum(t.wall_s for t in done.values()) if own else None,
+        1000 * median(t.ttft_s for t in done.values()),
+        1000 * median(t.later_s for t in done.values()),
         law,
     ]
 

@@ -75,6 +75,7 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     assert strings[6] >= 1
     assert strings[8] == 0  # every byte is a token of the target
     assert 0 < strings[9] < 1
+    assert all(row[11] < 1000 / row[3] < row[10] + 7 * row[11] for row in (plain, strings))  # 8 tokens, one run
     assert len(vocab_bench.COLUMNS) == len(plain)
 
 

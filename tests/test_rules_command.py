@@ -153,7 +153,8 @@ def test_global_resolution_times_and_limits(run: Command) -> None:
     (table,) = figures(run, "global-resolution-table1", "--cell-seconds", 0.05, "--positions", 3)
     cells = {(row["(V, n)"], row["solver"]): row for row in table["rows"]}
     assert len({cell for cell, _ in cells}) == 7
-    assert cells["(10, 2)", "ot-lp"]["paper, ms (success)"] == "4.07"
+    assert cells["(10, 2)", "ot-lp"]["Llama-3, ms (success)"] == "4.07"
+    assert cells["(10, 2)", "ot-lp"]["Gemma-2, ms (success)"] == "7.85"
     assert all(row["positions"] >= 1 for (_, solver), row in cells.items() if solver == "transport")
     assert "not run" in cells["(1000, 2)", "ot-lp"]["ours, ms (success)"]
     (table,) = figures(run, "global-resolution-table2", "--cell-seconds", 0.05, "--positions", 3)
