@@ -22,7 +22,7 @@ RULES = ("rrs", "kseq", "global-resolution-thinned", "transport", "block-transpo
 DEPTH = 4  # the paper's block length is lost in its stored text, and so is its temperature
 TOP = 10  # tokens of q that are drafted from: what solvers of the general problem can take
 TEMPERATURE = 1.0
-PROMPTS, TOKENS = (16, 48), (1, 8)  # whole, and with --quick
+WHOLE, QUICK = (31, 128), (1, 8)  # prompts, and tokens of each
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Paths:
 
 def table4(run_: Run) -> None:
     engine, prompts = run_.pair()
-    prompts = prompts[: run_.count(PROMPTS[0], TOKENS[0])]
-    num_tokens = run_.count(PROMPTS[1], TOKENS[1])
+    prompts = prompts[: run_.count(WHOLE[0], QUICK[0])]
+    num_tokens = run_.count(WHOLE[1], QUICK[1])
     inner = engine.drafter
     assert isinstance(inner, LMDrafter)
     columns = ["paths", "paper", "paper, x plain", *(f"{rule}{what}" for rule in RULES for what in ("", ", x plain"))]

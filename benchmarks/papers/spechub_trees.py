@@ -27,7 +27,7 @@ RULES = ("rrs", "rrsw", "spechub")
 Cited = dict[float, dict[str, tuple[float | None, ...]]]
 FIRST = {"JF68m": 0.4418, "JF160m": 0.5257}  # citations: Table 3, T = 1: RRSw's first draft, which is RRS's
 SECOND = 0.1021  # citation: Table 1, JF68m, T = 1, RRS
-PROMPTS, TOKENS = (31, 32), (1, 4)  # whole, and with --quick
+WHOLE, QUICK = (31, 32), (1, 4)  # prompts, and tokens of each
 
 
 def cited(table: int) -> Cited:
@@ -107,8 +107,8 @@ def power_of(drafter: LMDrafter) -> float:
 def measured(artefact: Run) -> Efficiencies:
     """What the demo pair or the pair named is measured by."""
     engine, prompts = artefact.pair()
-    prompts = prompts[: artefact.count(PROMPTS[0], TOKENS[0])]
-    course = Course(engine.target, prompts, artefact.count(PROMPTS[1], TOKENS[1]), seed=artefact.seed)
+    prompts = prompts[: artefact.count(WHOLE[0], QUICK[0])]
+    course = Course(engine.target, prompts, artefact.count(WHOLE[1], QUICK[1]), seed=artefact.seed)
     return Efficiencies(artefact, engine, course)
 
 
