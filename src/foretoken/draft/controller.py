@@ -30,7 +30,7 @@ EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to 
 EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
 DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
 LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps plain ones are measured; the last LOOKS looks count
-SETTLED_S, MEASURED = 0.005, 3  # by the median of 3, behind seconds in which caches settle: docs/LOG.md, 2026-11-25
+SETTLED_S, MEASURED = 0.005, 3  # by the median of 3, behind 5 ms in which caches settle: docs/LOG.md, 2026-11-25
 PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
@@ -87,7 +87,7 @@ class Costs:
             self.looked.clear()
         elif self.since_look:
             self.looked.append(seconds)
-            if sum(self.looked[:-MEASURED]) < SETTLED_S:
+            if len(self.looked) < 2 * LOOK and sum(self.looked[:-MEASURED]) < SETTLED_S:
                 return
             seconds = median(self.looked[-MEASURED:])
         expected = self._paces(depth)

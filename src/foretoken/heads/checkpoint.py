@@ -297,9 +297,7 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(INNER, (_object, "an object")),
     "feature_scale": (_positive, "a number above 0"),
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), (_or_null(_positive), "a number above 0")),
-    **dict.fromkeys(
-        ("rope_scaling", "rope_parameters"), (_or_null(lambda value: isinstance(value, dict)), "an object")
-    ),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), (_or_null(_object), "an object")),
     **dict.fromkeys(
         ("head_dim", "num_attention_heads", "max_position_embeddings"), (_or_null(_whole), "a whole number above 0")
     ),
