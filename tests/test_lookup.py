@@ -40,7 +40,8 @@ def test_the_greedy_text_is_the_plain_text_whatever_the_store_holds(model, tree,
     for _ in range(3):  # the second time it has seen all of it before
         results = engine.generate(PROMPTS, max_new_tokens=60, temperature=0.0)
         assert ids_of(results) == wanted
-    assert sum(result.stats.num_accepted for result in results) > 0
+    # Method auto drafts nothing where it measures that drafting does not pay, which depends on the machine's times.
+    assert method == "auto" or sum(result.stats.num_accepted for result in results) > 0
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
