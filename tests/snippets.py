@@ -39,7 +39,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 def commands(page: Path) -> list[Command]:
     """Every command of a page's shell blocks, in order."""
     found = []
-    for line in re.sub(r"\\\n\s*", "", "".join(blocks(page, "sh"))).splitlines():
+    for line in re.sub(r"\\\n\s*", "", "".join(blocks(page, "sh", "bash"))).splitlines():
         text = re.sub(r"(^|\s+)#\s.*$", "", line).strip()
         if text:
             name = str(page.relative_to(ROOT))

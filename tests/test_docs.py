@@ -12,7 +12,7 @@ import yaml
 from benchmarks.__main__ import script
 from foretoken.cli.main import app
 from scripts import tables
-from snippets import CODE, blocks
+from snippets import CODE, commands
 
 STALE = "{} is out of date: run `python scripts/tables.py` and commit what it writes"
 
@@ -86,13 +86,13 @@ def options_of(words: list[str]) -> set[str] | None:
 def test_commands_have_the_options_that_the_pages_show() -> None:
     unknown, checked = [], 0
     for page in USERS:
-        for line in "".join(blocks(page, "sh", "bash")).replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
+        for command in commands(page):
+            words = shlex.split(command.text, comments=True)
             known = options_of(words)
             if known is not None:
                 checked += 1
                 named = [word.partition("=")[0] for word in words if word.startswith("--")]
-                unknown += [f"{page.name}: {line}" for name in named if name not in known]
+                unknown += [f"{page.name}: {command.text}" for name in named if name not in known]
     assert checked > 60
     assert not unknown, unknown
 

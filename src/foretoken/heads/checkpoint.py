@@ -39,6 +39,7 @@ from foretoken.models.panels import PackedEmbedding
 from foretoken.models.parts import TargetParts
 from foretoken.models.rotary import LlamaConfig, Rotary, configured, llama_config
 
+LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states EAGLE-3 reads
 UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's layer reads states
 INNER = (
     "transformer_layer_config",
@@ -301,7 +302,7 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("head_dim", "num_attention_heads", "max_position_embeddings"), (_or_null(_whole), "a whole number above 0")
     ),
-    "eagle_aux_hidden_state_layer_ids": (_or_null(_layers), "a list of layers' numbers"),
+    LAYERS: (_or_null(_layers), "a list of layers' numbers"),
     **dict.fromkeys(
         ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),
         (_or_null(lambda value: isinstance(value, bool)), "true or false"),

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.checkpoint import Checkpoint
+from foretoken.heads.checkpoint import LAYERS, Checkpoint
 from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, layer_shape
 from foretoken.heads.rows import scattered
 from foretoken.heads.serial import Serial
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
-LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states it reads
 AFTER_FIRST = 1  # heads that count the layers whose states come out begin with this one, those that enter with a later
 
 

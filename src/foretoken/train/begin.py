@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from foretoken.core.errors import ForetokenError
+from foretoken.heads.checkpoint import LAYERS
 from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import LAYERS, Eagle3
+from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
