@@ -27,6 +27,13 @@ OF_A_CLIENT = 3  # the first blocks of the server's page; one of an ASGI app and
 PLACE = "http://127.0.0.1:8000"
 
 
+def of_server(code: str, url: str) -> str:
+    """A client's code for a server at `url` in place of the one that the pages name."""
+    assert PLACE in code
+    assert "smollm2-135m-instruct" in code
+    return code.replace(PLACE, url).replace("smollm2-135m-instruct", NAME)
+
+
 def test_no_page_with_python_is_left_out() -> None:
     there = {str(page.relative_to(ROOT)) for page in PAGES if blocks(page, "python")}
     assert there == {*WHOLE, SERVING, CONTRIBUTING}
@@ -46,9 +53,16 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.usefixtures("desk")
 def test_a_page_runs(name: str) -> None:
-    code = "\n".join(blocks(ROOT / name, "python"))
+    code = "\n".join(block for block in blocks(ROOT / name, "python") if PLACE not in block)
     assert "foretoken." in code
     exec(compile(code, name, "exec"), {})
+
+
+def test_the_client_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = (block for block in blocks(ROOT / "README.md", "python") if PLACE in block)
+    with served(toy_engine(tmp_path, context=1024, tokenizer=tokenizer_of(MARKED, MARKS))) as server:
+        exec(compile(of_server(code, server.url), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
 
 
 def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,10 +70,9 @@ def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     code = "\n".join(blocks(ROOT / SERVING, "python")[:OF_A_CLIENT])
     assert code.count(PLACE) == 1
     engine = toy_engine(tmp_path, context=1024, tokenizer=tokenizer_of(MARKED, MARKS))
+    assert 'model="qwen"' in code
     with served(engine) as server:
-        for said, meant in ((PLACE, server.url), ("smollm2-135m-instruct", NAME), ('model="qwen"', f'model="{NAME}"')):
-            assert said in code
-            code = code.replace(said, meant)
+        code = of_server(code, server.url).replace('model="qwen"', f'model="{NAME}"')
         random.seed(0)  # from which the server draws the seed of a text
         exec(compile(code, SERVING, "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1].startswith('weather {"city"')
