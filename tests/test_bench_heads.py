@@ -1,6 +1,7 @@
 """`python -m benchmarks heads`: every head with every tree, plain text at temperature 0, times."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -64,6 +65,28 @@ def test_command(folder, monkeypatch, capsys):
     code, out, err = run(monkeypatch, capsys, *arguments, "--drafter", folder / "larger")
     assert code == 2
     assert "has 300 tokens and target" in err
+
+
+def test_a_clock_stands_still_while_the_one_that_halts_it_runs(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    outer = Clock()
+    inner = Clock(halts=outer)
+
+    def wait(seconds):
+        now[0] += seconds
+
+    with outer:
+        wait(1)
+        with outer, inner:
+            wait(10)
+        wait(2)
+    with inner:
+        wait(20)
+    wait(100)
+    with outer:
+        wait(4)
+    assert (outer.seconds, inner.seconds, outer.count, inner.count) == (7, 30, 2, 2)
 
 
 def test_laps_add_up():

@@ -1,8 +1,10 @@
 """What everything that is measured stands on: turns, files that are gone on from, tables, medians of paired ratios."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,10 +154,13 @@ def test_tables_are_printed_once_and_as_soon_as_they_are_whole(capsys) -> None:
 # Medians.
 
 
-def measurement(system: str, method: str, round_: int, tokens_per_s: float, **changes: object) -> Measurement:
-    run = Run(100, 50, 80, 50, 100 / tokens_per_s, 0.1, 75 / tokens_per_s, None, 10.0, 1)
-    fields = {"batch": 1, "temperature": 0.0, "prompt": "p", "order": 0, "seed": 0} | changes
-    return Measurement(system=system, method=method, verifier=None, round=round_, run=run, **fields)  # pyright: ignore
+def measurement(
+    system: str, method: str, round_: int, tokens_per_s: float, run: Mapping[str, Any] = {}, **changes: object
+) -> Measurement:
+    """run: fields of the Run."""
+    timed = Run(100, 50, 80, 50, 100 / tokens_per_s, 0.1, 75 / tokens_per_s, None, 10.0, 1, **run)
+    fields = {"batch": 1, "temperature": 0.0, "prompt": "p", "order": 0, "seed": 0, "verifier": None} | changes
+    return Measurement(system=system, method=method, round=round_, run=timed, **fields)  # pyright: ignore
 
 
 def values(spread: Spread | None) -> tuple[float, float, float]:
@@ -165,6 +170,20 @@ def values(spread: Spread | None) -> tuple[float, float, float]:
 
 def rows(measurements: list[Measurement]) -> dict[tuple[str, str, int], Row]:
     return {(row.system, row.method, row.batch): row for row in summarise(measurements)}
+
+
+def test_milliseconds_per_token_are_of_the_target_of_drafting_and_the_rest() -> None:
+    of_ours = {"target_s": 0.6, "drafting_s": 0.3}
+    runs = {  # 100 tokens in a second
+        "plain": measurement("foretoken", "plain", 0, 100, run={"target_s": 0.9}),
+        "chain:4": measurement("foretoken", "chain:4", 0, 100, run=of_ours, verifier="block"),
+        "head": measurement("foretoken", "head", 0, 100, run={"target_s": 0.9}, verifier="block"),
+        "theirs": measurement("transformers", "theirs", 0, 100),
+    }
+    found = {row.method: row.ms_per_token for row in summarise(list(runs.values()))}
+    assert found["plain"] == pytest.approx({"target": 9, "drafting": 0, "the rest": 1})
+    assert found["chain:4"] == pytest.approx({"target": 6, "drafting": 3, "the rest": 1})
+    assert found["head"] is found["theirs"] is None
 
 
 def test_ratios_are_paired_so_that_a_slow_minute_does_not_count() -> None:

@@ -101,7 +101,7 @@ def bench(
     Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
 
     out: File for the single runs, JSONL; replaced if it exists.
-    plot: Draw the table to this file (needs matplotlib).
+    plot: Draw speeds, and where the time goes, to this file (needs matplotlib).
     json_: Print JSON instead of text.
     """
     texts = work.texts()

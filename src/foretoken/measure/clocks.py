@@ -52,8 +52,10 @@ def seconds(clock: str, device: torch.device) -> Callable[[], float]:
 class Clock:
     """Seconds of wall clock spent, and times entered, between `start` and `stop`; nested pairs count once."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """device: waited for at both ends if it is an accelerator, whose calls return before they are done."""
+    def __init__(self, device: torch.device | None = None, halts: "Clock | None" = None) -> None:
+        """device: waited for at both ends if it is an accelerator, whose calls return before they are done. halts: a
+        clock that stands still while this one runs, so that no second is counted twice."""
+        self._halts, self._halted = halts, 0
         self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else None
         self.seconds, self.count = 0.0, 0
         self._depth, self._since, self._lapped = 0, 0.0, 0.0
@@ -78,6 +80,8 @@ class Clock:
         if self._depth == 0:
             if self._wait:
                 self._wait()
+            if self._halts is not None:
+                self._halted = self._halts.leave()
             self._since = time.perf_counter()
             self.count += 1
         self._depth += 1
@@ -88,6 +92,18 @@ class Clock:
             if self._wait:
                 self._wait()
             self.seconds += time.perf_counter() - self._since
+            if self._halts is not None and self._halted:
+                self._halts.go_on(self._halted)
+
+    def leave(self) -> int:
+        """Stand still; returns what `go_on` takes, 0 if the clock stood still before."""
+        depth, self._depth = self._depth, 0
+        if depth:
+            self.seconds += time.perf_counter() - self._since
+        return depth
+
+    def go_on(self, depth: int) -> None:
+        self._depth, self._since = depth, time.perf_counter()
 
 
 @contextmanager
@@ -156,12 +172,13 @@ class Clocks:
     """What one decoding is timed by.
 
     target, drafter: score, extend and keep of each model's rows. forwards: calls of either model. proposing: the
-    drafter's session, with its model's calls. drafts: what it proposed.
+    drafter's session, with its model's calls and without the target's. drafts: what it proposed.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.drafts = Drafts()
-        self.target, self.drafter, self.forwards, self.proposing = (Clock(device) for _ in range(4))
+        self.drafter, self.forwards, self.proposing = (Clock(device) for _ in range(3))
+        self.target = Clock(device, halts=self.proposing)
 
     @property
     def own_s(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.methods import OURS, THEIRS, Method, Run
-from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Bar, Panel
+from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Bar, Panel, Stack
 from foretoken.measure.report import Report, Spread
 from foretoken.recipe import PLAIN
 
@@ -117,7 +117,7 @@ class Row:
     vs_plain, vs_transformers: tokens/s over our plain decoding's and transformers' plain one's at the same batch size.
     decoding_vs_plain: the same as vs_plain after the first tokens, that is without the prefill.
     vs_batch_1: over the same method's at batch 1. block_efficiency, acceptance_rate: over all runs together.
-    outside_forwards, outside_scoring: see Measurement; memory in bytes.
+    outside_forwards, outside_scoring: see Measurement; memory in bytes. ms_per_token: see `_parts`.
     """
 
     system: str
@@ -137,6 +137,7 @@ class Row:
     outside_forwards: float
     outside_scoring: float | None
     memory_bytes_per_token: float | None
+    ms_per_token: dict[str, float] | None
 
     def cells(self, batched: bool) -> list[str]:
         """The cells of the row in the table, as `report` names its columns."""
@@ -201,9 +202,23 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
                 outside_forwards=median(m.outside_forwards for m in found),
                 outside_scoring=_median(m.outside_scoring for m in found),
                 memory_bytes_per_token=_median(run.memory_bytes_per_token for run in runs),
+                ms_per_token=_parts(runs, found[0].verifier is not None),
             )
         )
     return rows
+
+
+def _parts(runs: Sequence[Run], drafts: bool) -> dict[str, float] | None:
+    """Milliseconds per token over all runs, the prompts included: inside the target, of drafting, and what is left.
+    None where drafting is part of what is left, as with heads, and for transformers."""
+    wall, target, drafting, tokens = 0.0, 0.0, 0.0, 0
+    for run in runs:
+        if run.target_s is None or (drafts and run.drafting_s is None):
+            return None
+        wall, target, tokens = wall + run.wall_s, target + run.target_s, tokens + run.num_tokens
+        drafting += run.drafting_s or 0.0
+    seconds = {"target": target, "drafting": drafting, "the rest": wall - target - drafting}
+    return {name: 1000 * each / tokens for name, each in seconds.items()}
 
 
 def _ratios(group: Runs, others: Runs, speed: Callable[[Measurement], float | None]) -> Spread | None:
@@ -234,7 +249,7 @@ def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Re
 
 
 def bars(rows: Sequence[Row]) -> list[Panel]:
-    """Medians of tokens/s, with their range, per temperature and batch size."""
+    """Medians of tokens/s, with their range, and where our time goes, per temperature and batch size."""
     panels = []
     for (temperature, batch), shown in _panels(rows).items():
         content = [
@@ -242,7 +257,11 @@ def bars(rows: Sequence[Row]) -> list[Panel]:
                 OUR_COLOR if row.system == OURS else THEIR_COLOR)
             for row in reversed(shown)
         ]  # fmt: skip
-        panels.append(Panel(f"temperature {temperature:g}, batch {batch}", "tokens/s", "", content))
+        title = f"temperature {temperature:g}, batch {batch}"
+        panels.append(Panel(title, "tokens/s", "", content))
+        parts = [Stack(f"{row.system}\n{row.method}", row.ms_per_token) for row in reversed(shown) if row.ms_per_token]
+        if parts:
+            panels.append(Panel(title, "ms per token", "", parts))
     return panels
 
 

@@ -25,7 +25,8 @@ class Run:
 
     forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
     those calls, masks and cache; None for transformers. texts: the new ids of each sequence. cpu_s: of this thread.
-    own_s: of drafting, outside of the drafter's model; None where it is not measured. num_nodes, num_empty: nodes that
+    target_s, drafting_s: inside the target's rows, and of drafting; drafting_s None where it is not measured. own_s: of
+    drafting, outside of the drafter's model; None where it is not measured. num_nodes, num_empty: nodes that
     were to have children, and those of them where the drafter drew no token.
     """
 
@@ -41,6 +42,8 @@ class Run:
     num_first: int
     texts: tuple[list[int], ...] = ()
     cpu_s: float = 0.0
+    target_s: float | None = None
+    drafting_s: float | None = None
     own_s: float | None = None
     num_nodes: int = 0
     num_empty: int = 0
@@ -53,7 +56,7 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """The fields that a line of JSONL has."""
-        left_out = ("texts", "cpu_s", "own_s", "num_nodes", "num_empty")
+        left_out = ("texts", "cpu_s", "target_s", "drafting_s", "own_s", "num_nodes", "num_empty")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
@@ -103,7 +106,8 @@ class Foretoken:
             sum(first.values()),
             texts,
             cpu_s,
-            clocks.own_s if clocks.proposing.count else None,
+            clocks.target.seconds,
+            *((clocks.proposing.seconds, clocks.own_s) if clocks.proposing.count else (None, None)),
             clocks.drafts.nodes,
             clocks.drafts.empty,
         )

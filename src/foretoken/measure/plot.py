@@ -1,6 +1,6 @@
 """Figures as files: refused before minutes of measuring, drawn at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, write
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
+PART_COLORS = (OUR_COLOR, "#e09f3e", THEIR_COLOR)  # of the parts of a stack, of which there are at most so many
 # Matplotlib writes white grounds, black strokes and text without a colour; a reader's dark mode turns them round.
 DARK = """<style>@media (prefers-color-scheme: dark) {
 [style*="fill: #ffffff"] { fill: #1e2129 !important }
@@ -44,18 +45,26 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A bar of parts, one behind the other. parts: by name, in an order that all stacks of a panel share."""
+
+    label: str
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Panel:
     """One pair of axes. log: the axes that are logarithmic, "x" to base 2, "y", or both."""
 
     title: str
     x: str
     y: str
-    content: Sequence[Line] | Sequence[Bar]
+    content: Sequence[Line] | Sequence[Bar] | Sequence[Stack]
     log: str = ""
 
 
 def plot(panels: Sequence[Panel], title: str, path: str) -> None:
-    """Draw the panels side by side, with one legend for the lines of all, in the format that the path ends in."""
+    """Draw the panels side by side, with one legend for the lines and parts of all, in the format that path ends in."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5 * len(panels) + 2, 4.2), layout="constrained")
@@ -67,6 +76,8 @@ def plot(panels: Sequence[Panel], title: str, path: str) -> None:
                 handles.setdefault(each.label, _line(axes, each))
         if panel.content and isinstance(panel.content[0], Bar):
             _bars(axes, [each for each in panel.content if isinstance(each, Bar)])
+        if panel.content and isinstance(panel.content[0], Stack):
+            handles |= _stacks(axes, [each for each in panel.content if isinstance(each, Stack)])
         axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
         if "x" in panel.log:
             axes.set_xscale("log", base=2)
@@ -101,6 +112,16 @@ def _bars(axes: Any, bars: Sequence[Bar]) -> None:
     drawn = axes.barh([bar.label for bar in bars], values, xerr=whiskers, color=colors, capsize=3)
     axes.bar_label(drawn, fmt="{:.3g}", padding=3)
     axes.margins(x=0.12)  # room for the labels
+
+
+def _stacks(axes: Any, stacks: Sequence[Stack]) -> dict[str, Any]:
+    """Draws them; returns what the legend shows, by name."""
+    labels, ends, handles = [stack.label for stack in stacks], [0.0] * len(stacks), dict[str, Any]()
+    for name, color in zip(stacks[0].parts, PART_COLORS, strict=False):
+        widths = [stack.parts[name] for stack in stacks]
+        handles[name] = axes.barh(labels, widths, left=ends, color=color)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    return handles
 
 
 def check_plot(path: str) -> None:
