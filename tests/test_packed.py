@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -11,16 +12,20 @@ import torch
 import command
 import foretoken
 import gguf_zoo
+from foretoken import build
 from foretoken.audit import models
 from foretoken.audit.report import FAILED, OK
 from foretoken.catalogue import kept as cache
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
+from foretoken.heads.checkpoint import save_head
+from foretoken.heads.head import new_head
 from foretoken.models import packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
+from foretoken.models.parts import parts
 from leaks import leak
 
 CPU = torch.device("cpu")
@@ -209,7 +214,7 @@ def test_bad_files_are_refused(tmp_path: Path):
 
 
 def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
-    """The target stays as it is, and the text is its own; a drafter that is no model in a folder is named."""
+    """The target stays as it is, and the text is its own."""
     for name in ("target", "drafter"):
         gguf_zoo.model("llama", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / name)
         load_tokenizer(save(tmp_path / "model.gguf")).save_pretrained(tmp_path / name)
@@ -221,8 +226,39 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     plain = foretoken.load(target)
     texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
-    for named in ("self", "ngram", None):
-        with pytest.raises(ForetokenError, match=r"quantise_drafter q4_1 is for a drafter model named by folder"):
-            foretoken.load(target, drafter=named, quantise_drafter="q4_1")
-    with pytest.raises(ForetokenError, match="Unknown quantise q9"):
-        foretoken.load(target, drafter=drafter, quantise_drafter="q9")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "why"),
+    [
+        (None, "nothing is drafted"),
+        ("none", "nothing is drafted"),
+        ("ngram", "drafter ngram is none"),
+        ("suffix+self", "drafter self is none"),
+        ("head", "head is a draft head"),
+        ("object", "LlamaForCausalLM is a model object"),
+        ("model.gguf", "model.gguf is a GGUF file, whose weights stay as they are"),
+    ],
+)
+def test_what_is_no_drafter_model_in_a_folder_is_not_quantised(tmp_path: Path, drafter: str | None, why: str) -> None:
+    """Each is refused by one sentence; a GGUF file would be packed as it is, and nobody would notice."""
+    target = gguf_zoo.model("llama", hidden_size=256, intermediate_size=512)
+    target.save_pretrained(tmp_path / "target")
+    load_tokenizer(save(tmp_path / "model.gguf", kind=TYPES.F16)).save_pretrained(tmp_path / "target")
+    save_head(new_head("medusa", parts(load_model(str(tmp_path / "target"), CPU))), tmp_path / "head")
+    named: Any = str(tmp_path / drafter) if drafter in ("head", "model.gguf") else drafter
+    with pytest.raises(ForetokenError, match=rf"quantise_drafter q4_1 is for .* folder, and \S*{why}: ") as refused:
+        foretoken.load(tmp_path / "target", drafter=target if drafter == "object" else named, quantise_drafter="q4_1")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_wrong_request_to_quantise_a_drafter_is_refused_before_models_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf_zoo.model("llama").save_pretrained(tmp_path)
+    load_tokenizer(save(tmp_path / "model.gguf")).save_pretrained(tmp_path)
+    monkeypatch.setattr(build, "load_model", lambda *_: pytest.fail("a model is loaded"))
+    with pytest.raises(ForetokenError, match="Unknown quantise_drafter q9: choose one of"):
+        foretoken.load(tmp_path, drafter=tmp_path, quantise_drafter="q9")
+    with pytest.raises(ForetokenError, match="quantised to q4_1 on a CPU alone, and not with compile off"):
+        foretoken.load(tmp_path, drafter=tmp_path, quantise_drafter="q4_1", compile="off")

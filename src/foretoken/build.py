@@ -32,6 +32,7 @@ from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
     HFModel,
+    check_runs_quantised,
     choose_device,
     choose_dtype,
     drafts_itself,
@@ -150,8 +151,8 @@ def load(
             was best.
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
             q5_1, q5_0, q4_1 or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
-        quantise_drafter: the same for the drafter alone; by default as `quantise` says. It changes speed and
-            acceptance, and never the law of the text.
+        quantise_drafter: the same for the drafter alone, a model named by folder; by default as `quantise` says. It
+            changes speed and acceptance, and never the law of the text.
         suffix_store: the file that keeps what drafter suffix remembers, for the next process. It is made where there is
             none, and written now and then and when the process ends.
 
@@ -191,6 +192,7 @@ def load(
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
+    check_runs_quantised(quantise_drafter, chosen_device, compile)
 
     def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:
         if isinstance(source, str):

@@ -15,7 +15,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.lazy import Lazy
 from foretoken.core.limits import check_probability
-from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, located
+from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, is_gguf, located
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -196,13 +196,34 @@ def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
 
 
 def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = False) -> None:
-    """Raises ForetokenError for a kind that is not known, and where the drafter is no model in a folder."""
-    check_quantise(kind)
-    if kind is not None and (is_head or is_word(drafter) or not isinstance(drafter, str)):
+    """Refuse to quantise what is no drafter model in a folder.
+
+    kind: of the blocks; None: nothing was asked. drafter: as `foretoken.load` takes it, none of two in a row. is_head:
+    whether it is the folder of a draft head.
+    Raises ForetokenError, also for a kind that is not known.
+    """
+    check_quantise(kind, "quantise_drafter")
+    why = None if kind is None else _not_quantised(drafter, is_head)
+    if why is not None:
         raise ForetokenError(
-            f"quantise_drafter {kind} is for a drafter model named by folder, and {drafter or NO_DRAFTER} is none: "
-            f"leave it out, or draft with {OWN}:{kind}."
+            f"quantise_drafter {kind} is for a drafter model named by folder, and {why}: leave it out, or draft with "
+            f"{OWN}:{kind}."
         )
+
+
+def _not_quantised(drafter: object, is_head: bool) -> str | None:
+    """Why a drafter has no weights in a folder that are quantised as they are loaded; None where it has."""
+    if drafter in (None, NO_DRAFTER):
+        return "nothing is drafted"
+    if is_word(drafter):
+        return f"drafter {drafter} is none"
+    if not isinstance(drafter, str):
+        return f"{type(drafter).__name__} is a model object"
+    if is_head:
+        return f"{drafter} is a draft head"
+    if head_file(drafter) is None and is_gguf(located(drafter)):
+        return f"{drafter} is a GGUF file, whose weights stay as they are"
+    return None
 
 
 def is_word(drafter: object) -> bool:

@@ -69,8 +69,7 @@ def load_model(
     """
     source = located(source)
     on_cpu = device.type == "cpu"
-    if quantise is not None and (not on_cpu or compile == OFF):
-        raise ForetokenError(f"Weights are quantised to {quantise} on a CPU alone, and not with compile off.")
+    check_runs_quantised(quantise, device, compile)
     # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.
     stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
     if is_gguf(source):
@@ -88,6 +87,16 @@ def load_model(
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
     return CausalLM(model, name=source, traced=compile == ON)
+
+
+def check_runs_quantised(kind: str | None, device: torch.device, compile: str) -> None:
+    """Refuse to quantise weights where nothing runs them.
+
+    kind: of the blocks; None: nothing is quantised. device: where they are to run. compile: see `foretoken.load`.
+    Raises ForetokenError on other devices than CPUs, and for plain torch.
+    """
+    if kind is not None and (device.type != "cpu" or compile == OFF):
+        raise ForetokenError(f"Weights are quantised to {kind} on a CPU alone, and not with compile off.")
 
 
 def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:

@@ -33,9 +33,10 @@ def check_device(device: str | None) -> None:
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
 
 
-def check_quantise(kind: str | None) -> None:
+def check_quantise(kind: str | None, option: str = "quantise") -> None:
+    """Refuse a kind of blocks that weights cannot be quantised to. option: what asks for it."""
     if kind is not None and kind not in QUANTISED:
-        raise ForetokenError(f"Unknown quantise {kind}: choose one of {', '.join(QUANTISED)}.")
+        raise ForetokenError(f"Unknown {option} {kind}: choose one of {', '.join(QUANTISED)}.")
 
 
 def is_folder(source: str) -> bool:
