@@ -1,11 +1,13 @@
 """What a checkpoint becomes when it is quantised is kept, and read instead of the checkpoint at the next start."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import foretoken
 import gguf_zoo
@@ -96,6 +98,25 @@ def test_without_room_it_runs_all_the_same(tmp_path: Path, home: Path, monkeypat
         lm = load_model(source, CPU, quantise="q4_0")
     assert fingerprint(lm) == wanted
     assert not [path for path in (tmp_path / "full" / "quantised" / "q4_0").iterdir() if path.is_dir()]
+
+
+def gpt2(folder: Path) -> None:
+    config = GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def narrow(folder: Path) -> None:
+    tiny.llama(0, hidden=40).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("made", [gpt2, narrow])
+def test_a_model_whose_layers_no_block_fits_is_refused(tmp_path: Path, made: Callable[[Path], None]) -> None:
+    """Of GPT-2, whose layers are no `nn.Linear`, the LM head alone would be quantised, of the other one nothing."""
+    made(tmp_path / "model")
+    with pytest.raises(
+        ForetokenError, match=r"cannot be quantised to q4_0: its layers have no nn\.Linear with rows of"
+    ):
+        load_model(str(tmp_path / "model"), CPU, quantise="q4_0")
 
 
 @pytest.mark.parametrize(

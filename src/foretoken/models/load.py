@@ -77,6 +77,11 @@ def load_model(
         model = packed_model(source) if whole else dequantised_model(source, dtype or torch.bfloat16)
     elif quantise is not None:
         model = _quantised(source, quantise, trust_remote_code)
+        if not _has_packed_layers(model):
+            raise ForetokenError(
+                f"The weights in {source} cannot be quantised to {quantise}: its layers have no nn.Linear with rows of "
+                f"multiples of {BLOCK} weights. Leave that option out."
+            )
     else:
         model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
     if dtype is None:
@@ -126,7 +131,7 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             "choose drafter ngram, which fits every model."
         )
     model: Any = _quantised(located(source), kind, trust_remote_code)
-    if not any(isinstance(module, PackedLinear) for module in model.model.layers.modules()):
+    if not _has_packed_layers(model):
         raise ForetokenError(
             f"Drafter self packs rows of multiples of {BLOCK} weights, and the layers of {target.name} have none: "
             "choose drafter ngram."
@@ -158,6 +163,12 @@ def _quantised(source: str, kind: str, trust_remote_code: bool) -> HFModel:
     if trust_remote_code:  # what is kept is read without the code that comes with a checkpoint
         return pack_quantised(load(), kind)
     return quantised_model(Path(source), kind, load)
+
+
+def _has_packed_layers(model: HFModel) -> bool:
+    """Whether more than the LM head is quantised."""
+    last = model.get_output_embeddings()
+    return any(isinstance(module, PackedLinear) and module is not last for module in model.modules())
 
 
 def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) -> HFModel:
