@@ -127,7 +127,7 @@ def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: P
 
 def test_a_loop_in_threads_is_kept_with_its_callers_alone() -> None:
     """Code that was compiled against one from disk crashes the process that loads it."""
-    for loop in (product.panels_threads, layer.every_part):
+    for loop in (product.panels_threads, layer.layers_threads):
         assert isinstance(loop._code._cache, NullCache)
     assert not isinstance(product.times._code._cache, NullCache)
 

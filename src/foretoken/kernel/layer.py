@@ -6,9 +6,9 @@
 4. widen: norm, then gate and up, and silu(gate) * up;
 5. narrow: down, and the residual sum.
 
-After each step every thread waits for the others. In a step a thread takes panels of a matrix, and with them columns of
-what comes out, or heads of attention. What all threads need, each makes for itself (`own`, `bits`), since a core gets
-at what it wrote faster than at what another one did.
+After each step every thread waits for the others (together.py). In a step a thread takes panels of a matrix, and with
+them columns of what comes out, or heads of attention. What all threads need, each makes for itself (`own`, `bits`),
+since a core gets at what it wrote faster than at what another one did.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
@@ -27,13 +27,14 @@ from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, sh
 from foretoken.kernel.rounding import round_rows
 from foretoken.kernel.simd import gate_row
 from foretoken.kernel.sizes import COLUMNS, DOTTED, QUANTISED
+from foretoken.kernel.together import ALONE, TOGETHER, meet, wait
 
 PROJECT, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)
 Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
 
 # One layer of one forward, with arrays by their addresses: every step is called by the address of such a record, so
-# that it is compiled once, and not again in each compiled call that runs layers. d: width of the states. m: nodes of
-# all sequences.
+# that it is compiled once, and not again in each compiled call that runs layers. The records of all layers stand one
+# behind the other. d: width of the states. m: nodes of all sequences.
 SIZES = (
     "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "paired", "bare", "normed_heads", "used",
     "seen", "panels", "positions_known", "fed_width", "room",
@@ -41,6 +42,7 @@ SIZES = (
 FLOATS = ("eps", "head_eps", "scale", "low")
 ADDRESSES = (
     "x",  # the residual stream [m, d]
+    "kept",  # where the layer's input is copied to [m, d], 0 where nobody wants it
     "fed",  # what attention reads if the layer is bare [m, fed_width]
     "own",  # of every thread, the normed stream [m, d]
     "bits",  # of every thread, `room` numbers: rows as `round_rows` or `quantise_rows` makes them
@@ -207,29 +209,52 @@ def narrow(t, part, parts):
     add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_down, (t.d,)))
 
 
-@linked("foretoken_part", 5)
-def part_of(layer, first_step, last_step, part, parts):
-    """What thread `part` of `parts` does in steps first_step .. last_step - 1 of the layer whose record, a LAYER, is at
-    the address `layer`."""
-    t = carray(pointer(layer), 1, LAYER)[0]
-    for step in range(first_step, last_step):
-        if step == PROJECT:
-            project(t, part, parts)
-        elif step == ATTEND:
-            look(t, part, parts)
-        elif step == MIX:
-            mix(t, part, parts)
-        elif step == WIDEN:
-            widen(t, part, parts)
-        else:
-            narrow(t, part, parts)
+@fused
+def keep(t):
+    """Copy the layer's input for whoever wants it: nothing changes it before step 3."""
+    if t.kept != 0:
+        x, kept = floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d))
+        kept[:] = x
+
+
+@fused
+def part_of(t, step, part, parts):
+    """What thread `part` of `parts` does in a step of a layer."""
+    if step == PROJECT:
+        if part == 0:
+            keep(t)
+        project(t, part, parts)
+    elif step == ATTEND:
+        look(t, part, parts)
+    elif step == MIX:
+        mix(t, part, parts)
+    elif step == WIDEN:
+        widen(t, part, parts)
+    else:
+        narrow(t, part, parts)
 
 
 # By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
+@linked("foretoken_layers", 5)
+def layers_of(layers, count, gate, part, parts):
+    """What thread `part` of `parts` does in all layers.
+
+    layers: the address of their records, `count` of them, each a LAYER.
+    gate: the address of a gate, which all parts share; see together.py.
+    """
+    records, task = carray(pointer(layers), count, LAYER), meet(gate, parts)
+    for i in range(count * STEPS):
+        t, step = records[i // STEPS], i % STEPS
+        if task == TOGETHER:
+            part_of(t, step, part, parts)
+            wait(gate, parts, i + 1)
+        elif task == ALONE:
+            for each in range(parts):
+                part_of(t, step, each, parts)
 
 
 @partial(compiled, fuse=True, parallel=True)
-def every_part(layer, step, parts):
-    """One step by all threads."""
+def layers_threads(layers, count, gate, parts):
+    """All layers, by so many threads."""
     for part in prange(parts):
-        part_of(layer, step, step + 1, part, parts)
+        layers_of(layers, count, gate, part, parts)

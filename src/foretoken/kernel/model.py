@@ -14,6 +14,7 @@ from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
 from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
+from foretoken.kernel.together import GATE
 
 SPREAD = 1_600_000  # multiplications of a layer from which its steps are spread over the threads
 
@@ -197,22 +198,22 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
     own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
     qkv, mixed, back = np.empty((m, heads * k.dim), np.float32), np.empty((m, of_q), np.float32), np.empty_like(x)
     gated, inner = np.zeros((m, 2 * k.wide), np.float32), np.empty((m, k.wide), np.float32)
-    table = np.zeros(1, steps.LAYER)
-    t = table[0]
-    t.m, t.d, t.batch, t.used = m, d, nodes.slots.shape[0], nodes.used
-    t.query_heads, t.key_heads, t.dim, t.width, t.wide = k.query_heads, k.key_heads, k.dim, k.width, k.wide
-    t.paired, t.normed_heads, t.fed_width, t.room = k.paired, len(k.head_norms) > 0, fed.shape[1], room
-    t.eps, t.head_eps, t.scale, t.low = k.eps, k.head_eps, k.scale, k.low
-    t.panels, t.positions_known = cache.keys.shape[3], len(cache.cos)
-    t.x, t.fed, t.own, t.bits = x.ctypes.data, fed.ctypes.data, own.ctypes.data, bits.ctypes.data
-    t.qkv, t.mixed, t.back = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
-    t.gated, t.inner = gated.ctypes.data, inner.ctypes.data
-    t.positions, t.slots = nodes.positions.ctypes.data, nodes.slots.ctypes.data
-    t.cos, t.sin = cache.cos.ctypes.data, cache.sin.ctypes.data
+    table, gate = np.zeros(len(k.weights), steps.LAYER), np.zeros(GATE, np.int64)
     for layer in range(len(k.weights)):
+        t = table[layer]
+        t.m, t.d, t.batch, t.used = m, d, nodes.slots.shape[0], nodes.used
+        t.query_heads, t.key_heads, t.dim, t.width, t.wide = k.query_heads, k.key_heads, k.dim, k.width, k.wide
+        t.paired, t.normed_heads, t.fed_width, t.room = k.paired, len(k.head_norms) > 0, fed.shape[1], room
+        t.eps, t.head_eps, t.scale, t.low = k.eps, k.head_eps, k.scale, k.low
+        t.panels, t.positions_known = cache.keys.shape[3], len(cache.cos)
+        t.x, t.fed, t.own, t.bits = x.ctypes.data, fed.ctypes.data, own.ctypes.data, bits.ctypes.data
+        t.qkv, t.mixed, t.back = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
+        t.gated, t.inner = gated.ctypes.data, inner.ctypes.data
+        t.positions, t.slots = nodes.positions.ctypes.data, nodes.slots.ctypes.data
+        t.cos, t.sin = cache.cos.ctypes.data, cache.sin.ctypes.data
         for i in range(len(wanted.layers)):
             if wanted.layers[i] == layer:
-                wanted.states[i] = x
+                t.kept = wanted.states[i].ctypes.data
         mask = nodes.masks[nodes.kinds[layer]]
         t.bare, t.seen, t.mask = k.bare[layer], mask.shape[3], mask.ctypes.data
         t.norms, t.weights, t.forms = (
@@ -226,12 +227,11 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
         t.to_gate, t.to_down = k.to_gate[layer].ctypes.data, k.to_down[layer].ctypes.data
         t.keys = cache.keys[layer, nodes.first].ctypes.data
         t.values = cache.values[layer, nodes.first].ctypes.data
-        if parts == 1:
-            steps.part_of(table.ctypes.data, steps.PROJECT, steps.STEPS, 0, 1)
-        if threads is not None:  # by itself, so that numba leaves out what is for more threads where it is None
-            for step in range(steps.STEPS if parts > 1 else 0):
-                steps.every_part(table.ctypes.data, step, parts)
-    alive((fed, own, bits, qkv, mixed, back, gated, inner, table))
+    if parts == 1:
+        steps.layers_of(table.ctypes.data, len(table), gate.ctypes.data, 0, 1)
+    if threads is not None and parts > 1:  # None first, so that numba leaves out what is for more threads
+        steps.layers_threads(table.ctypes.data, len(table), gate.ctypes.data, parts)
+    alive((fed, own, bits, qkv, mixed, back, gated, inner, table, gate))
 
 
 @fused
