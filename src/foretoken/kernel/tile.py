@@ -1,7 +1,7 @@
 """The instructions of few rows times a strip of a matrix on a CPU.
 
 A tile is R rows times 16 U columns whose sums stay in vector registers while the matrix streams by, so a weight is read
-once for up to six rows. product.py takes a whole matrix in strips.
+once for up to six rows, or for ten in half of the columns. product.py takes a whole matrix in strips.
 
 A word is a float32 weight (WHOLE), or two bfloat16 weights of one column, k even and odd. Those are widened in a
 register (HALVED), which halves the memory traffic and changes nothing where the lower halves of the float32 weights are
@@ -28,10 +28,13 @@ from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
-# 16 columns.
-ROWS = 6
+# 16 columns. Up to TALL rows in one pass of half the width take less time than in two passes, 11 and 12 do not: the
+# entry of 2026-11-25 on rows in docs/LOG.md.
+ROWS, TALL = 6, 10
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
-TILES = [(rows, units) for units in (1, 2, 4) for rows in range(1, ROWS + 1) if units <= WIDEST[rows]]
+if WIDE and DOTS:
+    WIDEST |= dict.fromkeys(range(ROWS + 1, TALL + 1), 2)
+TILES = [(rows, units) for units in (1, 2, 4) for rows in WIDEST if units <= WIDEST[rows]]
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
@@ -82,6 +85,8 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     """Whether product.py and attention.py may ask for this tile: others are not compiled."""
+    if rows > ROWS:
+        return units == WIDEST[rows] and form == DOTTED
     if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
         return not fetch and form in (WHOLE, ROUNDED)
     if form == WHOLE or not WIDE:
@@ -160,7 +165,9 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
     fresh: 1 or 0.
     ahead: address of what is used next, as long as this, which is fetched meanwhile; 0: nothing is fetched.
     """
-    height = 5 if ahead > 0 and WIDE and form == HALVED else ROWS  # six leave no register for the two halves of a word
+    tall = WIDE and form == DOTTED and ROWS < rows <= TALL and columns % (2 * LANES) == 0
+    six = not (ahead > 0 and WIDE and form == HALVED)  # six leave no register for the two halves of a word
+    height = TALL if tall else ROWS if six else ROWS - 1
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.
     far = WIDE and form != WHOLE and (blocks <= 2 or words > CHUNK)
@@ -169,7 +176,7 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
         xs, ys, at = x + 4 * done * x_row, y + 4 * done * y_row, 0
         while at < columns:
-            widest = 4 if WIDE or r == 1 else 2 if r == 2 else 1
+            widest = 2 if r > ROWS else 4 if WIDE or r == 1 else 2 if r == 2 else 1
             units = widest
             while units > 1 and units * LANES > columns - at:
                 units //= 2
