@@ -13,8 +13,10 @@ from command import run
 from foretoken.build import load
 from foretoken.cli.options import demo_folder
 from foretoken.core.interfaces import Drafter
+from foretoken.core.laws import Opaque
+from foretoken.core.tree import Siblings, chain
 from foretoken.decode import NoDrafter
-from foretoken.measure.clocks import Clocks
+from foretoken.measure.clocks import Clocks, Drafts
 from foretoken.measure.methods import Foretoken, Run, Transformers
 from foretoken.measure.report import Report
 from foretoken.trees import static
@@ -99,6 +101,14 @@ def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monk
     combined = {row[""]: row for row in out["tables"][2]["rows"]}
     assert combined["maximum"]["target by drafter-bytes"] == 1
     assert combined["median"]["target by drafter-1k"] > 1
+
+
+def test_drafts_that_are_no_token_are_counted():
+    """Of three nodes that were to have a child two had none; the last tree's root was to have none."""
+    drafts, none = Drafts(), Siblings((), None, Opaque(1))
+    for _ in range(2):
+        drafts.count([chain([3, 1], [Siblings((1,), None, Opaque(1)), none]), chain([4], [none]), chain([4], [None])])
+    assert (drafts.nodes, drafts.empty) == (6, 4)
 
 
 def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(monkeypatch, capsys):

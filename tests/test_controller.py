@@ -295,6 +295,29 @@ def test_a_look_at_plain_steps_lasts_until_the_caches_have_settled(plain_s, expe
     assert looks == expected
 
 
+def test_one_slow_step_at_the_end_of_a_look_says_nothing():
+    costs = Costs(EXTRA, 1.0)
+    learn(costs, 2 * LOOK, 2.0)
+    for plain in (1.0, 1.0, 1.0, 3.0):  # the last one while another program had the core
+        costs.learn(0, plain)
+    assert not costs.due
+    assert costs.steps(3) == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_look_that_a_drafted_step_ends_begins_anew():
+    """Behind the draft the caches have to settle again."""
+    costs = Costs(EXTRA, 1.0)
+    learn(costs, 2 * LOOK, 2.0)
+    for _ in range(3):
+        costs.learn(0, 1.0)
+    costs.learn(3, 2.0)
+    looks = 0
+    while costs.due:
+        costs.learn(0, 1.0)
+        looks += 1
+    assert looks == 4
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("slow", "took"), [(2, 30.0), (2, 2.5), (12, 30.0)])
 @pytest.mark.parametrize("deepest", [1, 5])

@@ -19,7 +19,7 @@ from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
-from foretoken.vocab.slem import SLEMDrafter
+from foretoken.vocab.slem import Row, SLEMDrafter
 from foretoken.vocab.strings import Context, Healing, continuation, incomplete, longest_overlap
 from foretoken.vocab.translation import FIRM, Translation
 from foretoken.vocab.vocabulary import vocabulary
@@ -129,6 +129,14 @@ def test_the_drafters_last_token_may_grow():
     assert healing.take(ids[:1], 0, T.ids[b"he"]) == ids[:1]
     bytes_ = vocabulary(zoo.byte_only())
     assert Healing(Translation(T, bytes_), 257).take(bytes_.encode(b"ab"), 0, T.ids[b"b"]) == bytes_.encode(b"ab")
+
+
+@pytest.mark.parametrize(("heals", "kept"), [(True, b"hel"), (False, b"hel\n")])
+def test_a_drafter_that_does_not_heal_keeps_its_last_token(heals: bool, kept: bytes):
+    translation = Translation(T, D)
+    row = Row(Context(translation), Healing(translation, 300), heals)
+    assert D.spell(row.ids([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
+    assert row.healing.edge.taken == b"hel\n"[len(kept) :]
 
 
 def test_it_does_not_grow_into_what_the_target_would_have_written_in_one():

@@ -131,6 +131,20 @@ def test_global_resolution_is_as_near_as_it_says(tolerance: float, residuals) ->
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("v", "n"), [(30, 1), (40, 2)])
+def test_what_is_truncated_counts_in_the_bound_of_the_law(v: int, n: int) -> None:
+    """Here more is lost with the tokens outside of T than in the gradients."""
+    cut = 0
+    for p, q in zip(*(rows.numpy() for rows in toy_rows(40, v, 1.0, 0.5, 0)), strict=True):
+        found, sets = GlobalResolution(0.1).solve(p, q, IID(n)), draw_sets(IID(n), q)
+        assert not isinstance(found, Failure)
+        law = sum(prob * found.row(draws) for draws, prob in zip(sets.index, sets.prob, strict=True))
+        assert np.abs(law - p).sum() <= 2 * (found.outer.error + found.inner.error) + 1e-12
+        cut += not (found.outer.known | found.inner.known).all()
+    assert cut > 30
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_what_one_part_of_the_tolerance_leaves_unused_the_others_have() -> None:
     """Ten tokens, three draws: gradients of more than an eighth of the tolerance are let pass where both together are
     small enough, and the law is as near as is said. With an eighth for each, 34 of these 60 pairs were solved."""

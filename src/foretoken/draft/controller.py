@@ -107,7 +107,6 @@ class Costs:
             self.looks = min(self.looks + 1, LOOKS)
             self.plain *= known ** (1 / self.looks)
             self.since_look = 0
-            self.looked.clear()
         self.pace_s *= paced**PACE if off > 1 / OUTLIER else off  # only what is slow can be another program's doing
 
     @property
