@@ -1,11 +1,13 @@
 """The command `foretoken serve`: bad options, its signals, and its end where the model's thread has died."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -67,8 +69,8 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, t
 
 
 @pytest.fixture
-def process(engine, tmp_path):
-    """`foretoken serve` in a process of its own, and its address."""
+def process(engine, tmp_path, request):
+    """`foretoken serve` in a process of its own, and its address. A test may be given further options."""
     package = str(Path(foretoken.__file__).parents[1])
     line = [
         sys.executable,
@@ -84,6 +86,7 @@ def process(engine, tmp_path):
         "off",
         "--log",
         "json",
+        *getattr(request, "param", ()),
     ]
     with subprocess.Popen(
         line, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}
@@ -118,6 +121,25 @@ def test_the_first_signal_drains_and_the_second_ends(process):
             ask_often(url + "/health")
         running.send_signal(signal.SIGTERM)
         assert running.wait(serving.PATIENCE) == 0
+
+
+@pytest.mark.parametrize("process", [("--drain", "1")], indirect=True)
+def test_what_runs_longer_than_drain_is_told_so(process):
+    running, url = process
+    with ThreadPoolExecutor(1) as others, httpx.Client(timeout=serving.PATIENCE) as client:
+        with client.stream("POST", url + COMPLETION, json={**LONG, "stream": True}) as response:
+            lines = (line for line in response.iter_lines() if line)
+            assert next(lines).startswith("data: ")
+            other = others.submit(client.post, url + COMPLETION, json=LONG)
+            while not re.search(r"num_requests_running\{[^}]*\} 2", client.get(url + "/metrics").text):
+                pass
+            running.send_signal(signal.SIGTERM)
+            *_, last = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "The server is shutting down."
+        answer = other.result(serving.PATIENCE)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "The server is shutting down.")
+    assert running.wait(serving.PATIENCE) == 0
+    assert "Traceback" not in running.stderr.read()
 
 
 LOADING = """

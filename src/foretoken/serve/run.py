@@ -3,6 +3,7 @@
 import logging
 import socket
 import sys
+from threading import Timer
 from types import FrameType
 
 import uvicorn
@@ -17,18 +18,27 @@ from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
 
 log = logging.getLogger(__name__)
+TELLING = 5  # seconds in which requests that were cut off are answered so, before uvicorn breaks their connections
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but: the first signal drains and a second one ends, and a dead model thread ends it too."""
+    """uvicorn, but: the first signal drains and a second one ends, and a dead model thread ends it too.
 
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+    What runs longer than `drain` seconds after the first signal is ended by the worker, which tells each request so.
+    """
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, drain: float) -> None:
+        config.timeout_graceful_shutdown = int(drain) + TELLING
         super().__init__(config)
         self.worker = worker
+        self.limit = Timer(drain, worker.end)
+        self.limit.daemon = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        if not self.force_exit:
+            self.limit.start()
         log_signal(log, self.force_exit)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -55,15 +65,11 @@ def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: O
     owner: the thread that loaded the engine.
     """
     app = prepared(engine, settings, owner)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(int(settings.drain), 1),
-    )
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
     worker: Worker = app.state.service.worker
-    Server(config, worker).run(sockets=[listening])
+    server = Server(config, worker, settings.drain)
+    server.run(sockets=[listening])
+    server.limit.cancel()
     worker.stop()
     if worker.error is not None:
         log.error("the thread that runs the model has died: %r", worker.error)

@@ -137,11 +137,15 @@ class Worker:
             self._draining = True
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """End all jobs after the step under way, and the thread."""
+    def end(self) -> None:
+        """End all jobs after the step under way, and the thread. Does not wait for it: see `join`."""
         with self._changed:
             self._draining = self._stopping = True
             self._changed.notify_all()
+
+    def stop(self) -> None:
+        """`end`, and wait."""
+        self.end()
         self.join()
 
     def join(self, timeout_s: float | None = None) -> bool:
