@@ -107,8 +107,8 @@ def test_a_psi_of_one_segmentation_alone_would_be_seen(monkeypatch):
 
 def brute_psi(lm, drafter, ids, edge, most=6):
     """{first target token or None: probability} by writing every draft down, without the bookkeeping; what is still
-    open after `most` tokens is missing, unless the drafter's look-ahead ends it."""
-    begun = len(ids)
+    open after `most` tokens is missing, unless the drafter's look-ahead ends it. A token that the context had already,
+    taken back and written again, is none of the draft's."""
     source, dest = drafter.translation.source, drafter.translation.dest
     tokens = list(source.ids)
     psi, taken = {}, edge.taken
@@ -119,7 +119,7 @@ def brute_psi(lm, drafter, ids, edge, most=6):
         best = max((t for t in tokens if string.startswith(t)), key=len, default=None)
         return True if best is None else source.ids[best]
 
-    def write(ids, string, prob, first):
+    def write(ids, string, prob, first, drafted):
         table = lm.table[(0, *ids)[-2], ids[-1]]
         mass = sum(float(table[d]) for d in range(len(table)) if not (first and taken) or d in edge.firsts)
         for d in range(len(table)):
@@ -128,7 +128,8 @@ def brute_psi(lm, drafter, ids, edge, most=6):
                 continue
             chance = prob * float(table[d]) / mass
             after = string + (spelled[len(taken) :] if first else spelled)
-            ended = not spelled or len(ids) - begun + 1 == drafter.lookahead
+            number = drafted + (not spelled or len(after) > 0)
+            ended = not spelled or number == drafter.lookahead
             token = source.eos if d == dest.eos and not string and not first else settle(after, ended)
             if d == dest.eos and first and not taken:
                 token = source.eos
@@ -136,9 +137,9 @@ def brute_psi(lm, drafter, ids, edge, most=6):
                 token = None if token is True else token
                 psi[token] = psi.get(token, 0.0) + chance
             elif len(ids) < most:
-                write([*ids, d], after, chance, False)
+                write([*ids, d], after, chance, False, number)
 
-    write(list(ids), b"", 1.0, True)
+    write(list(ids), b"", 1.0, True, 0)
     return psi
 
 
@@ -147,7 +148,7 @@ def brute_psi(lm, drafter, ids, edge, most=6):
 @pytest.mark.parametrize(
     ("pair", "prompt", "heals"),
     [*((pair, [1, 2, 1], False) for pair in ("apart", "contained", "wider", "long", "containing")),
-     ("apart", [1, 2], True)],
+     *((pair, prompt, True) for pair, prompt in (("apart", [1, 2]), ("apart", [2, 2]), ("containing", [1, 2, 2])))],
 )  # fmt: skip
 def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals, lookahead):
     lm, drafter = drafting(pair, 1, lookahead=lookahead)

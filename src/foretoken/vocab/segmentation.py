@@ -58,7 +58,8 @@ class Segmentation:
     width: columns of the drafter's logits. vocab_size: of the target's; no id beyond is proposed. limit: nodes of a
     plan. A draft whose node is not among its token's first `limit` ones, those of fewest tokens first, is infeasible:
     a fixed choice, made from the vocabularies and the edge alone. lookahead: a draft of so many drafter tokens ends,
-    and its string is settled as it is; None for no such end.
+    and its string is settled as it is; None for no such end. A token that was taken back and is written again is none
+    of the draft's.
     heals: drafts may have to begin with bytes of the context that were taken back.
     """
 
@@ -92,7 +93,7 @@ class Segmentation:
         return next((self.ids[data[:n]] for n in range(len(data), 0, -1) if data[:n] in self.ids), NONE)
 
     def ends(self, drafted: int) -> bool:
-        """Whether the drafter token after so many is a draft's last one, whatever it is."""
+        """Whether the drafter token after so many is a draft's last one, unless it writes again what was taken back."""
         return self.lookahead is not None and drafted + 1 >= self.lookahead
 
     def _outcomes(self, state: bytes, edge: Edge = FIRM, last: bool = False) -> np.ndarray:
@@ -100,7 +101,7 @@ class Segmentation:
         NONE, CLOSED, or OPEN - i where it goes on as states[i].
 
         edge: of the context, for a draft that begins; FIRM for one that goes on. last: the draft ends with the token,
-        so that none goes on.
+        so that none goes on but one that is still empty.
         """
         taken = edge.taken
         codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int32)
@@ -114,7 +115,7 @@ class Segmentation:
         if taken:
             codes[edge.closed(self.width)] = CLOSED
         if last:
-            goes_on = codes <= OPEN
+            goes_on = (codes <= OPEN) & (codes != OPEN - self._numbers[b""])
             codes[goes_on] = [self.first(self.states[OPEN - code]) for code in codes[goes_on]]
         return codes
 
@@ -151,7 +152,7 @@ class Segmentation:
                             tokens.append(drafted)
                             parents.append(node)
                             states.append(string)
-                            depths.append(depths[node] + 1)
+                            depths.append(depths[node] + bool(string))
         return Plan(tuple(tokens), tuple(parents), tuple(stops)) if any(map(len, stops)) else None
 
     def _passing(self, token: int) -> list[bytes]:

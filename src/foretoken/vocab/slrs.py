@@ -179,6 +179,7 @@ class SLRSSession:
     ) -> Generator[None, None, tuple[int, Price] | None]:
         """(first target token or NONE, its price) of one sampled draft; None where nothing may be drafted."""
         state, draft, at, greedy = b"", [], node, seq.sampling.temperature == 0
+        drafted = 0  # tokens of the draft, without one that was taken back and is written again
         while True:
             again = FIRM if draft else edge
             weights, nothing = row.trie.q[at], -np.inf if greedy else 0.0
@@ -192,11 +193,12 @@ class SLRSSession:
                     raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
             else:
                 token = int(draw_iid(torch.from_numpy(weights)[None], seq.uniforms(1, 1)))
-            code = int(self.segmentation.outcomes(state, again, self.segmentation.ends(len(draft)))[token])
+            code = int(self.segmentation.outcomes(state, again, self.segmentation.ends(drafted))[token])
             if code > OPEN:
                 break
             state = self.segmentation.states[OPEN - code]
             draft.append(token)
+            drafted += bool(state)
             at = row.trie.grow(at, token)
             if at >= len(row.trie.q):
                 yield
