@@ -223,8 +223,8 @@ def panels(tables: Sequence[Table]) -> list[Panel]:
         lines = []
         for row in table.rows:
             points = [(int(table.columns[j][2:]), y) for j in places if isinstance(y := row[j], float)]
-            style = "--" if row[1] == "bound" else "-"
-            lines.append(Line(str(row[0]), [k for k, _ in points], [y for _, y in points], style=style))
+            style, marker = "--" if row[1] == "bound" else "-", "os"[len(lines) // 10]  # there are ten colours
+            lines.append(Line(str(row[0]), [k for k, _ in points], [y for _, y in points], None, style, marker))
         found.append(Panel(table.title, "drafts k", "acceptance", lines))
     return found
 
@@ -291,7 +291,8 @@ def command(
     except KeyboardInterrupt:
         report.interrupted = True
     if plot is not None:
-        draw(panels(report.tables), report.title, plot)
+        models = "" if scored is None else f": {header['target']}, drafter {header['drafter']}"
+        draw(panels(report.tables), f"{report.title}{models}", plot)
     show(report, json_, markdown)
 
 

@@ -17,8 +17,8 @@ def test_a_part_that_comes_too_late_leaves_the_work_to_one() -> None:
     """Parts one after the other in one thread, as where a process may have no second one."""
     for parts in (2, 3):
         one = gate()
-        assert [meet(one.ctypes.data, parts) for _ in range(parts)] == [ALONE] + [LATE] * (parts - 1)
-    assert meet(gate().ctypes.data, 1) == TOGETHER
+        assert [meet(one.ctypes.data, parts, 0) for _ in range(parts)] == [ALONE] + [LATE] * (parts - 1)
+    assert meet(gate().ctypes.data, 1, 0) == TOGETHER
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -27,7 +27,7 @@ def test_parts_in_threads_agree_on_who_works(parts: int) -> None:
     with ThreadPoolExecutor(parts) as threads:
         for _ in range(200):
             one = gate()
-            found = sorted(threads.map(meet, [one.ctypes.data] * parts, [parts] * parts))
+            found = sorted(threads.map(meet, [one.ctypes.data] * parts, [parts] * parts, [10**8] * parts))
             assert found in ([TOGETHER] * parts, [ALONE] + [LATE] * (parts - 1))
 
 

@@ -235,14 +235,14 @@ def part_of(t, step, part, parts):
 
 
 # By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
-@linked("foretoken_layers", 5)
-def layers_of(layers, count, gate, part, parts):
+@linked("foretoken_layers", 6)
+def layers_of(layers, count, gate, part, parts, work):
     """What thread `part` of `parts` does in all layers.
 
     layers: the address of their records, `count` of them, each a LAYER.
-    gate: the address of a gate, which all parts share; see together.py.
+    gate: the address of a gate, which all parts share. work: multiplications of all parts; see together.py.
     """
-    records, task = carray(pointer(layers), count, LAYER), meet(gate, parts)
+    records, task = carray(pointer(layers), count, LAYER), meet(gate, parts, work)
     for i in range(count * STEPS):
         t, step = records[i // STEPS], i % STEPS
         if task == TOGETHER:
@@ -254,7 +254,7 @@ def layers_of(layers, count, gate, part, parts):
 
 
 @partial(compiled, fuse=True, parallel=True)
-def layers_threads(layers, count, gate, parts):
+def layers_threads(layers, count, gate, parts, work):
     """All layers, by so many threads."""
     for part in prange(parts):
-        layers_of(layers, count, gate, part, parts)
+        layers_of(layers, count, gate, part, parts, work)

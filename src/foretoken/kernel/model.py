@@ -192,7 +192,8 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
     """
     (m, d), k = x.shape, layers
     heads, of_q, parts = k.query_heads + 2 * k.key_heads, k.query_heads * k.dim, 1
-    if threads is not None and m * d * (heads * k.dim + of_q + 3 * k.width) > SPREAD:
+    of_layer = m * d * (heads * k.dim + of_q + 3 * k.width)
+    if threads is not None and of_layer > SPREAD:
         parts = threads
     room = m * (max(d, fed.shape[1], of_q, k.width) + 2)
     own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
@@ -228,9 +229,9 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
         t.keys = cache.keys[layer, nodes.first].ctypes.data
         t.values = cache.values[layer, nodes.first].ctypes.data
     if parts == 1:
-        steps.layers_of(table.ctypes.data, len(table), gate.ctypes.data, 0, 1)
+        steps.layers_of(table.ctypes.data, len(table), gate.ctypes.data, 0, 1, 0)
     if threads is not None and parts > 1:  # None first, so that numba leaves out what is for more threads
-        steps.layers_threads(table.ctypes.data, len(table), gate.ctypes.data, parts)
+        steps.layers_threads(table.ctypes.data, len(table), gate.ctypes.data, parts, of_layer * len(table))
     alive((fed, own, bits, qkv, mixed, back, gated, inner, table, gate))
 
 

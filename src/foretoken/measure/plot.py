@@ -78,6 +78,8 @@ def plot(panels: Sequence[Panel], title: str, path: str) -> None:
             _bars(axes, [each for each in panel.content if isinstance(each, Bar)])
         if panel.content and isinstance(panel.content[0], Stack):
             handles |= _stacks(axes, [each for each in panel.content if isinstance(each, Stack)])
+        if all(isinstance(x, int) for each in panel.content if isinstance(each, Line) for x in each.x):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
         if "x" in panel.log:
             axes.set_xscale("log", base=2)
