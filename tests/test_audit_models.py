@@ -159,6 +159,16 @@ def test_samples_follow_their_seeds_and_not_the_batch(monkeypatch: pytest.Monkey
     assert {len(ids) for ids in many} == {models.NUM_TOKENS}
 
 
+def test_long_sampling_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr(models.time, "perf_counter", lambda: now[0])
+    tell = models.countdown(100, lines.append)
+    for second in range(1, 41):
+        now[0] = second
+        tell(min(100, 4 * second))
+    assert lines == ["40 of 100 generations, 0.2 min left", "80 of 100 generations, 0.1 min left"]
+
+
 @pytest.mark.parametrize(("temperature", "samples", "what"), [(0.0, 400, "temperature"), (1.0, 10, "samples")])
 def test_bad_settings_are_named(temperature: float, samples: int, what: str) -> None:
     with pytest.raises(ForetokenError, match=what):

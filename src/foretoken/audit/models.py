@@ -5,6 +5,7 @@ quantised weights from plain decoding, see `last_logits`.
 """
 
 import random
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ GREEDY_TOKENS = 32
 NUM_TOKENS = 3  # of the sampled joint law
 BATCH = 32
 ALONE = 8  # one sample of so many is decoded by itself, as one user's text is, for which there is other code
+TELL_S = 10.0  # seconds between two lines of progress while generations are sampled
 FALSE_ALARM = 1e-4  # of all sampling tests together
 # The same logits, computed in another order, differ by rounding; relative to the largest logit.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -178,8 +180,9 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
     for number, prompt in enumerate(chosen, start=1):
         test, cells, off = _prepare(engine.target, prompt, sampling, samples // len(chosen), alpha, seed)
         progress(f"sampling {test.num_samples} generations after prompt {number}")
+        tell = countdown(test.num_samples, progress)
         ids, accepted = sample(
-            engine.target, engine.drafter, engine.verifier, prompt, sampling, test.num_samples, seed + number
+            engine.target, engine.drafter, engine.verifier, prompt, sampling, test.num_samples, seed + number, tell
         )
         counts = cells.count(ids)
         p_value, power = test.p_value(counts), test.power(off, seed)
@@ -227,7 +230,8 @@ def _wrong_rule(
     drafter = replace(model, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
     test, cells, _ = _prepare(engine.target, prompt, sampling, samples, alpha, seed)
     progress(f"sampling {samples} generations with a rule known to be wrong")
-    ids, _ = sample(engine.target, drafter, EachAlone(), prompt, sampling, samples, seed + 1000)
+    tell = countdown(samples, progress)
+    ids, _ = sample(engine.target, drafter, EachAlone(), prompt, sampling, samples, seed + 1000, tell)
     p_value = test.p_value(cells.count(ids))
     seen = p_value <= alpha
     detail = f"rejected as it must be, p-value {p_value:.2g}, {samples} samples"
@@ -244,8 +248,12 @@ def sample(
     sampling: Sampling,
     samples: int,
     seed: int,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[tuple[int, ...]], float]:
-    """(the first NUM_TOKENS ids of `samples` generations with seeds of their own, drafts accepted in each)."""
+    """(the first NUM_TOKENS ids of `samples` generations with seeds of their own, drafts accepted in each).
+
+    tell: is called with the number of those that are done, now and then.
+    """
     decoder = Decoder(target, drafter, verifier, BATCH, len(prompt) + NUM_TOKENS + drafter.max_nodes)
     done: list[tuple[int, ...]] = []
     accepted = 0
@@ -262,7 +270,22 @@ def sample(
                     accepted += step.num_accepted
                     if sequence.finished:
                         done.append(tuple(sequence.ids[len(prompt) :]))
+            tell(len(done))
     return done, accepted / samples
+
+
+def countdown(total: int, progress: Callable[[str], None]) -> Callable[[int], None]:
+    """What tells `progress` from time to time how many of `total` generations are done, and when the others will be."""
+    begun = last = time.perf_counter()
+
+    def tell(done: int) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if done < total and now - last >= TELL_S:
+            last = now
+            progress(f"{done} of {total} generations, {(now - begun) / done * (total - done) / 60:.1f} min left")
+
+    return tell
 
 
 def _prefill(decoder: Decoder, prompt: list[int]) -> None:
