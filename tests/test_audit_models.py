@@ -63,7 +63,7 @@ def test_a_whole_audit() -> None:
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_drafters_without_density(drafter: str | None) -> None:
     engine = tiny_engine(drafter=drafter, verifier="exact-match")
-    section = models.sampled(engine, 0.5, 300, 0, quiet)
+    section = models.sampled(engine, 0.5, 1500, 0, quiet)
     assert outcomes_of(section) == [OK] * 3
     assert "does not apply" in section.checks[-1].detail
     assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]
@@ -90,11 +90,15 @@ def test_a_wrong_rule_fails_every_test_it_can() -> None:
     assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]  # at temperature 0 no rule is asked
 
 
-def test_a_wrong_rule_cannot_be_seen_where_drafter_and_target_agree() -> None:
-    """The report says so rather than claim that the test could tell."""
+def test_a_wrong_rule_is_seen_where_drafter_and_target_agree() -> None:
     engine = tiny_engine(drafter=tiny("llama"))
-    section = models.sampled(engine, 0.5, 400, 0, quiet)
-    assert section.checks[-1].outcome == WEAK
+    assert models.sampled(engine, 0.5, 400, 0, quiet).checks[-1].outcome == OK
+
+
+def test_where_one_text_has_nearly_all_of_the_probability_little_can_be_seen() -> None:
+    """The report says so rather than claim that the tests could tell."""
+    section = models.sampled(tiny_engine(), 0.001, 400, 0, quiet)
+    assert outcomes_of(section)[:2] == [WEAK] * 2
     report = AuditReport({}, (section,))
     assert report.passed
     assert "could not tell" in report.text()

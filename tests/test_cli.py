@@ -76,7 +76,7 @@ def test_method_auto_tells_where_it_decoded_plainly(run):
     code, _, err = run("generate", "def f(", "--max-new-tokens", 20, "--method", "auto", "--temperature", 0)
     assert code == 0, err
     found = re.search(
-        r"decoded plainly    at (\d+) of (\d+) steps?: a draft is expected to be accepted at 0\.\d\d, a step", err
+        r"decoded plainly    at (\d+) of (\d+) steps?: now a share of 0\.\d\d of first draft tokens is expected", err
     )
     assert found is not None, err
     assert 1 <= int(found[1]) <= int(found[2])  # the first is always plain, to see what that costs

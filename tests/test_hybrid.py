@@ -267,7 +267,7 @@ def test_another_vocabulary_after_a_lookup(folders, vocab, method):
         ({"drafter": "ngram+none"}, r"say ngram\+self"),
         ({"drafter": "suffix+auto"}, "names no model after its lookup"),
         ({"drafter": "suffix+self:q9"}, "names no kind of blocks"),
-        ({"drafter": "suffix+nowhere"}, "nowhere does not exist"),
+        ({"drafter": "suffix+nowhere"}, "There is no model nowhere here"),
         ({"drafter": "suffix+drafter", "draft_probability": 0.5}, "works beside the target, which none after suffix"),
         ({"drafter": "suffix+drafter", "tree": "kary:2x2", "verifier": "standard"}, "standard is not lossless"),
     ],

@@ -192,7 +192,7 @@ def test_bad_files_are_refused(tmp_path: Path):
     path = Path(save(tmp_path / "model.gguf"))
     content = path.read_bytes()
     (tmp_path / "text.gguf").write_text("no model")
-    for source, message in (("text.gguf", "is no GGUF file"), ("none.gguf", "does not exist")):
+    for source, message in (("text.gguf", "is no GGUF file"), ("none.gguf", "There is no model")):
         with pytest.raises(ForetokenError, match=message):
             load_model(str(tmp_path / source), CPU)
     path.write_bytes(content[: len(content) // 2])

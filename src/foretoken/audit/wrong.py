@@ -44,6 +44,27 @@ class EachAlone:
 
 
 @dataclass(frozen=True)
+class LikeliestDraft:
+    """Keeps the draft that the target finds likeliest: lossy for k >= 2 draws, even where q is p.
+
+    row = [the x among the draws with the largest p(x)].
+    """
+
+    name: str = "likeliest-draft"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID)
+
+    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
+        if not siblings.draws:
+            return p
+        row = torch.zeros_like(p)
+        row[max(siblings.draws, key=lambda x: float(p[x]))] = 1.0
+        return row
+
+
+@dataclass(frozen=True)
 class PeekingDrafter(WrappedDrafter[Drafter]):
     """Looks at what was drawn before it decides whether to draft: lossy for every law but the opaque one.
 

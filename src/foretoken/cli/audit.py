@@ -38,8 +38,8 @@ def audit(
     be wrong are put in, and must be found.
 
     temperature: Temperature of the goodness-of-fit test; above 0.
-    samples: Generations for the goodness-of-fit test, and as many for the rule that is known to be wrong. With a model
-        of 1.5 B parameters 1,000 of them take minutes. Fewer see less.
+    samples: Generations for the goodness-of-fit test, and half as many for the rule that is known to be wrong. With a
+        model of 1.5 B parameters 1,000 take some two minutes on two cores. Fewer see less.
     seed: Seed of the whole audit.
     exact_only: Only the exact enumerations; loads no model.
     json_: Print JSON instead of text.

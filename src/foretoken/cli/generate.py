@@ -125,6 +125,7 @@ class Text:
     engine: "Engine"
     prompt: Prompt
     seed: int
+    temperature: float
     tints: Tints | None
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -132,7 +133,8 @@ class Text:
 
     @staticmethod
     def begin(engine: "Engine", prompt: Prompt, seed: int, options: TextOptions) -> "Text":
-        return Text(engine, prompt, seed, Tints(engine, prompt, options.stop) if options.show_drafts else None)
+        tints = Tints(engine, prompt, options.stop) if options.show_drafts else None
+        return Text(engine, prompt, seed, options.arguments()["temperature"], tints)
 
     def add(self, chunk: "Chunk") -> str:
         """Returns what the chunk adds to the text as it is shown."""
@@ -232,8 +234,9 @@ def _summary(text: Text, record: dict[str, Any]) -> str:
         decoding = record["decoding_speedup"]
         after = "" if decoding is None else f" ({decoding:.2f} x once the prompt is read)"
         lines.append(
-            f"without printing   {record['tokens_per_s']:.1f} tokens/s, plain decoding in turn with it "
-            f"{record['plain_tokens_per_s']:.1f}: speed-up {record['speedup']:.2f} x{after}, same output distribution"
+            f"run again          {record['tokens_per_s']:.1f} tokens/s, warm and without printing; plain decoding in "
+            f"turn with it {record['plain_tokens_per_s']:.1f}: speed-up {record['speedup']:.2f} x{after}, same output "
+            "distribution"
         )
     if isinstance(text.engine.drafter, NoDrafter):
         settings = "plain decoding: no drafter"
@@ -252,7 +255,7 @@ def _summary(text: Text, record: dict[str, Any]) -> str:
             f"first token after  {stats.ttft_s * 1000:.0f} ms",
             f"finish reason      {record['finish_reason'] or 'interrupted'}",
             *_plain_steps(text),
-            f"seed {text.seed}, {settings}",
+            f"seed {text.seed}, temperature {text.temperature:g}, {settings}",
         ]
     )
 
@@ -266,9 +269,9 @@ def _plain_steps(text: Text) -> list[str]:
         return []
     stats, (acceptance, cost) = text.last.stats, text.engine.drafter.outlook
     return [
-        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: a draft is expected "
-        f"to be accepted at {acceptance:.2f}, a step with one takes {cost:.2f} plain steps and pays below "
-        f"{1 + acceptance:.2f}"
+        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: now a share of "
+        f"{acceptance:.2f} of first draft tokens is expected to be accepted; a step with one takes as long as "
+        f"{cost:.2f} plain steps, and pays below {1 + acceptance:.2f}"
     ]
 
 

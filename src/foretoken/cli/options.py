@@ -31,7 +31,8 @@ _told = False
 class Models:
     """Which models run, and on what.
 
-    target: Model folder (Hugging Face), GGUF file, or hub id. Default: the demo target.
+    target: Model folder (Hugging Face), GGUF file, hub id, or a name that `foretoken fetch` lists. Default: the demo
+        target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
     head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "suffix" (the same, also in the texts of
     earlier requests), "suffix+self" and so on (a lookup, then a model where that finds little), "auto" (where the
@@ -312,7 +313,10 @@ def quiet() -> None:
         global _told
         if not _told:
             _told = True
-            print("foretoken: compiling for this machine, once: up to a minute of one core", file=sys.stderr)
+            print(
+                "foretoken: compiling for this kind of model, and keeping it: up to a minute of one core",
+                file=sys.stderr,
+            )
 
     when_compiling(compiling)
 

@@ -1,15 +1,19 @@
 """What models are named by, read without torch, so that the command line tells of a bad name at once."""
 
+import difflib
 import os
 import re
+from functools import cache
 from pathlib import Path
 
-from foretoken.catalogue.known import known_model
+from foretoken.catalogue.known import known_model, known_models
 from foretoken.core.errors import ForetokenError
 
 DTYPES = ("float32", "bfloat16", "float16")
+NO_MODELS = ("self", "ngram", "suffix", "auto", "none")  # drafters that stand in a model's place
 AUTO, ON, OFF = COMPILE = ("auto", "on", "off")
 QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # what weights can be quantised to
+HUB_S = 10  # seconds that the hub has for its answer
 # Files that a published draft head may be in; the first two may also be a language model's.
 HEAD_FILES = (
     "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
@@ -39,6 +43,24 @@ def check_quantise(kind: str | None, option: str = "quantise") -> None:
         raise ForetokenError(f"Unknown {option} {kind}: choose one of {', '.join(QUANTISED)}.")
 
 
+@cache
+def _check_hub(hub_id: str) -> None:
+    """Refuse a model that is not in the hub's cache here, where the hub does not know it or cannot be asked: its own
+    client would ask for a minute.
+
+    Raises ForetokenError.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(hub_id, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(hub_id, timeout=HUB_S)
+    except Exception as error:  # of the network, of the hub's answer, of the id's form: the client has no class for all
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ForetokenError(f"Model {hub_id} is no folder here, and cannot be had from the hub: {why}") from error
+
+
 def is_folder(source: str) -> bool:
     return os.path.isdir(source)
 
@@ -58,7 +80,16 @@ def located(source: str) -> str:
     # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
     looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
     if looks_local and not is_folder(source):
-        raise ForetokenError(f"Model folder {source} does not exist: give the path of a Hugging Face model folder.")
+        known = list(known_models())
+        close = difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
+        raise ForetokenError(
+            f"There is no model {source} here: "
+            + (f"did you mean {close[0]}? Else " if close else "")
+            + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
+            f"`foretoken fetch` lists: {', '.join(known)}."
+        )
+    if not is_folder(source):
+        _check_hub(source)
     if is_folder(source) and not (Path(source) / "config.json").exists():
         files = sorted(str(path) for path in Path(source).glob("*.gguf"))
         if len(files) > 1:

@@ -68,7 +68,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown addresses and methods, and bodies that cannot be read."""
     assert isinstance(error, HTTPException)
     what = {
-        404: f"There is nothing at {request.url.path}: docs/serving.md lists the endpoints.",
+        404: f"There is nothing at {request.url.path}: clients need /v1 at the end of the base URL; docs/serving.md "
+        "lists the endpoints.",
         405: f"{request.url.path} does not answer to {request.method}.",
         400: "The body cannot be read: send a JSON object.",
     }

@@ -68,6 +68,7 @@ def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: O
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
     worker: Worker = app.state.service.worker
     server = Server(config, worker, settings.drain)
+    log.info("serves %s, drafter %s", engine.target.name, engine.drafter.name)
     server.run(sockets=[listening])
     server.limit.cancel()
     worker.stop()
