@@ -282,10 +282,12 @@ def _fill(found: Report, title: str, places: Sequence[Place], rows: Sequence[Row
 
 
 def panels(names: Sequence[str], curves: Curves, rows: Sequence[Row]) -> list[Panel]:
-    """A panel per curve: medians of ms of a forward; dashed at 1 node where there are two numbers of nodes."""
+    """A panel per curve of more than one point, if there is one: medians of ms of a forward; dashed at 1 node where
+    there are two numbers of nodes."""
     found = {(row.place, row.path): row.ms.median for row in rows}
     drawn = []
-    for axis, places in curves.panels.items():
+    long = {axis: places for axis, places in curves.panels.items() if len({getattr(p, axis) for p in places}) > 1}
+    for axis, places in (long or curves.panels).items():
         lines = []
         for name in names:
             for nodes in [None] if axis == "nodes" else sorted({p.nodes for p in places}):
@@ -293,7 +295,7 @@ def panels(names: Sequence[str], curves: Curves, rows: Sequence[Row]) -> list[Pa
                 label = name if nodes is None else f"{name}, {nodes} nodes"
                 x, y = [getattr(p, axis) for p in shown], [found[p, name] for p in shown]
                 lines.append(Line(label, x, y, style="--" if nodes == 1 else "-", color=COLORS.get(name, OUR_COLOR)))
-        drawn.append(Panel("", axis, "ms", lines, "xy"))
+        drawn.append(Panel("", axis, "ms", lines, "x" if axis == "nodes" else "xy"))
     return drawn
 
 
