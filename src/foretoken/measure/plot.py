@@ -71,14 +71,14 @@ def plot(panels: Sequence[Panel], title: str, path: str) -> None:
     figure.suptitle(title)
     handles: dict[str, Any] = {}
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for each in panel.content:
-            if isinstance(each, Line):
-                handles.setdefault(each.label, _line(axes, each))
+        lines = [each for each in panel.content if isinstance(each, Line)]
+        for line in lines:
+            handles.setdefault(line.label, _line(axes, line))
         if panel.content and isinstance(panel.content[0], Bar):
             _bars(axes, [each for each in panel.content if isinstance(each, Bar)])
         if panel.content and isinstance(panel.content[0], Stack):
             handles |= _stacks(axes, [each for each in panel.content if isinstance(each, Stack)])
-        if all(isinstance(x, int) for each in panel.content if isinstance(each, Line) for x in each.x):
+        if lines and all(isinstance(x, int) for line in lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
         if "x" in panel.log:
