@@ -153,7 +153,7 @@ def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytes
         (["--prompts", 0], "there are 3"),
         (["--batch", 0], "batch is 0"),
         (["--out", "nowhere/x.jsonl"], "Cannot write nowhere/x.jsonl"),
-        (["--target", "nowhere"], "nowhere does not exist"),
+        (["--target", "nowhere"], "There is no model nowhere here"),
         (["--dtype", "int3"], "Unknown dtype int3"),
         (["--plot", "x.docx"], "plot"),
         (["--drafter", "suffix"], "Drafter suffix remembers the texts of earlier runs"),

@@ -91,7 +91,7 @@ def test_the_rule_before_drafts_what_followed_the_last_occurrence() -> None:
         (["--kind", "poems"], "Unknown kind poems: choose among edits, logs, quotes, chat"),
         (["--rounds", 0], "rounds is 0"),
         (["--method", "best"], "Unknown method best"),
-        (["--target", "nowhere"], "nowhere does not exist"),
+        (["--target", "nowhere"], "There is no model nowhere here"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Command, arguments: list[object], words: str) -> None:
