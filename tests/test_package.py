@@ -1,17 +1,53 @@
-"""The wheel has what an installation needs, and nothing that only a checkout needs."""
+"""The wheel has what an installation needs, nothing that only a checkout needs, and runs outside of the checkout."""
 
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
+# What the wheel was installed into is read before the checkout, whose own folder is in the environment.
+RUN = """
+import sys
+from pathlib import Path
+import foretoken
+assert Path(foretoken.__file__).is_relative_to(sys.argv[1]), foretoken.__file__
+from foretoken.cli.main import main
+sys.argv = ["foretoken", "generate", "def main():", "--max-new-tokens", "8", "--compile", "off", "--drafter", "none"]
+main()
+"""
 
 
-def test_the_wheel(tmp_path: Path) -> None:
-    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*wheel, "--wheel-dir", tmp_path, ROOT], check=True, capture_output=True, text=True)
-    (built,) = tmp_path.iterdir()
+def pip(*arguments: object) -> None:
+    line = [sys.executable, "-m", "pip", *map(str, arguments), "--no-deps", "--quiet"]
+    subprocess.run(line, check=True, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    (wheel,) = folder.iterdir()
+    return wheel
+
+
+def test_it_runs_outside_of_the_checkout(built: Path, tmp_path: Path) -> None:
+    place, work = tmp_path / "place", tmp_path / "work"
+    work.mkdir()
+    pip("install", "--no-index", "--target", place, built)
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, place], cwd=work, env={**os.environ, "PYTHONPATH": str(place)},
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("def main():")
+    assert len(ran.stdout) > len("def main():\n")
+
+
+def test_the_wheel(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
     for name in ("__init__.py", "py.typed", "serve/page.html", "catalogue/known.toml", "demo/target/model.safetensors"):
