@@ -223,7 +223,7 @@ def panels(tables: Sequence[Table]) -> list[Panel]:
         lines = []
         for row in table.rows:
             points = [(int(table.columns[j][2:]), y) for j in places if isinstance(y := row[j], float)]
-            style, marker = "--" if row[1] == "bound" else "-", "os"[len(lines) // 10]  # there are ten colours
+            style, marker = "--" if row[1] == "bound" else "-", "os^v"[len(lines) // 10]  # there are ten colours
             lines.append(Line(str(row[0]), [k for k, _ in points], [y for _, y in points], None, style, marker))
         found.append(Panel(table.title, "drafts k", "acceptance", lines))
     return found

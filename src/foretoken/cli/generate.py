@@ -134,7 +134,7 @@ class Text:
     @staticmethod
     def begin(engine: "Engine", prompt: Prompt, seed: int, options: TextOptions) -> "Text":
         tints = Tints(engine, prompt, options.stop) if options.show_drafts else None
-        return Text(engine, prompt, seed, options.arguments()["temperature"], tints)
+        return Text(engine, prompt, seed, options.temperature, tints)
 
     def add(self, chunk: "Chunk") -> str:
         """Returns what the chunk adds to the text as it is shown."""

@@ -79,18 +79,11 @@ def located(source: str) -> str:
         return source
     # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
     looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
-    if looks_local and not is_folder(source):
-        known = list(known_models())
-        close = difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
-        raise ForetokenError(
-            f"There is no model {source} here: "
-            + (f"did you mean {close[0]}? Else " if close else "")
-            + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
-            f"`foretoken fetch` lists: {', '.join(known)}."
-        )
     if not is_folder(source):
+        if looks_local:
+            raise _unknown(source)
         _check_hub(source)
-    if is_folder(source) and not (Path(source) / "config.json").exists():
+    elif not (Path(source) / "config.json").exists():
         files = sorted(str(path) for path in Path(source).glob("*.gguf"))
         if len(files) > 1:
             raise ForetokenError(f"Folder {source} has {len(files)} GGUF files: name one of {', '.join(files)}.")
@@ -98,6 +91,18 @@ def located(source: str) -> str:
             return located(files[0])
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
     return source
+
+
+def _unknown(source: str) -> ForetokenError:
+    """That there is no model of this name, and which ones there are."""
+    known = list(known_models())
+    close = difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
+    return ForetokenError(
+        f"There is no model {source} here: "
+        + (f"did you mean {close[0]}? Else " if close else "")
+        + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
+        f"`foretoken fetch` lists: {', '.join(known)}."
+    )
 
 
 def is_gguf(source: str) -> bool:
