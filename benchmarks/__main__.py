@@ -9,6 +9,7 @@ from foretoken.cli.main import run
 from foretoken.core.errors import ForetokenError
 
 SCRIPTS = {
+    "compare": "plain decoding beside ways to draft, each named with options of foretoken.load",
     "execution": "milliseconds of one forward, over nodes, context and batch",
     "quantised": "a GGUF file in our kernel beside llama.cpp, and what rounding rows to 8 bits costs",
     "arena": "drafters, trees and rules at equal numbers of nodes: expected accepted tokens, and speed",

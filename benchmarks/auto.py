@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.expand import Expand, check_expansion, load_expanded
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.measuring import Markdown, NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.draft.auto import auto_drafter
@@ -130,6 +130,7 @@ def command(
     rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 2,
     expand: Expand = None,
     seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -187,7 +188,7 @@ def command(
             )
     except KeyboardInterrupt:
         report.interrupted = True
-    show(report, json_, False)
+    show(report, json_, markdown)
 
 
 def _fill(table: Table, runs: Mapping[str, Runs]) -> None:

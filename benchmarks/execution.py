@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.expand import Expand, check_expansion, expand, size_named
 from foretoken.cli import options
-from foretoken.cli.measuring import show
+from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import clock_named, seconds
@@ -312,6 +312,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the weights of an expanded target.")] = 0,
     out: Annotated[str, typer.Option(help="File for the single turns, JSONL; replaced if it exists.")] = DEFAULT_OUT,
     plot: Annotated[str | None, typer.Option(help="Draw the curves to this file (needs matplotlib).")] = None,
+    markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -354,7 +355,7 @@ def command(
     rows = summarise(done)
     if plot is not None:
         draw(panels(list(paths), curves, rows), f"{target}, {forwards.label}: one forward", plot)
-    show(report(header | {"paths": paths, "rounds": rounds}, curves, rows, interrupted), json_, False)
+    show(report(header | {"paths": paths, "rounds": rounds}, curves, rows, interrupted), json_, markdown)
 
 
 def numbers(text: str, name: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from benchmarks.expand import expand as expanded
 from benchmarks.head_clocks import PARTS, record_parts
 from foretoken.build import assembled
 from foretoken.cli import options
-from foretoken.cli.measuring import show
+from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.core.random import seeded
@@ -270,6 +270,7 @@ def command(
     rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 1,
     expand: Expand = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round.")] = 0,
+    markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -333,7 +334,7 @@ def command(
     options.progress("")
     header = {**machine(chosen), "target": scored.name, "num_params": params, "prompts": len(ids),
               "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed}  # fmt: skip
-    show(_tables(header, found), json_, False)
+    show(_tables(header, found), json_, markdown)
 
 
 def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":

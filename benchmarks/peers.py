@@ -121,10 +121,15 @@ def in_process(method: Method, ids: Sequence[list[int]]) -> Peer:
     """Ours, or transformers."""
 
     def answer(prompt: int, new: int) -> Answered:
-        run = method.run([ids[prompt]], new, 0.0, 0)
-        return Answered(run.num_tokens, run.wall_s, run.num_target_forwards, run.texts[0])
+        return answered(method, ids[prompt], new, 0.0, 0)
 
     return answer
+
+
+def answered(method: Method, ids: list[int], new: int, temperature: float, seed: int) -> Answered:
+    """One answer by ours or transformers. ids: of the prompt. new: tokens."""
+    run = method.run([ids], new, temperature, seed)
+    return Answered(run.num_tokens, run.wall_s, run.num_target_forwards, run.texts[0])
 
 
 def remote(name: str, server: Server, prompts: Sequence[Any]) -> Peer:

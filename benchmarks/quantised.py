@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.execution import memory_bandwidth, numbers
 from foretoken.cli import options
-from foretoken.cli.measuring import show
+from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.core.shapes import Float
@@ -190,6 +190,7 @@ def command(
     threads: Annotated[int, typer.Option(help="Of both.")] = 2,
     text: Annotated[str | None, typer.Option(help="File of real text on which the laws are compared.")] = None,
     num_tokens: Annotated[int, typer.Option(help="Tokens of it.")] = 2048,
+    markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
     """Milliseconds of forwards beside llama.cpp's, in turns, and total variation and perplexity beside float32."""
@@ -214,4 +215,4 @@ def command(
         encode: Callable[[str], list[int]] = load_tokenizer(target).encode
         apart = distance(lm, encode(File(text).read_text(encoding="utf-8"))[:num_tokens])
     options.progress("")
-    show(report(header, done, apart), json_, False)
+    show(report(header, done, apart), json_, markdown)

@@ -20,7 +20,7 @@ from benchmarks.expand import Expand, check_expansion, load_expanded
 from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import NewTokens, Prompts, Rounds, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.measuring import Markdown, NewTokens, Prompts, Rounds, WorkloadFile, chosen_prompts, encoded, show
 from foretoken.cli.tune import digest, open_journal
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_seed
@@ -201,6 +201,7 @@ def command(
     part: Annotated[
         str, typer.Option(help="File that holds what is measured so far, removed when all is done.")
     ] = DEFAULT_PART,
+    markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -229,6 +230,6 @@ def command(
     with open_journal(part, engine, settings) as journal:
         points = randomised(engine, chosen, rounds, journal, report, options.progress)
     journal.close()
-    show(report, json_, False)
+    show(report, json_, markdown)
     if plot is not None:
         draw(panels(points), f"{settings['target']}, drafter {settings['drafter']}, temperature {temperature:g}", plot)

@@ -8,19 +8,19 @@ prompts and their answers, never its own answer to the same prompt.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
+from benchmarks.by_kind import rows, tables
 from benchmarks.ngram_rule import NgramRule
 from benchmarks.peers import DEFAULT_MODEL, Answered, in_process
 from foretoken.build import load, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import NewTokens, Rounds, encoded, show
+from foretoken.cli.measuring import Markdown, NewTokens, Rounds, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_counts
@@ -39,28 +39,7 @@ from foretoken.recipe import AUTO, METHODS, NGRAM, OWN, PLAIN, SUFFIX, check_kno
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 KINDS = ("edits", "logs", "quotes", "chat")
 SHOWN = 6  # prompts of each kind that constants were chosen on; --unseen takes the others
-RULE = "n-gram rule"
-COLUMNS = ["drafter", "tokens/s", "x plain", f"x {RULE}", "tokens per step", "same text as plain"]
-NOTES = [
-    "tokens/s: of whole runs. Ratios: geometric means over prompts and rounds ± standard error, each of one prompt in "
-    "one round.",
-    f"{RULE}: prompt lookup by 4 tokens or fewer, as it was before the present one.",
-]
-Turns = Sequence[Turn[Block, Answered]]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One drafter on one kind of prompts. vs_plain, vs_rule: (ratio of tokens/s, its standard error)."""
-
-    kind: str
-    name: str
-    tokens_per_s: float
-    vs_plain: tuple[float, float]
-    vs_rule: tuple[float, float]
-    tokens_per_step: float
-    num_answers: int
-    num_same: int
+RULE = "former lookup"  # prompt lookup by 4 tokens or fewer, as it was before the present one
 
 
 def read_prompts(kinds: Sequence[str], unseen: bool) -> tuple[list[str], list[Any]]:
@@ -102,54 +81,6 @@ def engines(target: str, method: str) -> dict[str, Engine]:
     }
 
 
-def rows(turns: Turns, kinds: Sequence[str]) -> list[Row]:
-    """A row for each kind and drafter. kinds: of each prompt."""
-    found: dict[tuple[str, str], dict[int, Answered]] = {}
-    for turn in turns:
-        found.setdefault((kinds[turn.block.prompt], turn.name), {})[turn.block.number] = turn.result
-    made = []
-    for (kind, name), answers in found.items():
-        alone, tokens = found.get((kind, PLAIN), {}), sum(a.num_tokens for a in answers.values())
-        to_plain, to_rule = (_ratio(answers, found.get((kind, base), {})) for base in (PLAIN, RULE))
-        speed, steps = (
-            tokens / sum(a.seconds for a in answers.values()),
-            sum(a.num_steps or 0 for a in answers.values()),
-        )
-        same = sum(i in alone and a.ids == alone[i].ids for i, a in answers.items())
-        made.append(Row(kind, name, speed, to_plain, to_rule, tokens / steps, len(answers), same))
-    return sorted(made, key=lambda row: list(dict.fromkeys(kinds)).index(row.kind))
-
-
-def _ratio(ones: Mapping[int, Answered], others: Mapping[int, Answered]) -> tuple[float, float]:
-    """(geometric mean of the ratios of tokens/s, standard error), over what both answered."""
-    shared = [i for i in ones if i in others]
-    if not shared:
-        return float("nan"), float("nan")
-    speeds = ([a[i].num_tokens / a[i].seconds for i in shared] for a in (ones, others))
-    logs = np.subtract(*map(np.log, speeds))
-    mean = float(np.exp(logs.mean()))
-    return mean, mean * float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
-
-
-def report(header: Mapping[str, Any], found: Sequence[Row], interrupted: bool) -> Report:
-    """A table for each kind."""
-    made = Report("benchmarks repetitive", header, interrupted=interrupted, figures={"rows": [vars(r) for r in found]})
-    for kind in dict.fromkeys(row.kind for row in found):
-        table = made.table(kind, COLUMNS, 2)
-        for row in found:
-            if row.kind == kind:
-                ratios = (_with_error(*ratio) for ratio in (row.vs_plain, row.vs_rule))
-                same = f"{row.num_same} of {row.num_answers}"
-                table.add(row.name, row.tokens_per_s, *ratios, row.tokens_per_step, same)
-        table.notes += NOTES
-    return made
-
-
-def _with_error(value: float, error: float) -> str:
-    """Without the error where one run alone tells nothing of it."""
-    return f"{value:.2f}" + ("" if np.isnan(error) else f" ± {error:.2f}")
-
-
 def command(
     target: Annotated[str, typer.Option(help=f"Model folder or name. Default: {DEFAULT_MODEL}.")] = DEFAULT_MODEL,
     kind: Annotated[list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(KINDS)}.")] = None,
@@ -157,6 +88,7 @@ def command(
     method: Annotated[str, typer.Option(help="fixed or auto, of all drafters.")] = AUTO,
     max_new_tokens: NewTokens = 256,
     rounds: Rounds = 2,
+    markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
     """Greedy texts that repeat their prompts or each other: plain decoding and every drafter, in turn."""
@@ -191,4 +123,7 @@ def command(
     done: list[Turn[Block, Answered]] = []
     turns = interleave({name: name for name in made}, blocks(rounds, len(ids), [0.0]), run, warm, options.progress)
     interrupted = until_interrupted(turns, done)
-    show(report(header, rows(done, of_prompt), interrupted), json_, False)
+    found = rows(done, of_prompt, RULE)
+    report = Report("benchmarks repetitive", header, [], interrupted, {"rows": [asdict(row) for row in found]})
+    tables(report, found, RULE)
+    show(report, json_, markdown)

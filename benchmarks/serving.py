@@ -29,7 +29,7 @@ import httpx
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.measuring import WorkloadFile, chosen_prompts, show
+from foretoken.cli.measuring import Markdown, WorkloadFile, chosen_prompts, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_temperatures
 from foretoken.engine import Engine
@@ -271,6 +271,7 @@ def command(
     temperature: Annotated[float, typer.Option(help="Temperature of all requests.")] = 0.7,
     rounds: Annotated[int, typer.Option(help="Times that every server meets every number of users.")] = 3,
     long: Annotated[int | None, typer.Option(help="Tokens of a prompt that comes while all users read.")] = None,
+    markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
     """Tokens per second, time to the first token and time between pieces of answers, by server and number of users."""
@@ -318,4 +319,4 @@ def command(
                     long_row(table, name, count, found)
     except KeyboardInterrupt:
         report.interrupted = True
-    show(report, json_, False)
+    show(report, json_, markdown)

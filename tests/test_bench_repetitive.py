@@ -5,9 +5,10 @@ import json
 import pytest
 
 import tiny
+from benchmarks.by_kind import rows
 from benchmarks.ngram_rule import NgramRule
 from benchmarks.peers import Answered
-from benchmarks.repetitive import KINDS, RULE, engines, read_prompts, rows
+from benchmarks.repetitive import KINDS, RULE, engines, read_prompts
 from command import Command
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -38,7 +39,7 @@ def test_every_drafter_writes_the_plain_text(run: Command, target: str, monkeypa
     assert {row["kind"] for row in found} == {"chat"}
     assert all(row["num_same"] == row["num_answers"] == 4 for row in found)
     assert all(row["tokens_per_step"] >= 1 for row in found)
-    assert found[0]["vs_plain"][0] == found[1]["vs_rule"][0] == 1
+    assert found[0]["vs_plain"][0] == found[1]["vs_other"][0] == 1
     assert len(cleared) == 4, "once a round for each of two stores"
 
 
@@ -65,10 +66,10 @@ def test_ratios_are_taken_of_the_same_prompt_in_the_same_round() -> None:
         turns.append(Turn("plain", block, 0, False, Answered(10, 2 * pace, 10, [1])))
         turns.append(Turn(RULE, block, 1, False, Answered(10, pace, 5, [1])))
         turns.append(Turn("suffix", block, 2, True, Answered(10, pace / 2, 2, [block.prompt + 1])))
-    plain, rule, suffix = rows(turns, ["edits", "edits"])
-    assert (plain.vs_plain, rule.vs_plain, rule.vs_rule) == ((1.0, 0.0), pytest.approx((2, 0)), (1.0, 0.0))
+    plain, rule, suffix = rows(turns, ["edits", "edits"], RULE)
+    assert (plain.vs_plain, rule.vs_plain, rule.vs_other) == ((1.0, 0.0), pytest.approx((2, 0)), (1.0, 0.0))
     assert suffix.vs_plain == pytest.approx((4, 0))
-    assert suffix.vs_rule == pytest.approx((2, 0))
+    assert suffix.vs_other == pytest.approx((2, 0))
     assert (suffix.tokens_per_step, suffix.num_same, suffix.num_answers) == (5, 2, 4)
 
 

@@ -9,7 +9,7 @@ import typer
 from foretoken.cli import options
 from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
-from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, show
+from foretoken.cli.measuring import Markdown, WorkOptions, check_forgets, encoded, show
 from foretoken.core.limits import check_counts, check_temperatures
 from foretoken.recipe import check_alone
 from foretoken.trees.grammar import read_tree
@@ -94,6 +94,7 @@ def bench(
     work: WorkOptions,
     out: str = DEFAULT_OUT,
     plot: str | None = None,
+    markdown: Markdown = False,
     json_: bool = False,
 ) -> None:
     """Compare our decoding with transformers' generate, interleaved in one process.
@@ -135,7 +136,7 @@ def bench(
     if plot is not None:
         draw(bars(rows), f"{header['target']}, {pair.label}", plot)
     counts = {"max_new_tokens": work.max_new_tokens, "num_prompts": len(ids), "rounds": work.rounds, "seed": work.seed}
-    show(report(header | counts, rows, interrupted), json_, False)
+    show(report(header | counts, rows, interrupted), json_, markdown)
 
 
 app.command("decoding")(bench)

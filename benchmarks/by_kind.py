@@ -1,0 +1,100 @@
+"""Whole runs on prompts of several kinds: how many times as fast as plain decoding, for each kind and for all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.peers import Answered
+from foretoken.measure.harness import Block, Turn
+from foretoken.measure.report import Report
+from foretoken.recipe import PLAIN
+
+ALL = "all"
+NOTES = [
+    "tokens/s: of whole runs. x plain: geometric mean over prompts and rounds ± standard error, each ratio of one "
+    "prompt in one round.",
+]
+Turns = Sequence[Turn[Block, Answered]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to decode on one kind of prompts.
+
+    temperature: of the texts. kind: of the prompts, ALL for those of every kind. name: of the way.
+    vs_plain, vs_other: (ratio of tokens/s to plain decoding and to another way, its standard error); nan without one.
+    tokens_per_step: new tokens per forward of the target. num_same: answers with the ids of plain decoding.
+    """
+
+    temperature: float
+    kind: str
+    name: str
+    tokens_per_s: float
+    vs_plain: tuple[float, float]
+    vs_other: tuple[float, float]
+    tokens_per_step: float
+    num_answers: int
+    num_same: int
+
+
+def rows(turns: Turns, kinds: Sequence[str], other: str | None = None) -> list[Row]:
+    """A row for each temperature, way and kind, and where there are several kinds, one for all of them.
+
+    kinds: of each prompt. other: the way to compare with besides plain decoding.
+    """
+    of_kind: dict[tuple[float, str, str], dict[int, Answered]] = {}
+    several = len(set(kinds)) > 1
+    for turn in turns:
+        for kind in [*([ALL] if several else []), kinds[turn.block.prompt]]:
+            of_kind.setdefault((turn.block.temperature, turn.name, kind), {})[turn.block.number] = turn.result
+    made = []
+    for (temperature, name, kind), answers in of_kind.items():
+        alone = of_kind.get((temperature, PLAIN, kind), {})
+        compared = {} if other is None else of_kind.get((temperature, other, kind), {})
+        tokens = sum(a.num_tokens for a in answers.values())
+        speed = tokens / sum(a.seconds for a in answers.values())
+        steps = tokens / sum(a.num_steps or 0 for a in answers.values())
+        same = sum(i in alone and a.ids == alone[i].ids for i, a in answers.items())
+        ratios = (_ratio(answers, alone), _ratio(answers, compared))
+        made.append(Row(temperature, kind, name, speed, *ratios, steps, len(answers), same))
+    order = [ALL, *dict.fromkeys(kinds)]
+    return sorted(made, key=lambda row: (row.temperature, order.index(row.kind)))
+
+
+def _ratio(ones: Mapping[int, Answered], others: Mapping[int, Answered]) -> tuple[float, float]:
+    """(geometric mean of the ratios of tokens/s, standard error), over what both answered."""
+    shared = [i for i in ones if i in others]
+    if not shared:
+        return float("nan"), float("nan")
+    speeds = ([a[i].num_tokens / a[i].seconds for i in shared] for a in (ones, others))
+    logs = np.subtract(*map(np.log, speeds))
+    mean = float(np.exp(logs.mean()))
+    return mean, mean * float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
+
+
+def tables(report: Report, found: Sequence[Row], other: str | None = None) -> None:
+    """A table for each temperature: a row for each way, a column for each kind."""
+    names = list(dict.fromkeys(row.name for row in found))
+    for temperature in dict.fromkeys(row.temperature for row in found):
+        these = [row for row in found if row.temperature == temperature]
+        kinds = list(dict.fromkeys(row.kind for row in these))
+        ratios = [f"x plain, {kind}" if len(kinds) > 1 else "x plain" for kind in kinds]
+        same = ["same text as plain"] if temperature == 0 else []
+        table = report.table(f"T = {temperature:g}", ["method", "tokens/s", *ratios, "tokens per step", *same], 2)
+        table.notes += NOTES if other is None else [*NOTES, f"In brackets: x {other}."]
+        for name in names:
+            of = {row.kind: row for row in these if row.name == name}
+            whole = of[kinds[0]]
+            cells = [_with_error(*of[kind].vs_plain) + _in_brackets(of[kind].vs_other[0]) for kind in kinds]
+            equal = [f"{whole.num_same} of {whole.num_answers}"] if same else []
+            table.add(name, f"{whole.tokens_per_s:.0f}", *cells, whole.tokens_per_step, *equal)
+
+
+def _with_error(value: float, error: float) -> str:
+    """Without the error where one run alone tells nothing of it, or nothing differs."""
+    return f"{value:.2f}" + (f" ± {error:.2f}" if error > 0 else "")
+
+
+def _in_brackets(value: float) -> str:
+    return "" if np.isnan(value) else f" ({value:.2f})"

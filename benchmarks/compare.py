@@ -1,0 +1,152 @@
+"""`python -m benchmarks compare`: plain decoding beside ways to draft, each named with options of `foretoken.load`.
+
+    python -m benchmarks compare --way "in 4 bits: drafter=self tree=chain:8" --way "drafter=auto method=auto"
+
+All ways have the same target, answer the same prompts in turn, and no text stops early.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.by_kind import rows, tables
+from benchmarks.peers import DEFAULT_MODEL, WORKLOAD, Answered, answered
+from foretoken.build import load, plain
+from foretoken.cli import options
+from foretoken.cli.measuring import Markdown, NewTokens, Rounds, encoded, show
+from foretoken.cli.prompts import read_batch
+from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.engine import Engine
+from foretoken.measure.harness import WARM_TOKENS, Block, Turn, blocks, interleave, until_interrupted
+from foretoken.measure.machine import machine
+from foretoken.measure.methods import Foretoken
+from foretoken.measure.report import Report
+from foretoken.recipe import AUTO, OWN, PLAIN
+
+Options = Mapping[str, Any]
+NO_KIND = "prompts"  # of lines that name none
+# Drafters that read the target's weights once more, from the place that its name gives.
+READS_TARGET = (OWN, AUTO)
+ALLOWED = tuple(name for name in signature(load).parameters if name not in ("target", "device", "dtype", "max_batch"))
+
+
+def read_way(text: str) -> tuple[str, Options]:
+    """(its name, options of `load`) of "NAME: option=value ..", or of the options alone, which are then its name.
+
+    Raises ForetokenError for what is no option.
+    """
+    name, colon, rest = text.partition(": ")
+    given: dict[str, Any] = {}
+    for part in (rest if colon else text).split():
+        option, equals, value = part.partition("=")
+        if not equals or option not in ALLOWED:
+            raise ForetokenError(
+                f"--way {text!r} has {part!r}: write NAME: OPTION=VALUE .. with options of foretoken.load, that is "
+                f"{', '.join(ALLOWED)}."
+            )
+        given[option] = float(value) if option == "draft_probability" else value
+    if not given:
+        raise ForetokenError(f"--way {text!r} names no option: write NAME: drafter=self tree=chain:8, for instance.")
+    return (name if colon else text).strip(), given
+
+
+def read_prompts(workload: str, each: int) -> tuple[list[str], list[Any]]:
+    """(the kind of each prompt, the prompts): the first `each` of every kind, in turn.
+
+    Raises ForetokenError where a kind has fewer.
+    """
+    prompts = read_batch(workload)
+    lines = [line for line in Path(workload).read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    of: dict[str, list[Any]] = {}
+    for line, prompt in zip(lines, prompts, strict=True):
+        record = json.loads(line)
+        of.setdefault(record.get("kind", NO_KIND) if isinstance(record, dict) else NO_KIND, []).append(prompt)
+    for kind, found in of.items():
+        if len(found) < each:
+            raise ForetokenError(f"{workload} has {len(found)} prompts of kind {kind}: lower --prompts {each}.")
+    places = [(kind, i) for i in range(each) for kind in of]
+    return [kind for kind, _ in places], [of[kind][i] for kind, i in places]
+
+
+def engines(target: str, ways: Mapping[str, Options], device: str | None, dtype: str | None) -> dict[str, Engine]:
+    """Plain decoding and every way; the target stands in memory once, and once more for each way that reads it anew."""
+    made: dict[str, Engine] = {}
+    for name, given in sorted(ways.items(), key=lambda way: not _reads_target(way[1])):
+        if not made or _reads_target(given):
+            made[name] = load(target, device=device, dtype=dtype, max_batch=1, **given)
+        else:
+            first = next(iter(made.values()))
+            beside = {"tokenizer": first.tokenizer, "max_batch": 1, **given}
+            made[name] = load(first.target.lm.model, dtype=first.target.lm.dtype, **beside)
+    ready = {PLAIN: plain(next(iter(made.values()))), **{name: made[name] for name in ways}}
+    return {name: replace(engine, eos_ids=frozenset()) for name, engine in ready.items()}
+
+
+def _reads_target(given: Options) -> bool:
+    """Whether a drafter of these options, or the target, is made of the target's files."""
+    last = str(given.get("drafter")).rpartition("+")[2].partition(":")[0]
+    return last in READS_TARGET or "quantise" in given
+
+
+def command(
+    way: Annotated[
+        list[str],
+        typer.Option(help='"NAME: OPTION=VALUE ..", options of foretoken.load such as drafter, tree; may be repeated.'),
+    ],
+    target: Annotated[str, typer.Option(help="Model folder, GGUF file or name.")] = DEFAULT_MODEL,
+    workload: Annotated[
+        str, typer.Option(help='JSONL of prompts, each with its "kind". Default: the chat prompts.')
+    ] = WORKLOAD,
+    prompts: Annotated[int, typer.Option(help="Prompts of each kind.")] = 4,
+    max_new_tokens: NewTokens = 128,
+    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 0.7.")] = None,
+    rounds: Rounds = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first round; round i uses seed + i.")] = 0,
+    markdown: Markdown = False,
+    json_: options.Json = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Ways to draft beside plain decoding, in turn on the same prompts, each way with its own options."""
+    ways = dict(map(read_way, way))
+    if len(ways) < len(way) or PLAIN in ways:
+        raise ForetokenError(f"Each --way needs a name of its own, and {PLAIN} is there already.")
+    temperatures = list(dict.fromkeys(temperature or (0.0, 0.7)))
+    check_temperatures(temperatures)
+    check_counts(rounds=rounds, max_new_tokens=max_new_tokens, prompts=prompts)
+    check_seed(seed, rounds)
+    kinds, asked = read_prompts(workload, prompts)
+    for given in ways.values():
+        options.check_models(target, given.get("drafter"), dtype=dtype)
+    options.quiet()
+    made = engines(target, ways, device, dtype)
+    ids = encoded(made[PLAIN], asked, max_new_tokens)
+
+    def run(engine: Engine, block: Block) -> Answered:
+        of_round = seed + block.round
+        return answered(Foretoken(engine), ids[block.prompt], max_new_tokens, block.temperature, of_round)
+
+    def warm(engine: Engine) -> None:
+        answered(Foretoken(engine), ids[0], min(WARM_TOKENS, max_new_tokens), temperatures[0], seed)
+
+    lm = made[PLAIN].target.lm
+    header = {
+        "date": date.today().isoformat(), **machine(lm.device), "target": target, "execution": lm.execution,
+        "dtype": str(lm.dtype).removeprefix("torch."), "prompts of each kind": prompts,
+        "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed,
+        "ways": {name: dict(given) for name, given in ways.items()},
+    }  # fmt: skip
+    done: list[Turn[Block, Answered]] = []
+    turns = interleave(made, blocks(rounds, len(ids), temperatures), run, warm, options.progress)
+    interrupted = until_interrupted(turns, done)
+    found: Sequence[Any] = rows(done, kinds)
+    report = Report("benchmarks compare", header, [], interrupted, {"rows": [asdict(row) for row in found]})
+    tables(report, found)
+    show(report, json_, markdown)
