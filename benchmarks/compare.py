@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
-from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +33,9 @@ Options = Mapping[str, Any]
 NO_KIND = "prompts"  # of lines that name none
 # Drafters that read the target's weights once more, from the place that its name gives.
 READS_TARGET = (OWN, AUTO)
-ALLOWED = tuple(name for name in signature(load).parameters if name not in ("target", "device", "dtype", "max_batch"))
+ALLOWED = (
+    "drafter", "method", "tree", "verifier", "law", "vocab", "profile", "quantise", "quantise_drafter", "suffix_store",
+)  # fmt: skip
 
 
 def read_way(text: str) -> tuple[str, Options]:
@@ -43,7 +44,7 @@ def read_way(text: str) -> tuple[str, Options]:
     Raises ForetokenError for what is no option.
     """
     name, colon, rest = text.partition(": ")
-    given: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for part in (rest if colon else text).split():
         option, equals, value = part.partition("=")
         if not equals or option not in ALLOWED:
@@ -51,7 +52,7 @@ def read_way(text: str) -> tuple[str, Options]:
                 f"--way {text!r} has {part!r}: write NAME: OPTION=VALUE .. with options of foretoken.load, that is "
                 f"{', '.join(ALLOWED)}."
             )
-        given[option] = float(value) if option == "draft_probability" else value
+        given[option] = value
     if not given:
         raise ForetokenError(f"--way {text!r} names no option: write NAME: drafter=self tree=chain:8, for instance.")
     return (name if colon else text).strip(), given
@@ -83,8 +84,8 @@ def engines(target: str, ways: Mapping[str, Options], device: str | None, dtype:
             made[name] = load(target, device=device, dtype=dtype, max_batch=1, **given)
         else:
             first = next(iter(made.values()))
-            beside = {"tokenizer": first.tokenizer, "max_batch": 1, **given}
-            made[name] = load(first.target.lm.model, dtype=first.target.lm.dtype, **beside)
+            lm = first.target.lm
+            made[name] = load(lm.model, dtype=lm.dtype, tokenizer=first.tokenizer, max_batch=1, **given)
     ready = {PLAIN: plain(next(iter(made.values()))), **{name: made[name] for name in ways}}
     return {name: replace(engine, eos_ids=frozenset()) for name, engine in ready.items()}
 

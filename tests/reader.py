@@ -15,12 +15,14 @@ from pathlib import Path
 import httpx
 
 import gguf_zoo
+from foretoken.models.load import load_tokenizer
 from serving import TEMPLATE
 from snippets import ROOT
 
 TYPED = "Name three rivers.\n"  # at a command that reads the terminal
 COPIED = ("benchmarks", "docs", "examples", "scripts")  # what commands may write into
 KNOWN = "smollm2-135m-instruct"  # the known model for which the small target stands in
+OTHER = "qwen2.5-coder-1.5b-instruct"  # the one for which a tiny model with another vocabulary does
 PATIENCE_S = 1500  # until a command that hangs is a failure; most take seconds
 CONTEXT = 8192  # tokens, for prompts of thousands of tokens
 PROMPTS = ["def read(path):\n", "import os\n", "class Stack:\n", "for line in", "x = [", "# Returns"]
@@ -110,6 +112,7 @@ def desk(folder: Path) -> Desk:
     _write_chat_model(chat)
     packed = chat.with_name(f"{KNOWN}.gguf")
     gguf_zoo.save(gguf_zoo.model("llama", max_position_embeddings=CONTEXT), "llama", packed)
+    _write_other_model(home / "models" / OTHER)
     texts = {
         "prompts.jsonl": "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS),
         "texts.jsonl": "".join(
@@ -132,6 +135,14 @@ def desk(folder: Path) -> Desk:
         **{name: folder / name for name in texts},
     }
     return Desk(home, things)
+
+
+def _write_other_model(folder: Path) -> None:
+    """A folder, and a GGUF file beside it, of the same tiny weights."""
+    made, packed = gguf_zoo.model("qwen2", max_position_embeddings=CONTEXT), folder.with_name(f"{OTHER}.gguf")
+    gguf_zoo.save(made, "qwen2", packed)
+    made.save_pretrained(folder)
+    load_tokenizer(str(packed)).save_pretrained(folder)
 
 
 def _write_chat_model(folder: Path) -> None:

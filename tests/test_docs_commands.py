@@ -32,6 +32,7 @@ NOT_EXECUTED = {
     ".ci/run": "It is `make lint` and `make test`.",
     "pytest -m slow": "It is the slow test suite, that is this test.",
     "llama-server ": "It is a program of llama.cpp.",
+    "transformers serve ": "It is a program of transformers that needs packages which this one does not.",
     " --openvino ": "It needs OpenVINO GenAI, a large package; the same benchmark without it is executed.",
     " --ray ": "It needs Ray, a large package; tests/test_cluster.py and tests/test_cluster_serve.py start it.",
 }
@@ -49,12 +50,14 @@ SHORTER = {
     "foretoken tune": "--prompts 2 --max-new-tokens 16 --best 1",
     "python -m benchmarks arena": "--prompts 1 --places 1 --nodes 8 --max-new-tokens 16 --temperature 1",
     "python -m benchmarks auto": ONE_SHORT_RUN,
+    "python -m benchmarks compare": ONE_SHORT_RUN,
     "python -m benchmarks execution": "--nodes 1,4 --context 64 --batch 1 --rounds 1",
     "python -m benchmarks heads": "--prompts 1 --max-new-tokens 8",
     "python -m benchmarks optimum": "--pairs 1",
     "python -m benchmarks peers": ONE_SHORT_RUN,
     "python -m benchmarks quantised": "--nodes 1 --batch 2 --prompt 16 --rounds 1 --num-tokens 128",
     "python -m benchmarks randomised": ONE_SHORT_RUN,
+    "python -m benchmarks repetitive": "--kind chat --unseen --max-new-tokens 16 --rounds 1",
     "python -m benchmarks rules": "--positions 8 --draws 1,2",
     "python -m benchmarks serving": "--max-new-tokens 8 --rounds 1",
     "python -m benchmarks soak": "--minutes 1.5 --users 4",
@@ -73,7 +76,7 @@ WRITTEN_BY = {
 QUICK = ("foretoken fetch", "foretoken fetch smollm2-135m-instruct")
 SILENT = (".venv/bin/python scripts/tables.py", "python -m benchmarks expand large --size 100m")  # they write files
 SERVER = "foretoken serve "
-ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+(#\w+)?")  # and the name of a model there
 
 SHOWN = shown()
 EXECUTED = [command for text, command in SHOWN.items() if not any(part in text for part in NOT_EXECUTED)]

@@ -1,0 +1,116 @@
+"""`python -m benchmarks compare` on a tiny model: any ways to draft, the same greedy texts, and figures by kind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tiny
+from benchmarks.by_kind import ALL, rows, tables
+from benchmarks.compare import read_prompts, read_way
+from benchmarks.peers import Answered
+from command import Command
+from foretoken.core.errors import ForetokenError
+from foretoken.measure.harness import Turn, blocks
+from foretoken.measure.report import Report
+from serving import toy_tokenizer
+
+LINES = [
+    {"kind": "chat", "prompt": "a b"},
+    {"kind": "chat", "prompt": "b a"},
+    {"kind": "code", "prompt": "c d"},
+    {"kind": "chat", "prompt": "d c"},
+    {"kind": "code", "prompt": "b c d"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and a file of prompts."""
+    folder, tokenizer = tmp_path_factory.mktemp("compare"), toy_tokenizer()
+    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=512).save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return folder
+
+
+def options(folder: Path) -> tuple[str | int, ...]:
+    named = ("--target", str(folder / "target"), "--workload", str(folder / "prompts.jsonl"))
+    return (*named, "--prompts", 2, "--max-new-tokens", 12)
+
+
+def test_every_way_writes_the_plain_text(run: Command, folder: Path) -> None:
+    ways = ("in 4 bits: drafter=self tree=chain:2", "drafter=ngram method=auto", "drafter=self:q8_0 tree=kary:2x2")
+    named = [part for way in ways for part in ("--way", way)]
+    code, out, err = run("benchmarks", "compare", *options(folder), *named, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["ways"]["in 4 bits"] == {"drafter": "self", "tree": "chain:2"}
+    greedy = [row for row in found["rows"] if row["temperature"] == 0]
+    assert {row["kind"] for row in greedy} == {ALL, "chat", "code"}
+    assert {row["name"] for row in greedy} == {"plain", "in 4 bits", *ways[1:]}
+    assert all(row["num_same"] == row["num_answers"] == (4 if row["kind"] == ALL else 2) for row in greedy)
+    drafted = next(row for row in greedy if row["name"] == "in 4 bits")
+    assert drafted["tokens_per_step"] > 1
+    assert {row["temperature"] for row in found["rows"]} == {0, 0.7}
+
+
+def test_it_prints_markdown(run: Command, folder: Path) -> None:
+    code, out, err = run(
+        *("benchmarks", "compare", *options(folder)),
+        *("--way", "drafter=ngram", "--temperature", 0, "--markdown"),
+    )
+    assert code == 0, err
+    assert "#### T = 0" in out
+    assert "| method | tokens/s | x plain, all | x plain, chat | x plain, code | tokens per step |" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--way", "drafter=self colour=red"], "colour=red"),
+        (["--way", "self"], "'self'"),
+        (["--way", "a: "], "names no option"),
+        (["--way", "plain: drafter=self"], "name of its own"),
+        (["--way", "a: drafter=self", "--way", "a: drafter=ngram"], "name of its own"),
+        (["--way", "drafter=self", "--prompts", 3], "2 prompts of kind code"),
+        (["--way", "drafter=self", "--prompts", 0], "prompts"),
+        (["--way", "drafter=no-such-folder"], "no-such-folder"),
+    ],
+)
+def test_what_cannot_be_is_refused(run: Command, folder: Path, given: list[str | int], said: str) -> None:
+    code, out, err = run("benchmarks", "compare", *options(folder), *given)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_way_is_read_with_or_without_a_name() -> None:
+    assert read_way("slem, 4 bits: drafter=a/b vocab=slem") == ("slem, 4 bits", {"drafter": "a/b", "vocab": "slem"})
+    assert read_way("drafter=self:q4_0 tree=chain:4") == (
+        "drafter=self:q4_0 tree=chain:4",
+        {"drafter": "self:q4_0", "tree": "chain:4"},
+    )
+    with pytest.raises(ForetokenError, match="max_batch=2"):
+        read_way("drafter=self max_batch=2")
+
+
+def test_prompts_of_each_kind_take_turns(folder: Path) -> None:
+    kinds, prompts = read_prompts(str(folder / "prompts.jsonl"), 2)
+    assert kinds == ["chat", "code", "chat", "code"]
+    assert prompts == ["a b", "c d", "b a", "b c d"]
+
+
+def test_a_kind_has_the_ratios_of_its_own_prompts() -> None:
+    """Twice as fast on one kind and eight times on the other is four times in all, the geometric mean."""
+    turns = []
+    for block in blocks(2, 2, [0.0]):
+        turns.append(Turn("plain", block, 0, False, Answered(8, 8.0, 8, [1])))
+        turns.append(Turn("drafted", block, 1, True, Answered(8, 1.0 if block.prompt else 4.0, 2, [1])))
+    found = {(row.kind, row.name): row for row in rows(turns, ["chat", "code"])}
+    assert [found[kind, "drafted"].vs_plain[0] for kind in (ALL, "chat", "code")] == pytest.approx([4, 2, 8])
+    assert found["chat", "drafted"].vs_plain[1] == 0
+    assert found[ALL, "drafted"].tokens_per_step == 4
+    report = Report("", {})
+    tables(report, list(found.values()))
+    assert report.tables[0].rows[1][2:5] == ["4.00 ± 1.60", "2.00", "8.00"]
