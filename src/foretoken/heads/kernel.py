@@ -81,12 +81,12 @@ def _head(head: Eagle | Eagle3) -> "Head":
         if head.lm_head is not None:
             last: Any = head.lm_head
             columns = NO_IDS if head.columns is None else head.columns.numpy()
-            return Head(norm, eps, normed, factor, last.address, last.form, NO_FLOATS, columns)
+            return Head(norm, eps, normed, factor, last.address, last.form, 0, NO_FLOATS, columns)
     last = target.unembedding
     if not isinstance(last, PanelLinear) or target.logit_scale != 1 or target.softcap is not None:
-        return Head(norm, eps, normed, factor, 0, 0, NO_FLOATS, NO_IDS)
+        return Head(norm, eps, normed, factor, 0, 0, 0, NO_FLOATS, NO_IDS)
     bias = NO_FLOATS if last.bias is None else bias_of(last)
-    return Head(norm, eps, normed, factor, last.address, last.form, bias, NO_IDS)
+    return Head(norm, eps, normed, factor, last.address, last.form, 0, bias, NO_IDS)
 
 
 def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:

@@ -12,6 +12,7 @@ from foretoken.kernel.compile import compiled, fused
 from foretoken.kernel.dots import unpack_row
 from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
+from foretoken.kernel.screen import screened
 from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
 from foretoken.kernel.together import GATE
@@ -93,6 +94,7 @@ class Head(NamedTuple):
     normed_output: whether the normed state is also what the next token takes, as in EAGLE-3.
     factor: of the states before the LM head.
     address, form: of the LM head's panels; address 0 where the kernel cannot compute them.
+    screen: address of the same matrix in 4 bits, by which most logits are computed (screen.py); 0 where there is none.
     bias: of the LM head [v], or none [0].
     columns: target ids of the head's own vocabulary, ascending [v], or none [0] where it is the target's.
     """
@@ -103,6 +105,7 @@ class Head(NamedTuple):
     factor: np.float32
     address: int
     form: int
+    screen: int
     bias: np.ndarray
     columns: np.ndarray
 
@@ -256,7 +259,10 @@ def scores(states, head, logits, threads):
     x = states * head.factor
     if len(head.norm) > 0 and not head.normed_output:
         norm(x, head.norm, head.eps, x)
-    times(x, head.address, head.form, logits.shape[1], logits, threads)
+    if head.screen != 0:
+        screened(x, head, logits, threads)
+    else:
+        times(x, head.address, head.form, logits.shape[1], logits, threads)
     shift(logits, 0, len(head.bias), head.bias)
 
 

@@ -62,7 +62,7 @@ class LlamaKernel(KernelLayers):
         self.vocab_size: int = last.out_features
         bias = NO_FLOATS if last.bias is None else bias_of(last)
         norm, one = array(inner.norm.weight), np.float32(1)
-        self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, bias, NO_IDS)
+        self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, last.screen_address, bias, NO_IDS)
         self.entry = Entry(0, 0, NO_FLOATS, np.zeros((0, len(norm)), np.float32), np.float32(eps), False)
         self.serial, no_mlps = NEVER, np.zeros((0, 0), np.int64)
         self.mlps = Mlps(no_mlps, no_mlps, np.zeros((0, 0, 0), np.float32))
