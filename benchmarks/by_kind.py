@@ -12,10 +12,11 @@ from foretoken.recipe import PLAIN
 
 ALL = "all"
 NOTES = [
-    "tokens/s: of whole runs. x plain: geometric mean over prompts and rounds ± standard error, each ratio of one "
-    "prompt in one round.",
+    "tokens/s: of whole runs. x plain: geometric mean over prompts ± standard error; each ratio is taken of one prompt "
+    "in one round, and a prompt counts once.",
 ]
 Turns = Sequence[Turn[Block, Answered]]
+Place = tuple[int, int]  # a prompt and a round, by their numbers
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ def rows(turns: Turns, kinds: Sequence[str], other: str | None = None) -> list[R
 
     kinds: of each prompt. other: the way to compare with besides plain decoding.
     """
-    of_kind: dict[tuple[float, str, str], dict[int, Answered]] = {}
+    of_kind: dict[tuple[float, str, str], dict[Place, Answered]] = {}
     several = len(set(kinds)) > 1
     for turn in turns:
         for kind in [*([ALL] if several else []), kinds[turn.block.prompt]]:
-            of_kind.setdefault((turn.block.temperature, turn.name, kind), {})[turn.block.number] = turn.result
+            of_kind.setdefault((turn.block.temperature, turn.name, kind), {})[turn.block.prompt, turn.block.round] = (
+                turn.result
+            )
     made = []
     for (temperature, name, kind), answers in of_kind.items():
         alone = of_kind.get((temperature, PLAIN, kind), {})
@@ -62,13 +65,16 @@ def rows(turns: Turns, kinds: Sequence[str], other: str | None = None) -> list[R
     return sorted(made, key=lambda row: (row.temperature, order.index(row.kind)))
 
 
-def _ratio(ones: Mapping[int, Answered], others: Mapping[int, Answered]) -> tuple[float, float]:
-    """(geometric mean of the ratios of tokens/s, standard error), over what both answered."""
-    shared = [i for i in ones if i in others]
-    if not shared:
+def _ratio(ones: Mapping[Place, Answered], others: Mapping[Place, Answered]) -> tuple[float, float]:
+    """(geometric mean of the ratios of tokens/s, standard error), over the prompts that both answered."""
+    of_prompt: dict[int, list[float]] = {}
+    for place in ones.keys() & others.keys():
+        mine, theirs = ones[place], others[place]
+        ratio = mine.num_tokens / mine.seconds / (theirs.num_tokens / theirs.seconds)
+        of_prompt.setdefault(place[0], []).append(np.log(ratio))
+    if not of_prompt:
         return float("nan"), float("nan")
-    speeds = ([a[i].num_tokens / a[i].seconds for i in shared] for a in (ones, others))
-    logs = np.subtract(*map(np.log, speeds))
+    logs = np.array([np.mean(each) for each in of_prompt.values()])  # rounds of one prompt are no samples of their own
     mean = float(np.exp(logs.mean()))
     return mean, mean * float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
 
@@ -83,18 +89,16 @@ def tables(report: Report, found: Sequence[Row], other: str | None = None) -> No
         same = ["same text as plain"] if temperature == 0 else []
         table = report.table(f"T = {temperature:g}", ["method", "tokens/s", *ratios, "tokens per step", *same], 2)
         table.notes += NOTES if other is None else [*NOTES, f"In brackets: x {other}."]
-        for name in names:
+        for name in [name for name in names if any(row.name == name for row in these)]:
             of = {row.kind: row for row in these if row.name == name}
-            whole = of[kinds[0]]
-            cells = [_with_error(*of[kind].vs_plain) + _in_brackets(of[kind].vs_other[0]) for kind in kinds]
+            whole = next(iter(of.values()))
+            cells = [_ratios(of[kind]) if kind in of else "-" for kind in kinds]
             equal = [f"{whole.num_same} of {whole.num_answers}"] if same else []
             table.add(name, f"{whole.tokens_per_s:.0f}", *cells, whole.tokens_per_step, *equal)
 
 
-def _with_error(value: float, error: float) -> str:
-    """Without the error where one run alone tells nothing of it, or nothing differs."""
-    return f"{value:.2f}" + (f" ± {error:.2f}" if error > 0 else "")
-
-
-def _in_brackets(value: float) -> str:
-    return "" if np.isnan(value) else f" ({value:.2f})"
+def _ratios(row: Row) -> str:
+    """Over plain decoding, with the error where there is one; in brackets over the other way, where there is one."""
+    value, error = row.vs_plain
+    more = "" if np.isnan(row.vs_other[0]) else f" ({row.vs_other[0]:.2f})"
+    return f"{value:.2f}" + (f" ± {error:.2f}" if error > 0 else "") + more

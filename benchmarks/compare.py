@@ -18,7 +18,7 @@ from benchmarks.by_kind import rows, tables
 from benchmarks.peers import DEFAULT_MODEL, WORKLOAD, Answered, answered
 from foretoken.build import load, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Rounds, encoded, show
+from foretoken.cli.measuring import Markdown, NewTokens, Rounds, check_forgets, encoded, show
 from foretoken.cli.prompts import read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
@@ -33,9 +33,7 @@ Options = Mapping[str, Any]
 NO_KIND = "prompts"  # of lines that name none
 # Drafters that read the target's weights once more, from the place that its name gives.
 READS_TARGET = (OWN, AUTO)
-ALLOWED = (
-    "drafter", "method", "tree", "verifier", "law", "vocab", "profile", "quantise", "quantise_drafter", "suffix_store",
-)  # fmt: skip
+ALLOWED = ("drafter", "method", "tree", "verifier", "law", "vocab", "profile", "quantise_drafter")
 
 
 def read_way(text: str) -> tuple[str, Options]:
@@ -84,16 +82,14 @@ def engines(target: str, ways: Mapping[str, Options], device: str | None, dtype:
             made[name] = load(target, device=device, dtype=dtype, max_batch=1, **given)
         else:
             first = next(iter(made.values()))
-            lm = first.target.lm
-            made[name] = load(lm.model, dtype=lm.dtype, tokenizer=first.tokenizer, max_batch=1, **given)
+            made[name] = load(first.target.lm.model, dtype=dtype, tokenizer=first.tokenizer, max_batch=1, **given)
     ready = {PLAIN: plain(next(iter(made.values()))), **{name: made[name] for name in ways}}
     return {name: replace(engine, eos_ids=frozenset()) for name, engine in ready.items()}
 
 
 def _reads_target(given: Options) -> bool:
-    """Whether a drafter of these options, or the target, is made of the target's files."""
-    last = str(given.get("drafter")).rpartition("+")[2].partition(":")[0]
-    return last in READS_TARGET or "quantise" in given
+    """Whether a drafter of these options is made of the target's files."""
+    return str(given.get("drafter")).rpartition("+")[2].partition(":")[0] in READS_TARGET
 
 
 def command(
@@ -126,6 +122,7 @@ def command(
     kinds, asked = read_prompts(workload, prompts)
     for given in ways.values():
         options.check_models(target, given.get("drafter"), dtype=dtype)
+        check_forgets(given.get("drafter"))
     options.quiet()
     made = engines(target, ways, device, dtype)
     ids = encoded(made[PLAIN], asked, max_new_tokens)

@@ -37,7 +37,7 @@ BLOCK = re.compile(r"<!-- measured: (\S+)(.*?)-->\n(.*?)<!-- end -->\n", re.DOTA
 SHELL = re.compile(r"```sh\n(.*?)```\n", re.DOTALL)
 STAMP = re.compile(r"^_(\d{4}-\d\d-\d\d), commit ([0-9a-f]+\+?), .*_$", re.MULTILINE)
 TABLE = re.compile(r"^#### (.*)\n\n((?:\|.*\n?)+)", re.MULTILINE)
-SERVER_S = 300  # a server must answer within so many seconds
+SERVER_S, END_S = 300, 60  # in which a server must answer, and end
 URL = re.compile(r"http://[\w.]+:\d+")
 
 
@@ -131,14 +131,19 @@ def printed_by(block: Block) -> str:
     """
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     *before, last = block.commands
-    with ExitStack() as servers:
+    urls = list(dict.fromkeys(URL.findall(last)))
+    if taken := [url for url in urls if _answers(url)]:
+        raise ForetokenError(f"{taken[0]} answers before its server was started: end what runs there.")
+    servers: dict[str, subprocess.Popen[bytes]] = {}
+    with ExitStack() as ends:
         for command in before:
             if command.endswith("&"):
-                servers.callback(_end, _started(command.removesuffix("&"), environment))
+                servers[command] = _started(command.removesuffix("&"), environment)
+                ends.callback(_end, servers[command])
             elif subprocess.run(shlex.split(command), cwd=ROOT, env=environment, stdout=sys.stderr).returncode:
                 raise ForetokenError(f"{block.name}: {command} failed.")
-        for url in dict.fromkeys(URL.findall(last)):
-            _await(url)
+        for url in urls:
+            _await(url, servers)
         done = subprocess.run([*shlex.split(last), "--markdown"], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
         if done.returncode:
             raise ForetokenError(f"{block.name}: {last} failed with exit code {done.returncode}.")
@@ -153,21 +158,28 @@ def _started(command: str, environment: Mapping[str, str]) -> subprocess.Popen[b
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    server.send_signal(signal.SIGTERM)
-    server.wait()
+    server.terminate()
+    try:
+        server.wait(END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
 
 
-def _await(url: str) -> None:
+def _await(url: str, servers: Mapping[str, subprocess.Popen[bytes]]) -> None:
     until = time.monotonic() + SERVER_S
-    while True:
-        try:
-            if httpx.get(f"{url}/v1/models", timeout=SERVER_S).is_success:
-                return
-        except httpx.TransportError:
-            pass
+    while not _answers(url):
+        if ended := [command for command, server in servers.items() if server.poll() is not None]:
+            raise ForetokenError(f"{ended[0]} ended with exit code {servers[ended[0]].returncode}.")
         if time.monotonic() > until:
             raise ForetokenError(f"{url} did not list its models within {SERVER_S} s.")
         time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=SERVER_S).is_success
+    except httpx.TransportError:
+        return False
 
 
 def commit() -> str:
@@ -184,7 +196,7 @@ def command(
     everything: Annotated[bool, typer.Option("--all", help="All that were not measured at this commit.")] = False,
 ) -> None:
     """Measure tables of docs/benchmarks.md again, by the commands above them, and write them into the page."""
-    known, now = blocks(PAGE.read_text(encoding="utf-8")), commit()
+    known = blocks(PAGE.read_text(encoding="utf-8"))
     if unknown := [name for name in names or () if name not in known]:
         raise ForetokenError(f"There is no table {unknown[0]}: choose among {', '.join(known)}.")
     if not (names or everything):
@@ -192,10 +204,18 @@ def command(
             print(f"{block.name:24}{block.date or 'not measured'}  {block.commit or ''}")
         return
     machine = f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
-    for name in names or [each.name for each in known.values() if each.commit != now]:
+    here = commit()
+    for name in names or [each.name for each in known.values() if each.commit != here]:
         print(f"{name} ..", file=sys.stderr)
-        begin = time.monotonic()
-        tables = selected(printed_by(known[name]), known[name].chosen)
+        begin, now = time.monotonic(), commit()
+        printed = printed_by(known[name])
+        if commit() != now:
+            raise ForetokenError(f"The code changed while {name} was measured: measure it again.")
+        try:
+            tables = selected(printed, known[name].chosen)
+        except ForetokenError:
+            print(printed, file=sys.stderr)  # it may have taken an hour
+            raise
         text = with_figures(
             PAGE.read_text(encoding="utf-8"), known[name], tables, date.today().isoformat(), now, machine
         )
@@ -204,6 +224,7 @@ def command(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     run(app)

@@ -2,17 +2,22 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
+import gguf_zoo
 import tiny
 from benchmarks.by_kind import ALL, rows, tables
-from benchmarks.compare import read_prompts, read_way
+from benchmarks.compare import engines, read_prompts, read_way
 from benchmarks.peers import Answered
 from command import Command
 from foretoken.core.errors import ForetokenError
 from foretoken.measure.harness import Turn, blocks
 from foretoken.measure.report import Report
+from foretoken.models.panels import PackedLinear
 from serving import toy_tokenizer
 
 LINES = [
@@ -76,6 +81,8 @@ def test_it_prints_markdown(run: Command, folder: Path) -> None:
         (["--way", "drafter=self", "--prompts", 3], "2 prompts of kind code"),
         (["--way", "drafter=self", "--prompts", 0], "prompts"),
         (["--way", "drafter=no-such-folder"], "no-such-folder"),
+        (["--way", "drafter=suffix"], "suffix"),
+        (["--way", "quantise=q8_0 drafter=ngram"], "quantise=q8_0"),
     ],
 )
 def test_what_cannot_be_is_refused(run: Command, folder: Path, given: list[str | int], said: str) -> None:
@@ -109,8 +116,31 @@ def test_a_kind_has_the_ratios_of_its_own_prompts() -> None:
         turns.append(Turn("drafted", block, 1, True, Answered(8, 1.0 if block.prompt else 4.0, 2, [1])))
     found = {(row.kind, row.name): row for row in rows(turns, ["chat", "code"])}
     assert [found[kind, "drafted"].vs_plain[0] for kind in (ALL, "chat", "code")] == pytest.approx([4, 2, 8])
-    assert found["chat", "drafted"].vs_plain[1] == 0
+    assert np.isnan(found["chat", "drafted"].vs_plain[1])  # of one prompt nothing is known of the error
     assert found[ALL, "drafted"].tokens_per_step == 4
     report = Report("", {})
     tables(report, list(found.values()))
-    assert report.tables[0].rows[1][2:5] == ["4.00 ± 1.60", "2.00", "8.00"]
+    assert report.tables[0].rows[1][2:5] == ["4.00 ± 2.77", "2.00", "8.00"]  # two prompts, whatever the rounds
+
+
+def test_what_was_done_before_an_interrupt_is_shown() -> None:
+    """Of the second kind only one way is there yet."""
+    first, second = blocks(1, 2, [0.0])
+    turns = [Turn(name, first, 0, False, Answered(8, 8.0, 8, [1])) for name in ("plain", "drafted")]
+    report = Report("", {})
+    tables(report, rows([*turns, Turn("plain", second, 0, False, Answered(8, 8.0, 8, [1]))], ["chat", "code"]))
+    assert report.tables[0].rows[1][2:5] == ["1.00", "1.00", "-"]
+
+
+def test_all_ways_have_one_target_and_the_drafter_that_was_named(folder: Path, tmp_path: Path) -> None:
+    """A GGUF drafter stays packed, whichever way it is of."""
+    drafter = tmp_path / "drafter.gguf"
+    gguf_zoo.save(gguf_zoo.model("llama"), "llama", drafter, gguf.GGMLQuantizationType.Q8_0)
+    given = {"drafter": str(drafter), "vocab": "slem"}
+    ways = {"two": {**given, "tree": "chain:2"}, "own": {"drafter": "self"}, "three": {**given, "tree": "chain:3"}}
+    made = engines(str(folder / "target"), ways, None, None)
+    assert list(made) == ["plain", *ways]
+    assert len({id(engine.target.lm.model) for engine in made.values()}) == 1
+    for name in ("two", "three"):
+        lm: Any = made[name].source.lm
+        assert any(isinstance(module, PackedLinear) for module in lm.model.modules())

@@ -4,13 +4,13 @@ import gguf
 import numpy as np
 import pytest
 
+from foretoken.kernel.compile import use_threads
 from foretoken.kernel.model import Head, scores
 from foretoken.kernel.product import times
 from foretoken.kernel.quantised import KINDS, pack
 from foretoken.kernel.screen import AGAIN, screen_of
 from foretoken.kernel.sizes import COLUMNS
 from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS
-from foretoken.models.panels import use_threads
 
 V, K, ROWS = 40 * COLUMNS + 7, 96, 50
 Q8, Q4 = KINDS["q8_0"].form, KINDS["q4_0"].form
@@ -73,8 +73,15 @@ def test_the_largest_logits_are_those_of_eight_bits(matrix: tuple[np.ndarray, np
 def test_a_row_does_not_depend_on_others_or_on_threads(matrix: tuple[np.ndarray, np.ndarray], threads: bool) -> None:
     x = rows(7, 2)
     alone = np.concatenate([screened(row[None], *matrix) for row in x])
-    np.testing.assert_array_equal(screened(x, *matrix, use_threads() if threads else None), alone)
+    np.testing.assert_array_equal(screened(x, *matrix, use_threads(2) if threads else None), alone)
 
 
 def test_what_is_no_number_stays_to_be_seen(matrix: tuple[np.ndarray, np.ndarray]) -> None:
-    assert not np.isfinite(screened(np.full((1, K), np.nan, np.float32), *matrix)).any()
+    """One column that is no number, whether its panel is computed again or not."""
+    panels, screen = (m.copy() for m in matrix)
+    for form, m in ((Q8, panels), (Q4, screen)):
+        m[:2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)  # the scale of the first block of column 0
+        assert np.isnan(product(rows(1, 3), m, form)[0, 0])
+    logits = screened(rows(5, 3), panels, screen)
+    assert np.isnan(logits[:, 0]).all()
+    assert np.isfinite(logits[:, 1:]).all()

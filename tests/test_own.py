@@ -19,8 +19,12 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.draft.own import OwnDrafter, OwnDraftSession
+from foretoken.kernel.screen import AGAIN
+from foretoken.kernel.sizes import COLUMNS
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.fused_rows import FusedRows
 from foretoken.models.guest_rows import GuestRows
-from foretoken.models.llama_kernel import KernelRows
+from foretoken.models.llama_kernel import KernelRows, LlamaKernel
 from foretoken.models.panels import PackedLinear
 from foretoken.models.quantised import HEAD_KIND
 from foretoken.models.target import LMTargetSession
@@ -31,6 +35,7 @@ __all__ = ["one_thread"]
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("error::RuntimeWarning")]
 TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
 TREES = ("chain:4", "kary:2x3", "delayed:2+2x2", "budget:8", "dynamic:8")
+WIDE = (AGAIN + 9) * COLUMNS - 7  # tokens, of which the drafter has some in 4 bits alone
 FOLDERS = {"llama": torch.bfloat16, "mistral": torch.float32, "qwen3": torch.bfloat16}  # Mistral's window is 9 tokens
 
 
@@ -40,7 +45,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("targets")
     for family, dtype in FOLDERS.items():
         nn.Module.to(tiny(family, random_weights=True, head_dim=16), dtype).save_pretrained(base / family)
-    return {family: base / family for family in FOLDERS}
+    wide = tiny("llama", random_weights=True, head_dim=16, vocab_size=WIDE)
+    nn.Module.to(wide, torch.bfloat16).save_pretrained(base / "wide")
+    return {family: base / family for family in (*FOLDERS, "wide")}
 
 
 def load(folder: Path, **options: Any) -> foretoken.Engine:
@@ -96,6 +103,41 @@ def test_sampled_text_follows_the_targets_law(folders: dict[str, Path], tree: st
     section = models.sampled(engine, 0.5, 1200, 0, lambda _: None)
     assert [check.outcome for check in section.checks[:2]] == [OK, OK]
     assert [check.outcome for check in models.greedy(engine, 0).checks] == [OK, OK]
+
+
+@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+def test_the_law_holds_where_some_tokens_are_in_4_bits(folders: dict[str, Path], tree: str) -> None:
+    """Goodness of fit as above, by a drafter whose LM head has a screen, which its target's has not."""
+    engine = replace(load(folders["wide"], tree=tree), eos_ids=frozenset())
+    assert isinstance(engine.source.lm, CausalLM)
+    drafter, target = engine.source.lm.backend, engine.target.lm.backend
+    assert isinstance(drafter, LlamaKernel)
+    assert isinstance(target, LlamaKernel)
+    assert drafter.head.screen != 0
+    assert target.head.screen == 0
+    assert models.sampled(engine, 0.2, 1200, 0, lambda _: None).checks[0].outcome == OK
+    assert [check.outcome for check in models.greedy(engine, 0).checks] == [OK, OK]
+
+
+def test_a_chain_and_single_levels_draw_the_same_by_a_screen(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a compiled loop drafts or one forward per level: the same texts, bit for bit."""
+    compiled: list[int] = []
+    draft = KernelRows.draft_chain
+
+    def counted(self: KernelRows, *given: Any) -> Any:
+        compiled.append(1)
+        return draft(self, *given)
+
+    monkeypatch.setattr(KernelRows, "draft_chain", counted)
+    engine = load(folders["wide"], tree="chain:4")
+    options = {"max_new_tokens": 20, "temperature": 1.0, "seed": 5}
+    want, calls = engine.generate(TEXTS[0], **options), len(compiled)
+    assert calls > 0
+    monkeypatch.setattr(FusedRows, "drafts_chains", lambda *_: False)
+    assert engine.generate(TEXTS[0], **options).token_ids == want.token_ids
+    assert len(compiled) == calls
 
 
 def test_with_exact_match_a_seed_gives_plain_decodings_text(folders: dict[str, Path]) -> None:

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from foretoken.kernel.addresses import alive
 from foretoken.kernel.compile import fused
 from foretoken.kernel.dots import quantise_rows, quantised_panels
+from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import panels_in, times
 from foretoken.kernel.quantised import KINDS, Q4_0
 from foretoken.kernel.sizes import COLUMNS, LANES
 
-# Panels of 64 logits that are computed again. The texts of 14 questions by drafter self are then those of a head in 8
-# bits, at T = 0 and 0.7; with 8 panels and 4 they are not (the entry of 2026-11-25 on a screen in docs/LOG.md).
+# Panels of 64 logits that are computed again. As many draft tokens of SmolLM2 were then accepted as with a head in 8
+# bits, at T = 0 and 0.7; with 8 panels and 4 they were fewer (the entry of 2026-11-25 on a screen in docs/LOG.md).
 AGAIN = 16
 PART = 4096  # groups of a matrix whose bits are halved at a time
 
@@ -31,7 +32,7 @@ def screen_of(panels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """
     scales = 2 * COLUMNS
     groups = panels.reshape(-1, KINDS["q8_0"].group_bytes)
-    halved = np.empty((len(groups), KINDS["q4_0"].group_bytes), np.uint8)
+    halved = Arena().zeros((len(groups), KINDS["q4_0"].group_bytes), np.uint8)  # which starts a cache line
     for first in range(0, len(groups), PART):
         group, out = groups[first : first + PART], halved[first : first + PART]
         out[:, :scales].view(np.float16)[:] = group[:, :scales].view(np.float16) * np.float16(16)

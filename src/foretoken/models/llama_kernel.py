@@ -32,6 +32,7 @@ from foretoken.models.kernel_layers import (
     wanted_of,
 )
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
+from foretoken.models.quantised import HEAD_KIND
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -62,10 +63,18 @@ class LlamaKernel(KernelLayers):
         self.vocab_size: int = last.out_features
         bias = NO_FLOATS if last.bias is None else bias_of(last)
         norm, one = array(inner.norm.weight), np.float32(1)
-        self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, last.screen_address, bias, NO_IDS)
+        self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, 0, bias, NO_IDS)
         self.entry = Entry(0, 0, NO_FLOATS, np.zeros((0, len(norm)), np.float32), np.float32(eps), False)
         self.serial, no_mlps = NEVER, np.zeros((0, 0), np.int64)
         self.mlps = Mlps(no_mlps, no_mlps, np.zeros((0, 0, 0), np.float32))
+
+    def screen_head(self) -> None:
+        """Read an LM head in q8_0 by 4 bits first, as a drafter may; another one stays as it is."""
+        from foretoken.kernel.screen import screen_of
+
+        if isinstance(self.output, PackedLinear) and self.output.kind == HEAD_KIND:
+            self.screen = screen_of(self.output.panels)  # the address below points into it
+            self.head = self.head._replace(screen=self.screen.ctypes.data)
 
     def open(self, batch: int, slots: int) -> "KernelRows":
         return KernelRows(self, batch, slots)

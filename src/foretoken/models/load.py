@@ -17,7 +17,7 @@ from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
 from foretoken.models.packed import dequantised_model, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, PanelLinear, pack
-from foretoken.models.quantised import HEAD_KIND, pack_quantised, quantised_model
+from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
 
 BLOCK = 32  # weights in a block of every kind that a folder can be quantised to
@@ -136,15 +136,13 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             f"Drafter self packs rows of multiples of {BLOCK} weights, and the layers of {target.name} have none: "
             "choose drafter ngram."
         )
-    last = model.get_output_embeddings()
-    if isinstance(last, PackedLinear) and last.kind == HEAD_KIND:
-        from foretoken.kernel.screen import screen_of
-
-        last.screen = screen_of(last.panels)
     model.model.embed_tokens = torch.nn.Identity()  # whose place the target's embedding takes, as it is
     pack(model.eval(), torch.float32, weight_files())  # what is left: its rows are not rounded where others are not
     model.model.embed_tokens = target.model.get_input_embeddings()
-    return CausalLM(model, name=f"{target.name} in {kind}")
+    lm = CausalLM(model, name=f"{target.name} in {kind}")
+    if isinstance(lm.backend, LlamaKernel):
+        lm.backend.screen_head()  # after the probe, which compares with all bits
+    return lm
 
 
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:

@@ -36,10 +36,7 @@ class PanelLinear(nn.Module):
     form: WHOLE, words are float32 weights. HALVED: two weights a word, the upper halves of their float32 values, where
     in is even and the lower halves are all zero. DOTTED: two weights a word, of a linear layer in bfloat16.
     panels: float32, or uint16 [out / 64, words, 64, 2].
-    screen: the same of fewer bits, for the LM head of a drafter (kernel/screen.py); None where there is none.
     """
-
-    screen: NDArray[np.uint8] | None = None
 
     def __init__(
         self, linear: nn.Linear | Conv1D, arena: Arena, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES
@@ -61,11 +58,6 @@ class PanelLinear(nn.Module):
     def address(self) -> int:
         """Of the panels, which are there as long as this module is."""
         return self.panels.ctypes.data
-
-    @property
-    def screen_address(self) -> int:
-        """Of the panels of a screen; 0 without one."""
-        return 0 if self.screen is None else self.screen.ctypes.data
 
     @property
     def bits(self) -> Tensor:
