@@ -33,6 +33,7 @@ NOT_EXECUTED = {
     "pytest -m slow": "It is the slow test suite, that is this test.",
     "llama-server ": "It is a program of llama.cpp.",
     "transformers serve ": "It is a program of transformers that needs packages which this one does not.",
+    " --server llama.cpp=": "It asks llama.cpp's server; the same benchmark without one is executed.",
     " --openvino ": "It needs OpenVINO GenAI, a large package; the same benchmark without it is executed.",
     " --ray ": "It needs Ray, a large package; tests/test_cluster.py and tests/test_cluster_serve.py start it.",
 }
