@@ -31,7 +31,7 @@ def test_each_has_a_help(monkeypatch, capsys, name):
 
 
 BAD = [
-    ("nope", "There is no benchmark nope: choose one of execution, "),
+    ("nope", "There is no benchmark nope: choose one of compare, "),
     ("execution --nodes 1,two", "--nodes is '1,two'"),
     ("execution --nodes 0", "--nodes must be one or more numbers >= 1"),
     ("execution --context ,", "--context is ','"),
