@@ -89,8 +89,10 @@ def tables(report: Report, found: Sequence[Row], other: str | None = None) -> No
         same = ["same text as plain"] if temperature == 0 else []
         table = report.table(f"T = {temperature:g}", ["method", "tokens/s", *ratios, "tokens per step", *same], 2)
         table.notes += NOTES if other is None else [*NOTES, f"In brackets: x {other}."]
-        for name in [name for name in names if any(row.name == name for row in these)]:
+        for name in names:
             of = {row.kind: row for row in these if row.name == name}
+            if not of:  # an interrupt came before
+                continue
             whole = next(iter(of.values()))
             cells = [_ratios(of[kind]) if kind in of else "-" for kind in kinds]
             equal = [f"{whole.num_same} of {whole.num_answers}"] if same else []

@@ -5,11 +5,9 @@
 All ways have the same target, answer the same prompts in turn, and no text stops early.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +17,7 @@ from benchmarks.peers import DEFAULT_MODEL, WORKLOAD, Answered, answered
 from foretoken.build import load, plain
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, NewTokens, Rounds, check_forgets, encoded, show
-from foretoken.cli.prompts import read_batch
+from foretoken.cli.prompts import read_kinds
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.engine import Engine
@@ -27,12 +25,10 @@ from foretoken.measure.harness import WARM_TOKENS, Block, Turn, blocks, interlea
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import Foretoken
 from foretoken.measure.report import Report
-from foretoken.recipe import AUTO, OWN, PLAIN
+from foretoken.recipe import AUTO, PLAIN, in_a_row, own_kind
 
 Options = Mapping[str, Any]
 NO_KIND = "prompts"  # of lines that name none
-# Drafters that read the target's weights once more, from the place that its name gives.
-READS_TARGET = (OWN, AUTO)
 ALLOWED = ("drafter", "method", "tree", "verifier", "law", "vocab", "profile", "quantise_drafter")
 
 
@@ -61,12 +57,9 @@ def read_prompts(workload: str, each: int) -> tuple[list[str], list[Any]]:
 
     Raises ForetokenError where a kind has fewer.
     """
-    prompts = read_batch(workload)
-    lines = [line for line in Path(workload).read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     of: dict[str, list[Any]] = {}
-    for line, prompt in zip(lines, prompts, strict=True):
-        record = json.loads(line)
-        of.setdefault(record.get("kind", NO_KIND) if isinstance(record, dict) else NO_KIND, []).append(prompt)
+    for kind, prompt in read_kinds(workload):
+        of.setdefault(kind or NO_KIND, []).append(prompt)
     for kind, found in of.items():
         if len(found) < each:
             raise ForetokenError(f"{workload} has {len(found)} prompts of kind {kind}: lower --prompts {each}.")
@@ -88,8 +81,9 @@ def engines(target: str, ways: Mapping[str, Options], device: str | None, dtype:
 
 
 def _reads_target(given: Options) -> bool:
-    """Whether a drafter of these options is made of the target's files."""
-    return str(given.get("drafter")).rpartition("+")[2].partition(":")[0] in READS_TARGET
+    """Whether a drafter of these options reads the target's weights once more, from the place that its name gives."""
+    _, last = in_a_row(given.get("drafter"))
+    return last == AUTO or own_kind(last) is not None
 
 
 def command(

@@ -29,6 +29,7 @@ import typer
 from foretoken.cli.main import run
 from foretoken.core import files
 from foretoken.core.errors import ForetokenError
+from foretoken.measure.machine import commit, num_cores
 from foretoken.models.identity import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,11 +56,11 @@ class Block:
     date: str | None
     commit: str | None
 
-    @property
-    def commands(self) -> list[str]:
-        """Its commands, each in one line, without comments."""
-        lines = re.sub(r"\\\n\s*", "", self.shell).splitlines()
-        return [line for line in (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines) if line]
+
+def commands_in(shell: str) -> list[str]:
+    """The commands of a block of shell code, each in one line and without its comment."""
+    lines = re.sub(r"\\\n\s*", "", shell).splitlines()
+    return [line for line in (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines) if line]
 
 
 def blocks(text: str) -> dict[str, Block]:
@@ -130,7 +131,7 @@ def printed_by(block: Block) -> str:
     Raises ForetokenError where one fails.
     """
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    *before, last = block.commands
+    *before, last = commands_in(block.shell)
     urls = list(dict.fromkeys(URL.findall(last)))
     if taken := [url for url in urls if _answers(url)]:
         raise ForetokenError(f"{taken[0]} answers before its server was started: end what runs there.")
@@ -182,13 +183,15 @@ def _answers(url: str) -> bool:
         return False
 
 
-def commit() -> str:
-    """The commit that is measured, with + where the code differs from it."""
+def measured_code() -> str:
+    """The commit that is measured, with + where the code differs from it.
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "src", "benchmarks") else "")
+    Raises ForetokenError outside of a checkout.
+    """
+    found = commit("src", "benchmarks")
+    if found is None:
+        raise ForetokenError("The tables name the commit that they are of: measure them in a checkout.")
+    return found
 
 
 def command(
@@ -203,13 +206,13 @@ def command(
         for block in known.values():
             print(f"{block.name:24}{block.date or 'not measured'}  {block.commit or ''}")
         return
-    machine = f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
-    here = commit()
+    machine = f"{cpu_name()}, {num_cores()} cores"
+    here = measured_code()
     for name in names or [each.name for each in known.values() if each.commit != here]:
         print(f"{name} ..", file=sys.stderr)
-        begin, now = time.monotonic(), commit()
+        begin, now = time.monotonic(), measured_code()
         printed = printed_by(known[name])
-        if commit() != now:
+        if measured_code() != now:
             raise ForetokenError(f"The code changed while {name} was measured: measure it again.")
         try:
             tables = selected(printed, known[name].chosen)

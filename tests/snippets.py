@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.benchmark_page import commands_in
+
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [
@@ -38,13 +40,8 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 def commands(page: Path) -> list[Command]:
     """Every command of a page's shell blocks, in order."""
-    found = []
-    for line in re.sub(r"\\\n\s*", "", "".join(blocks(page, "sh", "bash"))).splitlines():
-        text = re.sub(r"(^|\s+)#\s.*$", "", line).strip()
-        if text:
-            name = str(page.relative_to(ROOT))
-            found.append(Command(name, text.removesuffix("&").strip(), text.endswith("&")))
-    return found
+    name, texts = str(page.relative_to(ROOT)), commands_in("".join(blocks(page, "sh", "bash")))
+    return [Command(name, text.removesuffix("&").strip(), text.endswith("&")) for text in texts]
 
 
 def shown() -> dict[str, Command]:

@@ -71,6 +71,11 @@ def _stdin() -> str:
 
 def read_batch(path: str) -> list[Prompt]:
     """The prompts of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
+    return [prompt for _, prompt in read_kinds(path)]
+
+
+def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
+    """The same, each behind its "kind", None where its line names none."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # with the mark that some editors put first
     except (OSError, UnicodeDecodeError) as error:
@@ -82,18 +87,19 @@ def read_batch(path: str) -> list[Prompt]:
     return prompts
 
 
-def _prompt_of(line: str, number: int, path: str) -> Prompt:
+def _prompt_of(line: str, number: int, path: str) -> tuple[str | None, Prompt]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
+    kind = record.get("kind") if isinstance(record, dict) else None
     if isinstance(record, dict) and "messages" in record and "prompt" not in record:
         check_messages(record["messages"], f"The conversation of line {number} of {path}")
-        return record["messages"]
+        return kind, record["messages"]
     prompt = record.get("prompt") if isinstance(record, dict) and "messages" not in record else record
     if not isinstance(prompt, str):
         raise ForetokenError(
             f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} or {{"messages": [...]}} on each line.'
         )
     check_text(prompt, f"The prompt of line {number} of {path}")
-    return prompt
+    return kind, prompt

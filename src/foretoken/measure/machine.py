@@ -30,8 +30,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def commit() -> str | None:
-    """Commit of the checkout that this package runs from, with + if files differ; None for an installed package."""
+def commit(*folders: str) -> str | None:
+    """Commit of the checkout that this package runs from, with + if files differ; None for an installed package.
+
+    folders: of the checkout, whose files count, new ones too; by default all files that git knows do.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -43,5 +46,6 @@ def commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    which = ["--", *folders] if folders else ["--untracked-files=no"]
     head = git("rev-parse", "--short", "HEAD")
-    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    return None if head is None else head + ("+" if git("status", "--porcelain", *which) else "")
