@@ -6,8 +6,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import foretoken
 from engines import demo_engine
@@ -24,6 +27,7 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.layer import layer_shape
 from foretoken.heads.lm import ready
 from foretoken.heads.serial import SerialRows
+from foretoken.kernel import chain
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.load import load_frozen
 from foretoken.models.parts import parts
@@ -147,6 +151,46 @@ def check_trees(name, temperature, tree, calls, monkeypatch, sampling=None, **op
             assert (a.q is None) == (b.q is None) == (temperature == 0)
             assert a.q is None or b.q is None or torch.equal(a.q, b.q)
     assert len(calls) == 4
+
+
+REPEATED = "one two three four five six seven eight\n" * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_guesses_save_forwards_and_change_nothing(temperature, monkeypatch):
+    """On a text that repeats itself: right ones and wrong ones, against drafting level by level."""
+    engine, done, real = load("drafter", tree="chain:9"), [], chain.draft_chain
+
+    def counted(*given):
+        done.append(real(*given))
+        return done[-1]
+
+    monkeypatch.setattr(chain, "draft_chain", counted)
+    options = {"max_new_tokens": 60, "temperature": temperature, "seed": 4}
+    compiled = engine.generate(REPEATED, **options)
+    levels, forwards = map(sum, zip(*done, strict=True))
+    assert forwards < (0.6 if temperature == 0 else 1.0) * levels
+    level_by_level("drafter", monkeypatch)
+    assert engine.generate(REPEATED, **options).token_ids == compiled.token_ids
+
+
+def longest_match(text: list[int], count: int) -> list[int]:
+    """What follows the latest of the longest earlier matches of a text's end, which at most COMPARED tokens make."""
+    for n in range(min(chain.COMPARED, len(text)), 0, -1):
+        for end in range(len(text) - 1, n - 1, -1):
+            if text[end - n : end] == text[-n:]:
+                ahead = list(text)
+                for i in range(count):
+                    ahead.append(ahead[end + i])
+                return ahead[len(text) :]
+    return []
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 6))
+def test_what_is_looked_up_follows_the_longest_match(text, count):
+    guesses = np.full(count, -1)
+    found = chain.look_up(np.array([*text, 7, 7]), len(text), guesses)  # the last two are not known yet
+    assert (guesses.tolist() if found else []) == longest_match(text, count)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])

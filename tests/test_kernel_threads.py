@@ -20,9 +20,9 @@ class Machine:
         """The numbers of threads of so many forwards, or chains of them."""
         chosen = []
         for _ in range(forwards):
-            with choice.forward(max(self.seconds), rows, levels) as threads:
-                self.now += levels * self.seconds[threads or 1]
-            chosen.append(threads)
+            with choice.forward(max(self.seconds), rows, levels) as run:
+                self.now += levels * self.seconds[run.threads or 1]
+            chosen.append(run.threads)
         return chosen
 
 

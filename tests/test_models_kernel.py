@@ -21,7 +21,7 @@ from foretoken.kernel.product import times
 from foretoken.kernel.rounding import nearest
 from foretoken.kernel.simd import gate_row, softmax_row
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
-from foretoken.kernel.threads import ThreadChoice
+from foretoken.kernel.threads import Run, ThreadChoice
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import KernelRows, LlamaKernel, llama_kernel
@@ -288,7 +288,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, form: int) -> No
     lm = CausalLM(model)
     scores = []
     for threads in (None, 2, 3, 5):  # 5 do not divide what there is
-        monkeypatch.setattr(ThreadChoice, "forward", lambda *_, threads=threads: nullcontext(threads))
+        monkeypatch.setattr(ThreadChoice, "forward", lambda *_, threads=threads: nullcontext(Run(threads, 1)))
         rows = lm.open(2, 1200)
         rows.extend(rows.join(), [1 + i % 99 for i in range(1100)])  # long enough to spread the heads as well
         rows.extend(rows.join(), [5, 6, 7])

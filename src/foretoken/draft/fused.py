@@ -14,6 +14,8 @@ from foretoken.core.tree import Siblings, TokenTree, chain
 from foretoken.draft.growth import Growth
 from foretoken.kernel.sizes import ALL
 
+LOOKED_UP = 4096  # tokens of a text in which its next ones are looked up: a tenth of a millisecond in each step
+
 
 @runtime_checkable
 class ScoringRows(Protocol):
@@ -32,7 +34,7 @@ class ChainRows(Protocol):
 
     def draft_chain(
         self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL,
+        truncation: Truncation = ALL, past: Seq[int] = (),
     ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...  # fmt: skip
 
 
@@ -61,7 +63,8 @@ class FusedChain:
         if not self._rows.drafts_chains(0, len(pending) + len(u) - 1):
             return None
         temperature, one = 0.0 if opaque else seq.sampling.temperature, g.law(1)
-        tokens, q = self._rows.draft_chain(0, pending, u, temperature, self._floor, seq.sampling.truncation)
+        past = seq.ids[-LOOKED_UP:]
+        tokens, q = self._rows.draft_chain(0, pending, u, temperature, self._floor, seq.sampling.truncation, past)
         of_nodes = [None] * len(tokens) if opaque else q.unbind()
         records = [Siblings((token,), of_node, one) for token, of_node in zip(tokens, of_nodes, strict=True)]
         g.num_pending, g.scored = len(pending), {node: len(pending) - 1 + node for node in range(len(tokens))}

@@ -147,7 +147,7 @@ class EagleSlots(KernelSlots):
     ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
-        return self._draft(self._text(row, read, states.float().numpy(), start), u, temperature, floor, truncation)
+        return self._draft(self._text(row, (), read, states.float().numpy(), start), u, temperature, floor, truncation)
 
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
@@ -220,9 +220,10 @@ class SerialRows(HeadRows[SerialRow]):
     @torch.inference_mode()
     def draft_chain(
         self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL,
+        truncation: Truncation = ALL, past: Sequence[int] = (),
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
-        """As models.rows.Rows.draft_chain: one compiled call, whose tokens and q are those of `score` and draw."""
+        """As models.fused_rows.FusedRows.draft_chain: one compiled call, whose tokens and q are those of `score` and
+        draw. Nothing is looked up in `past`, since a head needs the state before each token."""
         assert self.kernel is not None
         of_row, start = self.rows[row], self.rows[row].length - 1
         self.slots.check_room(start + len(tokens) + len(u) - 1)

@@ -1,4 +1,13 @@
-"""A chain of draft tokens in one compiled call: forward, softmax and draw, level after level."""
+"""A chain of draft tokens in one compiled call: forward, softmax and draw, level after level.
+
+A forward of a language model waits for memory, and further tokens in it cost little. So it also reads *guesses* of the
+next draft tokens: what followed the same words earlier in the text. Where the token that is drawn was guessed, the next
+level's logits are there already. A level's logits, and so its token, are the same with and without guesses, bit for
+bit; a wrong guess leaves keys and values in slots that the next forward writes.
+
+Sources: Saxena 2023, Prompt Lookup Decoding (guesses from the text); Spector & Re 2023, Accelerating LLM Inference with
+Staged Speculative Decoding, arXiv:2308.04623 (a drafter that is drafted for itself).
+"""
 
 # pyright: reportCallIssue=false
 
@@ -13,22 +22,28 @@ from foretoken.kernel.model import Nodes, embed, scores
 from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
 
+# Guesses of one forward, at most: one to begin with, twice as many after all were right, one again after a wrong one.
+# With a limit of 3 or 5 SmolLM2 drafts .99 to 1.00 times as fast (the entry of 2026-11-26 on guesses in docs/LOG.md).
+MOST = 4
+COMPARED = 8  # tokens of a match: of matches as long as this the latest is taken; 4 and 16 are as good (same entry)
+
 
 class Text(NamedTuple):
     """What a chain follows, in one sequence.
 
+    past: the tokens in which the next ones are looked up, the newest last [t]; none for a draft head, since it reads a
+        token only with the state of the one before.
     tokens: those that were not read yet [m].
     states: what a draft head takes beside them [m, d]; a language model takes none [0, d].
     row: the sequence, by its place in the batch.
     start: the slot of the first token, which is its position too.
-    mask: what the tokens see of their slots and those before, 0 or `low` [1, 1, m, used]; no columns where all is seen.
     """
 
+    past: np.ndarray
     tokens: np.ndarray
     states: np.ndarray
     row: int
     start: int
-    mask: np.ndarray
 
 
 class Drawing(NamedTuple):
@@ -83,6 +98,38 @@ def choose(logits, drawing, level, q):
 
 
 @fused
+def look_up(text, end, guesses):
+    """Fill guesses [n] with what follows the longest earlier match of the first `end` tokens of a text.
+
+    The latest of the longest matches; what follows may overlap the end, and then goes round.
+
+    Returns whether there is a match.
+    """
+    longest, after = 0, 0
+    for place in range(end - 2, -1, -1):
+        if text[place] == text[end - 1]:
+            same = 1
+            while same < COMPARED and same <= place and text[place - same] == text[end - 1 - same]:
+                same += 1
+            if same > longest:
+                longest, after = same, place + 1
+            if same == COMPARED:
+                break
+    for i in range(len(guesses) if longest > 0 else 0):
+        guesses[i] = text[after + i] if after + i < end else guesses[after + i - end]
+    return longest > 0
+
+
+@fused
+def causal(start, n, low):
+    """The mask of a chain of n nodes behind `start` slots [1, 1, n, start + n]; no columns for one, which sees all."""
+    mask = np.zeros((1, 1, n, start + n if n > 1 else 0), np.float32)
+    for i in range(n - 1):
+        mask[0, 0, i, start + i + 1 :] = low
+    return mask
+
+
+@fused
 def draft_chain(model, text, drawing, drafted, threads):
     """Draw a token after a text, the next after that, and so on: what is done level by level, bit for bit.
 
@@ -92,45 +139,60 @@ def draft_chain(model, text, drawing, drafted, threads):
     model, text, drawing: Model, Text, Drawing. drafted: a Drafted, which is filled.
     threads: at most; None for one.
 
-    Returns the number of levels done, 0 where logits are not finite.
+    Returns the number of levels done, 0 where logits are not finite, and that of forwards.
     """
-    head, levels = model.head, len(drafted.tokens)
+    head, levels, known = model.head, len(drafted.tokens), len(text.past)
     d, own = model.embedding.width, len(head.columns) > 0
     width = len(head.columns) if own else drafted.q.shape[1]
-    all_logits = np.empty((max(1, levels - model.serial), width), np.float32)  # one serial level, or all parallel ones
+    # The logits of one serial level and of the guesses behind it, or of all parallel levels.
+    all_logits = np.empty((max(1 + MOST, levels - model.serial), width), np.float32)
     logits, q = all_logits[:1], np.empty((1, width), np.float32)
-    tokens, states, mask = text.tokens, text.states, text.mask
+    unread, states, used = text.tokens, text.states, text.start
     kinds = np.zeros(len(model.layers.weights), np.int64)
-    used, done, sure = text.start, 0, 1.0
+    past, guesses = np.empty(known + levels, np.int64), np.empty(MOST, np.int64)
+    past[:known] = text.past
+    wanted, guessed, right = 1, 0, 0  # guesses that the next forward is to read; those of the last one, and the right ones
+    done, forwards, sure = 0, 0, 1.0
     for level in range(levels):
-        if level < model.serial:
-            m = len(tokens)
-            embedded, x = np.empty((m, d), np.float32), drafted.states[done : done + m]
+        if level >= model.serial:
+            if level == model.serial:
+                embedded, ahead = np.empty((2, d), np.float32), np.empty((1, levels - model.serial, d), np.float32)
+                embed(model.embedding, drafted.tokens[:2], embedded)
+                parallel(model, embedded, drafted.states[done - 2 : done], ahead, threads)
+                scores(ahead[0], head, all_logits, threads)
+            logits = all_logits[level - model.serial : level - model.serial + 1]
+        elif level > 0 and right < guessed and drafted.tokens[level - 1] == guesses[right]:
+            right, used, done = right + 1, used + 1, done + 1
+            logits = all_logits[right : right + 1]
+        else:
+            if guessed > 0:
+                wanted = min(2 * wanted, MOST) if right == guessed else 1
+            m, count = len(unread), min(wanted, levels - level - 1)
+            guessed = count if known > 0 and look_up(past, known + level, guesses[:count]) else 0
+            n, right = m + guessed, 0
+            tokens = np.empty(n, np.int64)
+            tokens[:m], tokens[m:] = unread, guesses[:guessed]
+            embedded, x = np.empty((n, d), np.float32), drafted.states[done : done + n]
             embed(model.embedding, tokens, embedded)
-            positions = np.arange(used, used + m)
-            used, done = used + m, done + m
-            nodes = Nodes(positions, positions.reshape(1, -1), text.row, used, (mask,), kinds)
+            positions = np.arange(used, used + n)
+            mask = causal(used, n, model.layers.low)
+            nodes = Nodes(positions, positions.reshape(1, -1), text.row, used + n, (mask,), kinds)
             step(model, embedded, states, nodes, x, threads)
             states = x[m - 1 :]
-            scores(states, head, logits, threads)
-        elif level == model.serial:
-            embedded, ahead = np.empty((2, d), np.float32), np.empty((1, levels - model.serial, d), np.float32)
-            embed(model.embedding, drafted.tokens[:2], embedded)
-            parallel(model, embedded, drafted.states[done - 2 : done], ahead, threads)
-            scores(ahead[0], head, all_logits, threads)
-        else:
-            logits = all_logits[level - model.serial : level - model.serial + 1]
+            scores(states, head, all_logits[: 1 + guessed], threads)
+            used, done, forwards, logits = used + m, done + m, forwards + 1, all_logits[:1]
         if drawing.factor > 0 and not own:
             q = drafted.q[level : level + 1]
         token, share = choose(logits, drawing, level, q)
         if token < 0:
-            return 0
+            return 0, forwards
         drafted.tokens[level] = head.columns[token] if own else token
+        past[known + level] = drafted.tokens[level]
         if own and drawing.factor > 0:
             for j in range(width):
                 drafted.q[level, head.columns[j]] = q[0, j]
         sure *= share
         if sure < drawing.floor:
-            return level + 1
-        tokens, mask = drafted.tokens[level : level + 1], np.empty((1, 1, 1, 0), np.float32)
-    return levels
+            return level + 1, forwards
+        unread = drafted.tokens[level : level + 1]
+    return levels, forwards

@@ -48,6 +48,14 @@ class Trials:
 
 
 @dataclass
+class Run:
+    """What runs in so many threads, None where there is nothing to choose. forwards: of it, one after the other."""
+
+    threads: int | None
+    forwards: int
+
+
+@dataclass
 class Size:
     """Forwards of about the same number of rows. seconds: that all of them took so far."""
 
@@ -90,22 +98,24 @@ class ThreadChoice:
     sizes: dict[int, Size] = field(default_factory=dict)
 
     @contextmanager
-    def forward(self, most: int, rows: int, levels: int = 1) -> Iterator[int | None]:
-        """Time what is done inside, which is to run in the number of threads that this yields.
+    def forward(self, most: int, rows: int, levels: int = 1) -> Iterator[Run]:
+        """Time what is done inside, which is to run in the threads of the Run that this yields.
 
         most: threads at most; with 1 there is nothing to choose, and compiled loops get None.
-        rows: nodes of the forward. levels: of a chain that is drafted by forwards one after the other.
+        rows: nodes of the forward. levels: of a chain that is drafted by forwards one after the other;
+        what is inside says in the Run if they were fewer.
         """
         started = use_threads(most)
         if started is None:
-            yield None
+            yield Run(None, levels)
             return
         size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in _numbers(started)}))
         threads, start = size.choose(levels, self.slowness), self.clock()
-        yield threads  # one thread as 1 and not as None, for which everything would be compiled anew
+        run = Run(threads, levels)  # one thread as 1 and not as None, for which everything would be compiled anew
+        yield run
         seconds = self.clock() - start
         size.seconds += seconds
-        size.by_threads[threads].learn(seconds / levels, size.seconds)
+        size.by_threads[threads].learn(seconds / max(run.forwards, 1), size.seconds)
         best = min(trials.seconds for trials in size.by_threads.values())
         self.slowness[threads] = size.by_threads[threads].seconds / best
 

@@ -30,17 +30,18 @@ class FusedRows(Rows):
     @recorded(FORWARD)
     def draft_chain(
         self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL,
+        truncation: Truncation = ALL, past: Sequence[int] = (),
     ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
         """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature), truncated if
         that is asked for, by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of
         the row, whose tree was empty. At temperature 0 the likeliest are taken, and q has no rows. It ends where the
-        product of q down to a draft, of the unscaled q at temperature 0, is below `floor`.
+        product of q down to a draft, of the unscaled q at temperature 0, is below `floor`. Next tokens are looked up in
+        `past`, whose last ones are `tokens`: that saves forwards, and changes nothing else.
 
         NotFiniteError where logits have NaN or +inf, or nothing finite.
         """
         start = self._chain_start(row, len(tokens) + len(u) - 1)
-        drafted, q = self.cache.draft_chain(row, tokens, start, u, temperature, floor, truncation)
+        drafted, q = self.cache.draft_chain(row, past, tokens, start, u, temperature, floor, truncation)
         if not drafted:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
         self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))

@@ -13,7 +13,6 @@ from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, WHOLE
 from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.features import FINAL, FeatureStore
-from foretoken.models.growing_tree import causal_mask
 from foretoken.models.panels import PackedEmbedding, PanelLinear
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ LOW = np.float32(torch.finfo(torch.float32).min)
 NEVER = 2**62  # levels after which a chain would turn to MLPs
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
 NO_STATES = np.zeros((0, 0, 0), np.float32)
-ALL_SEEN = np.zeros((1, 1, 1, 0), np.float32)
 
 
 class KernelLayers:
@@ -159,17 +157,17 @@ class KernelSlots:
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         return Nodes(positions, self._slots, self._rows.start, self._used, seen, self.layers.kind_of_layer)
 
-    def _text(self, row: int, read: Sequence[int], states: np.ndarray, start: int) -> "Text":
+    def _text(self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int) -> "Text":
         """The tokens `read` after a row's committed text, for a compiled chain.
 
-        states: what a draft head takes beside them [m, d], or [0, d]. Raises IndexError for a token beyond the
-        embedding.
+        past: see kernel.chain.Text.
+        states: what a draft head takes beside them [m, d], or [0, d].
+        Raises IndexError for a token beyond the embedding.
         """
         from foretoken.kernel.chain import Text
 
         check_known(read, self.layers.embedding)
-        mask = ALL_SEEN if len(read) == 1 else causal_mask(start, len(read), float(LOW), None)
-        return Text(np.array(read), states, row, start, mask)
+        return Text(np.array(past, np.int64), np.array(read), states, row, start)
 
     def _draft(
         self,
@@ -189,8 +187,8 @@ class KernelSlots:
         made = np.zeros((m + levels - 1, self.layers.embedding.width), np.float32)
         drafted = Drafted(np.empty(levels, np.int64), q, made)
         drawing = Drawing(u.numpy(), factor_at(temperature), truncation, floor)
-        with self.layers.threads.forward(torch.get_num_threads(), m, levels) as threads:
-            done = draft_chain(self.model, text, drawing, drafted, threads)
+        with self.layers.threads.forward(torch.get_num_threads(), m, levels) as run:
+            done, run.forwards = draft_chain(self.model, text, drawing, drafted, run.threads)
         states = torch.from_numpy(made[: max(0, m + done - 1)])
         return drafted.tokens[:done].tolist(), torch.from_numpy(q[:done]), states
 

@@ -130,8 +130,8 @@ class KernelRows(KernelSlots):
         wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.width)
         out = np.empty((m if head else 0, k.vocab_size), np.float32)
         nodes = self._nodes(positions, masks)
-        with k.threads.forward(torch.get_num_threads(), m) as threads:
-            finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, threads)
+        with k.threads.forward(torch.get_num_threads(), m) as run:
+            finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, run.threads)
         if features is not None:
             features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
         return out, finite
@@ -139,6 +139,7 @@ class KernelRows(KernelSlots):
     def draft_chain(
         self,
         row: int,
+        past: Sequence[int],
         read: Sequence[int],
         start: int,
         u: Float[Tensor, "n 1"],
@@ -150,10 +151,11 @@ class KernelRows(KernelSlots):
         and the q of each; at temperature 0 the likeliest ones, without q.
 
         What `__call__`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
-        falls below `floor`, none where logits are not finite.
+        falls below `floor`, none where logits are not finite. past: where later tokens are looked up, so that fewer
+        forwards may do; see kernel.chain.Text.
         """
         none = np.zeros((0, self.layers.embedding.width), np.float32)
-        return self._draft(self._text(row, read, none, start), u, temperature, floor, truncation)[:2]
+        return self._draft(self._text(row, past, read, none, start), u, temperature, floor, truncation)[:2]
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
