@@ -151,11 +151,8 @@ def draft_chain(model, text, drawing, drafted, threads):
     kinds = np.zeros(len(model.layers.weights), np.int64)
     past, guesses = np.empty(known + levels, np.int64), np.empty(MOST, np.int64)
     past[:known] = text.past
-    wanted, guessed, right = (
-        1,
-        0,
-        0,
-    )  # guesses that the next forward is to read; those of the last one, and the right ones
+    wanted = 1  # guesses of the next forward
+    guessed, right = 0, 0  # those of the last one, and how many of them were right so far
     done, forwards, sure = 0, 0, 1.0
     for level in range(levels):
         if level >= model.serial:
