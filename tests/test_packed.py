@@ -223,6 +223,7 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     packs = [{x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)}
              for lm in (engine.target.lm, engine.source.model)]  # fmt: skip
     assert packs == [set(), {"q4_1", "q8_0"}]  # the LM head is packed in q8_0, whatever the kind
+    assert [lm.backend.head.screen != 0 for lm in (engine.target.lm, engine.source.model)] == [False, True]
     plain = foretoken.load(target)
     texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]

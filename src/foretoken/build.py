@@ -37,6 +37,7 @@ from foretoken.models.load import (
     choose_dtype,
     drafts_itself,
     eos_ids,
+    for_drafting,
     load_model,
     load_own,
     load_tokenizer,
@@ -212,7 +213,7 @@ def load(
     elif kind == OWN:
         lm = load_own(model, target, own_kind(drafter) or OWN_KIND, trust_remote_code)
     elif has_model and drafter is not None:
-        lm = causal_lm(drafter, quantise_drafter or quantise)
+        lm = for_drafting(causal_lm(drafter, quantise_drafter or quantise))
         _check_beside(lm, model, alike=kind == SAME and None in (tokenizer, drafter_tokenizer))
 
     # The engine of them.

@@ -139,7 +139,11 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
     model.model.embed_tokens = torch.nn.Identity()  # whose place the target's embedding takes, as it is
     pack(model.eval(), torch.float32, weight_files())  # what is left: its rows are not rounded where others are not
     model.model.embed_tokens = target.model.get_input_embeddings()
-    lm = CausalLM(model, name=f"{target.name} in {kind}")
+    return for_drafting(CausalLM(model, name=f"{target.name} in {kind}"))
+
+
+def for_drafting(lm: CausalLM) -> CausalLM:
+    """The same model, whose LM head may be read by fewer bits, as a drafter's may."""
     if isinstance(lm.backend, LlamaKernel):
         lm.backend.screen_head()  # after the probe, which compares with all bits
     return lm
