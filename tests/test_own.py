@@ -19,6 +19,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.draft.own import OwnDrafter, OwnDraftSession
+from foretoken.kernel import chain
 from foretoken.kernel.screen import AGAIN
 from foretoken.kernel.sizes import COLUMNS
 from foretoken.models.causal_lm import CausalLM
@@ -81,6 +82,33 @@ def test_what_stays_in_the_cache_is_the_targets_own(folders: dict[str, Path], tr
     for one in (drafting, alone):
         while len(one.sequences) > 1:
             one.step()
+    check_cache(drafting, alone)
+
+
+@pytest.mark.parametrize("tree", ["chain:8", "chain:8@0.00001"])
+def test_guesses_leave_nothing_in_the_cache_of_the_target(
+    folders: dict[str, Path], tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right ones and wrong ones, which a chain for one text reads, also where it ends before what was guessed."""
+    done, real = [], chain.draft_chain
+
+    def counted(*given: Any) -> tuple[int, int]:
+        done.append(real(*given))
+        return done[-1]
+
+    monkeypatch.setattr(chain, "draft_chain", counted)
+    both = [Decoder(e.target, e.drafter, e.verifier, 1, 120)
+            for e in (load(folders["llama"], tree=tree), load(folders["llama"], drafter="none"))]  # fmt: skip
+    for one in both:
+        one.join(Sequence([5, 9, 5, 7, 5] * 6, Sampling(temperature=0.0), seeded(0), 60, frozenset()))
+        while one.sequences and len(one.sequences[0].ids) < 70:
+            one.step()
+    assert any(1 < forwards < levels for levels, forwards in done)
+    check_cache(*both)
+
+
+def check_cache(drafting: Decoder, alone: Decoder) -> None:
+    """The keys and values of the first sequence, as far as both have them, bit for bit."""
     sessions = [one.target for one in (drafting, alone)]
     assert all(isinstance(session, LMTargetSession) for session in sessions)
     length = min(session.rows.lengths[0] for session in sessions)  # pyright: ignore[reportAttributeAccessIssue]
@@ -91,7 +119,7 @@ def test_what_stays_in_the_cache_is_the_targets_own(folders: dict[str, Path], tr
         found.append((one.sequences[0].ids[:length], *parts))
     (ids, keys, values), (other_ids, other_keys, other_values) = found
     assert ids == other_ids
-    assert len(ids) > len(TEXTS[-1])
+    assert len(ids) > drafting.sequences[0].num_prompt
     assert np.array_equal(keys.view(np.int32), other_keys.view(np.int32))
     assert np.array_equal(values.view(np.int32), other_values.view(np.int32))
 

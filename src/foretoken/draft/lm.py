@@ -1,4 +1,4 @@
-"""A language model with the target's vocabulary as drafter: the tree grows level by level, one forward per level."""
+"""A language model with the target's vocabulary as drafter: its tree grows level by level, a forward each or fewer."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq

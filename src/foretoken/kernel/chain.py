@@ -2,8 +2,8 @@
 
 A forward of a language model waits for memory, and further tokens in it cost little. So it also reads *guesses* of the
 next draft tokens: what followed the same words earlier in the text. Where the token that is drawn was guessed, the next
-level's logits are there already. A level's logits, and so its token, are the same with and without guesses, bit for
-bit; a wrong guess leaves keys and values in slots that the next forward writes.
+level's logits are there already. A level's finite logits, and so its token, are the same with and without guesses, bit
+for bit. A wrong guess leaves keys and values behind the slots that are read, until they are written anew.
 
 Sources: Saxena 2023, Prompt Lookup Decoding (guesses from the text); Spector & Re 2023, Accelerating LLM Inference with
 Staged Speculative Decoding, arXiv:2308.04623 (a drafter that is drafted for itself).
@@ -23,7 +23,7 @@ from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
 
 # Guesses of one forward, at most: one to begin with, twice as many after all were right, one again after a wrong one.
-# With a limit of 3 or 5 SmolLM2 drafts .99 to 1.00 times as fast (the entry of 2026-11-26 on guesses in docs/LOG.md).
+# By computation from the times of a forward, 3 and 5 are within 2% (the entry of 2026-11-26 on guesses in docs/LOG.md).
 MOST = 4
 COMPARED = 8  # tokens of a match: of matches as long as this the latest is taken; 4 and 16 are as good (same entry)
 
@@ -31,8 +31,8 @@ COMPARED = 8  # tokens of a match: of matches as long as this the latest is take
 class Text(NamedTuple):
     """What a chain follows, in one sequence.
 
-    past: the tokens in which the next ones are looked up, the newest last [t]; none for a draft head, since it reads a
-        token only with the state of the one before.
+    past: the tokens in which the next ones are looked up, the newest last [t]. None where one token is drawn, and for
+        a draft head, since it reads a token only with the state of the one before.
     tokens: those that were not read yet [m].
     states: what a draft head takes beside them [m, d]; a language model takes none [0, d].
     row: the sequence, by its place in the batch.
@@ -67,7 +67,7 @@ class Drafted(NamedTuple):
     tokens: drawn, by level [levels].
     q: what they were drawn from [levels, v], zeros before where the head has a vocabulary of its own; no rows with
         factor 0.
-    states: those made of the nodes that took a forward [nodes, d].
+    states: those made of the nodes that took a forward [nodes, d], and behind them what wrong guesses left.
     """
 
     tokens: np.ndarray
@@ -99,9 +99,10 @@ def choose(logits, drawing, level, q):
 
 @fused
 def look_up(text, end, guesses):
-    """Fill guesses [n] with what follows the longest earlier match of the first `end` tokens of a text.
+    """Fill guesses [n] with what followed the end of a text earlier.
 
-    The latest of the longest matches; what follows may overlap the end, and then goes round.
+    The text's first `end` tokens are known. Of the earlier places that are equal to their end in most tokens, COMPARED
+    at most, the latest counts; what follows it may overlap the end, and then goes round.
 
     Returns whether there is a match.
     """
@@ -122,7 +123,10 @@ def look_up(text, end, guesses):
 
 @fused
 def causal(start, n, low):
-    """The mask of a chain of n nodes behind `start` slots [1, 1, n, start + n]; no columns for one, which sees all."""
+    """The mask of a chain of n nodes behind `start` slots [1, 1, n, start + n]; no columns for one, which sees all.
+
+    As models.growing_tree.causal_mask, for compiled code.
+    """
     mask = np.zeros((1, 1, n, start + n if n > 1 else 0), np.float32)
     for i in range(n - 1):
         mask[0, 0, i, start + i + 1 :] = low
@@ -139,13 +143,14 @@ def draft_chain(model, text, drawing, drafted, threads):
     model, text, drawing: Model, Text, Drawing. drafted: a Drafted, which is filled.
     threads: at most; None for one.
 
-    Returns the number of levels done, 0 where logits are not finite, and that of forwards.
+    Returns the number of levels done, 0 where logits are not finite, and the number of forwards.
     """
     head, levels, known = model.head, len(drafted.tokens), len(text.past)
     d, own = model.embedding.width, len(head.columns) > 0
     width = len(head.columns) if own else drafted.q.shape[1]
+    most = min(MOST, levels - 1) if known > 0 else 0
     # The logits of one serial level and of the guesses behind it, or of all parallel levels.
-    all_logits = np.empty((max(1 + MOST, levels - model.serial), width), np.float32)
+    all_logits = np.empty((max(1 + most, levels - model.serial), width), np.float32)
     logits, q = all_logits[:1], np.empty((1, width), np.float32)
     unread, states, used = text.tokens, text.states, text.start
     kinds = np.zeros(len(model.layers.weights), np.int64)
@@ -160,7 +165,7 @@ def draft_chain(model, text, drawing, drafted, threads):
                 embedded, ahead = np.empty((2, d), np.float32), np.empty((1, levels - model.serial, d), np.float32)
                 embed(model.embedding, drafted.tokens[:2], embedded)
                 parallel(model, embedded, drafted.states[done - 2 : done], ahead, threads)
-                scores(ahead[0], head, all_logits, threads)
+                scores(ahead[0], head, all_logits[: levels - level], threads)
             logits = all_logits[level - model.serial : level - model.serial + 1]
         elif level > 0 and right < guessed and drafted.tokens[level - 1] == guesses[right]:
             right, used, done = right + 1, used + 1, done + 1
@@ -168,8 +173,8 @@ def draft_chain(model, text, drawing, drafted, threads):
         else:
             if guessed > 0:
                 wanted = min(2 * wanted, MOST) if right == guessed else 1
-            m, count = len(unread), min(wanted, levels - level - 1)
-            guessed = count if known > 0 and look_up(past, known + level, guesses[:count]) else 0
+            m, count = len(unread), min(wanted, most, levels - level - 1)
+            guessed = count if count > 0 and look_up(past, known + level, guesses[:count]) else 0
             n, right = m + guessed, 0
             tokens = np.empty(n, np.int64)
             tokens[:m], tokens[m:] = unread, guesses[:guessed]

@@ -49,7 +49,10 @@ class Trials:
 
 @dataclass
 class Run:
-    """What runs in so many threads, None where there is nothing to choose. forwards: of it, one after the other."""
+    """One call. threads: in how many it is to run, None where there is nothing to choose.
+
+    forwards: how many it ran, one after the other.
+    """
 
     threads: int | None
     forwards: int
@@ -115,7 +118,7 @@ class ThreadChoice:
         yield run
         seconds = self.clock() - start
         size.seconds += seconds
-        size.by_threads[threads].learn(seconds / max(run.forwards, 1), size.seconds)
+        size.by_threads[threads].learn(seconds / run.forwards, size.seconds)
         best = min(trials.seconds for trials in size.by_threads.values())
         self.slowness[threads] = size.by_threads[threads].seconds / best
 

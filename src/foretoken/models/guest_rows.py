@@ -1,7 +1,7 @@
 """Rows of a model that works in the slot cache of another model, whose keys and values have the same shape.
 
-So it reads what the host read, and no text is read twice. What it writes stands behind the committed text, where the
-host scores the same nodes next and puts its own keys and values in their place.
+So it reads what the host read, and no text is read twice. What it writes stands behind the committed text. The host
+puts its own keys and values in the place of all that it keeps, and reads nothing behind it.
 """
 
 from collections.abc import Sequence

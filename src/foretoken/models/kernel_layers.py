@@ -160,14 +160,14 @@ class KernelSlots:
     def _text(self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int) -> "Text":
         """The tokens `read` after a row's committed text, for a compiled chain.
 
-        past: see kernel.chain.Text.
-        states: what a draft head takes beside them [m, d], or [0, d].
-        Raises IndexError for a token beyond the embedding.
+        past, states: see kernel.chain.Text. Raises IndexError for a token beyond the embedding.
         """
         from foretoken.kernel.chain import Text
 
-        check_known(read, self.layers.embedding)
-        return Text(np.array(past, np.int64), np.array(read), states, row, start)
+        looked_up, unread = np.array(past, np.int64), np.array(read)
+        for tokens in (looked_up, unread):
+            check_known(tokens, self.layers.embedding)
+        return Text(looked_up, unread, states, row, start)
 
     def _draft(
         self,
@@ -233,10 +233,10 @@ def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wa
     return Wanted(np.array(wanted, np.int64), np.empty((len(wanted), m, d), np.float32))
 
 
-def check_known(tokens: Sequence[int], table: "Table") -> None:
+def check_known(tokens: np.ndarray, table: "Table") -> None:
     """Raises IndexError for a token beyond `table`, since compiled loops do not look."""
-    if not 0 <= min(tokens) <= max(tokens) < len(table.rows):
-        raise IndexError(f"Token {max(tokens)} has no embedding: the model has {len(table.rows)}.")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < len(table.rows):
+        raise IndexError(f"Token {tokens.max()} has no embedding: the model has {len(table.rows)}.")
 
 
 def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:

@@ -92,8 +92,6 @@ class KernelRows(KernelSlots):
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
         """Logits of the nodes whose slots were set; none, but of their shape, where head is False."""
-        for tokens in ids:
-            check_known(tokens, self.layers.embedding)
         flat, at = np.array(ids).reshape(-1), np.array(positions).reshape(-1)
         out, _ = self._score(flat, at, masks, 0.0, features, head)
         return torch.from_numpy(out).view(len(ids) if head else 0, len(ids[0]), out.shape[1])
@@ -109,7 +107,6 @@ class KernelRows(KernelSlots):
         """softmax(logits / temperature) of one sequence's nodes, whose slots were set; at temperature 0 the
         logits. What `__call__` and softmax would give, bit for bit; None where p would not be finite. The hidden states
         that `features` wants are kept there."""
-        check_known(tokens, self.layers.embedding)
         out, finite = self._score(np.array(tokens), np.array(positions), masks, temperature, features)
         return torch.from_numpy(out) if finite else None
 
@@ -126,6 +123,7 @@ class KernelRows(KernelSlots):
         finite, as far as that was looked at."""
         from foretoken.kernel.model import score
 
+        check_known(tokens, self.layers.embedding)
         k, m = self.layers, len(tokens)
         wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.width)
         out = np.empty((m if head else 0, k.vocab_size), np.float32)
