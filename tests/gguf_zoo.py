@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedModel
 
+from foretoken.kernel.q4_k import quantise_q4_k
+
 WORDS = "the cat sat on the mat, and the rat sat on that hat; 2024 is not 1999. def f(x): return x\n" * 3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -132,7 +134,9 @@ def save(
 
 
 def blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The values quantised; blocks of random weights of a kind to which the library does not quantise."""
+    """The values quantised; blocks of random weights of a kind to which neither the library nor we quantise."""
+    if kind == gguf.GGMLQuantizationType.Q4_K:
+        return quantise_q4_k(values)
     try:
         return gguf.quantize(values, kind)
     except NotImplementedError:
@@ -140,8 +144,8 @@ def blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
         generator = np.random.default_rng(len(values))
         made = generator.integers(0, 256, (*values.shape[:-1], values.shape[-1] // count, size), np.uint8)
         # Where the scales of a block stand, as float16; the signs of the smaller parts are among the random bytes.
-        at = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q2_K": [80, 82], "Q3_K": [108]}[kind.name]
-        largest = {"Q6_K": 4096, "Q4_K": 945, "Q5_K": 1953, "Q2_K": 45, "Q3_K": 128}[kind.name]
+        at = {"Q6_K": [208], "Q5_K": [0, 2], "Q2_K": [80, 82], "Q3_K": [108]}[kind.name]
+        largest = {"Q6_K": 4096, "Q5_K": 1953, "Q2_K": 45, "Q3_K": 128}[kind.name]
         for place in at:
             scale = np.array(0.6 / largest, np.float16)
             made[..., place : place + 2] = scale[None].view(np.uint8)

@@ -213,6 +213,13 @@ def test_bad_files_are_refused(tmp_path: Path):
             load_model(str(path), CPU)
 
 
+def test_rows_that_fill_no_blocks_of_q4_k_get_q4_1(tmp_path: Path) -> None:
+    gguf_zoo.model("llama", hidden_size=96, intermediate_size=256).save_pretrained(tmp_path / "folder")
+    lm = load_model(str(tmp_path / "folder"), CPU, quantise="q4_k")
+    kinds = {name.split(".")[-1]: x.kind for name, x in lm.model.named_modules() if isinstance(x, PackedLinear)}
+    assert (kinds["q_proj"], kinds["down_proj"], kinds["lm_head"]) == ("q4_1", "q4_k", "q8_0")
+
+
 def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     """The target stays as it is, and the text is its own."""
     for name in ("target", "drafter"):

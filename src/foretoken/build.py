@@ -151,7 +151,7 @@ def load(
             costs instead of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain
             was best.
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
-            q5_1, q5_0, q4_1 or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
+            q5_1, q5_0, q4_1, q4_k or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
         quantise_drafter: the same for the drafter alone, a model named by folder; by default as `quantise` says. It
             changes speed and acceptance, and never the law of the text.
         suffix_store: the file that keeps what drafter suffix remembers, for the next process. It is made where there is

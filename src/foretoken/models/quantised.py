@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
+from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
 from foretoken.models.packed import block_type, filled, read_kept, replace, without_weights
 from foretoken.models.panels import PART, PackedLinear
@@ -72,15 +73,19 @@ def _snapshot(hub_id: str) -> Path | None:
 
 
 def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
-    """The model, its linear layers quantised in place; those whose rows do not fill blocks of this kind stay.
+    """The model, its linear layers quantised in place; those whose rows do not fill blocks of 32 weights stay.
 
-    The LM head gets HEAD_KIND whatever the kind.
+    The LM head gets HEAD_KIND whatever the kind, and rows that do not fill blocks of q4_k get q4_1.
     """
     last = model.get_output_embeddings()
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets others work meanwhile
         for path, module in list(model.named_modules()):
+            if type(module) is not nn.Linear:
+                continue
             own = HEAD_KIND if module is last else kind
-            if type(module) is nn.Linear and module.in_features % KINDS[own].weights == 0:
+            if own == "q4_k" and module.in_features % KINDS[own].weights:
+                own = "q4_1"
+            if module.in_features % KINDS[own].weights == 0:
                 quantise = partial(_quantised, kind=own)
                 rows = list(threads.map(quantise, module.weight.detach().split(PART)))
                 panels = pack(own, np.concatenate(rows))
@@ -89,6 +94,8 @@ def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
 
 
 def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
+    if kind == "q4_k":
+        return quantise_q4_k(rows.float().numpy())
     return gguf.quantize(rows.float().numpy(), block_type(kind))
 
 

@@ -1,0 +1,77 @@
+"""Weights -> Q4_K blocks of a GGUF file, which the gguf library reads and does not write.
+
+A block of 256 weights has two float16 numbers d and dmin, and for each 32 of its weights two whole numbers below 64,
+sub and least, and codes below 16; a weight is d sub code - dmin least (quantised.py). Each 32 weights are first fitted
+alone, by a scale and a minimum of any size, then d and dmin are the largest of these over 63.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.kernel.compile import compiled
+from foretoken.kernel.quantised import KINDS
+
+PART, PARTS = 32, 8  # weights of a part of a block, and parts
+MOST, FINEST = np.float32(15), np.float32(63)  # the largest code, and the largest sub and least
+TRIES = (
+    8  # widths of a step that are tried, from one that spans 16 steps to one that spans 14: those at the ends are cut
+)
+
+
+def quantise_q4_k(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rows of weights [n, k] as a GGUF file stores them in Q4_K [n, k / 256 * 144]; 256 divides k."""
+    parts = np.ascontiguousarray(weights, np.float32).reshape(-1, PARTS, PART)
+    fitted = np.empty((2, *parts.shape[:2]), np.float32)
+    fit_all(parts, *fitted)
+    pair = (fitted.max(2) / FINEST).astype(np.float16)  # d and dmin [2, blocks]
+    widest = pair.astype(np.float32)[..., None]
+    whole = np.minimum(np.rint(np.divide(fitted, widest, out=np.zeros_like(fitted), where=widest > 0)), FINEST)
+    scale, least = widest * whole
+    steps = np.zeros_like(parts)
+    np.divide(parts + least[..., None], scale[..., None], out=steps, where=scale[..., None] > 0)
+    codes = np.clip(np.rint(steps), 0, MOST).astype(np.uint8)
+    blocks = np.empty((len(parts), KINDS["q4_k"].block_bytes), np.uint8)
+    blocks[:, :4] = np.ascontiguousarray(pair.T).view(np.uint8)
+    sub, low = whole.astype(np.uint8)
+    blocks[:, 4:8], blocks[:, 8:12] = (x[:, :4] | x[:, 4:] >> 4 << 6 for x in (sub, low))  # six bits of each
+    blocks[:, 12:16] = sub[:, 4:] & 15 | (low[:, 4:] & 15) << 4
+    blocks[:, 16:] = (codes[:, ::2] | codes[:, 1::2] << 4).reshape(len(parts), -1)
+    return blocks.reshape(len(weights), -1)
+
+
+@compiled
+def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
+    """Fill scales and leasts [blocks, 8] with the fit of each of the parts [blocks, 8, 32]."""
+    for block in range(parts.shape[0]):
+        for part in range(parts.shape[1]):
+            scales[block, part], leasts[block, part] = fit(parts[block, part])
+
+
+@compiled
+def fit(x: np.ndarray) -> tuple[float, float]:
+    """The scale s >= 0 and the minimum -m <= 0 that fit 32 weights best: s code - m by least squares."""
+    low, high = min(np.float32(0), x.min()), x.max()
+    if high <= low:
+        return np.float32(0), -low
+    best, scale, least = np.float32(np.inf), np.float32(0), np.float32(0)
+    for i in range(TRIES):
+        step = (high - low) / (MOST + np.float32(1) - np.float32(2 * i) / np.float32(TRIES - 1))
+        c_sum, c_square, x_sum, both = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for weight in x:
+            code = min(max(np.rint((weight - low) / step), np.float32(0)), MOST)
+            c_sum, c_square, x_sum, both = c_sum + code, c_square + code * code, x_sum + weight, both + code * weight
+        spread = PART * c_square - c_sum * c_sum
+        s, m = (PART * both - c_sum * x_sum) / spread, (c_sum * both - c_square * x_sum) / spread
+        if spread <= 0 or m < 0:
+            s, m = both / c_square, np.float32(0)
+        if s <= 0:
+            continue
+        error = np.float32(0)
+        for weight in x:
+            code = min(max(np.rint((weight + m) / s), np.float32(0)), MOST)
+            error += (s * code - m - weight) ** 2
+        if error < best:
+            best, scale, least = error, s, m
+    return scale, least
