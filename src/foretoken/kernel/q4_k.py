@@ -50,7 +50,7 @@ def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
 
 
 @compiled
-def fit(x: np.ndarray) -> tuple[float, float]:
+def fit(x: np.ndarray) -> tuple[np.float32, np.float32]:
     """The scale s >= 0 and the minimum -m <= 0 that fit 32 weights best: s code - m by least squares."""
     low, high = min(np.float32(0), x.min()), x.max()
     if high <= low:
