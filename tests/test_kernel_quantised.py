@@ -122,10 +122,11 @@ def module_of(name: str, half: bool) -> ir.Module:
     module = ir.Module()
     number = ir.IntType(64)
     for key, kind in KINDS.items():
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [number] * 6), f"{name}_{key}")
-        builder = ir.IRBuilder(function.append_basic_block())
-        dots.emit(builder, dots.Dots(builder, name, half), kind, *function.args)
-        builder.ret_void()
+        for strips in (1, 2):
+            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [number] * 6), f"{name}_{key}_{strips}")
+            builder = ir.IRBuilder(function.append_basic_block())
+            dots.emit(builder, dots.Dots(builder, name, half), kind, strips, *function.args)
+            builder.ret_void()
     return module
 
 
@@ -161,11 +162,13 @@ def test_a_processor_without_any_of_them() -> None:
     for key, kind in KINDS.items():
         packed = pack(key, random_rows(key, 64, 512))
         want = PackedLinear(key, packed, 512, 64)(torch.from_numpy(x)).numpy()
-        lines, got = np.empty((16, 3, 16), np.int32), np.zeros((3, 64), np.float32)
+        lines = np.empty((16, 3, 16), np.int32)
         quantise(x, lines)
-        call = CFUNCTYPE(None, *[c_int64] * 6)(engine.get_function_address(f"{dots.PLAIN}_{key}"))
-        call(packed.ctypes.data, 512 // kind.weights, lines.ctypes.data, 3, 3, got.ctypes.data)
-        assert np.array_equal(got, want)
+        for strips in (1, 2):
+            got, name = np.zeros((3, 64), np.float32), f"{dots.PLAIN}_{key}_{strips}"
+            call = CFUNCTYPE(None, *[c_int64] * 6)(engine.get_function_address(name))
+            call(packed.ctypes.data, 512 // kind.weights, lines.ctypes.data, 3, 3, got.ctypes.data)
+            assert np.array_equal(got, want)
 
 
 def packed_llama(kinds: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -17,7 +17,7 @@ used: the bits of 4 k of n columns fill a vector register, are unpacked once, an
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -45,6 +45,9 @@ AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the
 # Bytes by which memory is fetched ahead, into the second cache: the entry of 2026-11-25 in docs/LOG.md, where fetching
 # 2 KiB ahead into the first cache was slower than fetching nothing.
 AHEAD = 4096
+# Rows up to which a panel goes by one strip after the other, since they wait for memory: with two strips at once up to
+# four rows took up to 10% longer, and more 0 to 20% less (the entry of 2026-11-26 on two strips in docs/LOG.md).
+WAITING = 4
 
 VNNI, VNNI_256, PAIRS, NEON, PLAIN = "vnni", "vnni256", "pairs", "neon", "plain"
 INSTRUCTIONS = {  # what makes exact sums: what a processor must have for it, and the columns of a register
@@ -174,9 +177,46 @@ class Dots:
         return total
 
 
-def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any) -> None:  # fmt: skip  # noqa: E501
-    """The instructions of rows times one panel; all arguments but the first three are whole numbers in the code.
+class Columns(NamedTuple):
+    """Of 32 weights of n columns: factors of the exact sums, one for all or for 16 each; the minimum, None where the
+    kind has none; the codes; and the address of the sums that they are added to."""
 
+    factors: list[Any]
+    least: Any
+    codes: list[Any]
+    sums: Any
+
+
+def exact_sums(dots: Dots, kind: Kind, columns: Columns, line: Any) -> list[Any]:
+    """Of each factor's weights, the exact sums with the row whose line is at an address."""
+    found, words = [], 8 // len(columns.factors)
+    for part in range(len(columns.factors)):
+        of_part = columns.codes[part * words : (part + 1) * words]
+        exact = dots.sum(of_part, dots.plus(line, 4 * words * part), kind.bits)
+        offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
+        if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
+            offset = BY_128
+        if offset is not None:
+            exact = dots.b.sub(exact, dots.spread(dots.plus(line, 4 * offset), I32))
+        found.append(exact)
+    return found
+
+
+def emit(
+    b: Any,
+    dots: Dots,
+    kind: Kind,
+    strips: int,
+    panel: Any,
+    groups: Any,
+    lines: Any,
+    rows: Any,
+    all_rows: Any,
+    sums: Any,
+) -> None:
+    """The instructions of rows times one panel; all arguments but the first four are whole numbers in the code.
+
+    strips: those that meet a row together, which is then read once for all of them: 1, or 2 whose codes fit registers.
     panel: address of the panel, of so many groups.
     lines: address of the first row's first line. rows: their number, of all_rows whose lines stand side by side.
     sums: address of what is added to, float32 [rows, 64].
@@ -185,20 +225,23 @@ def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, ro
     scales, strip_bytes = 2 * COLUMNS * (1 + kind.least), 4 * LANES * kind.bits
     subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
+    turns = COLUMNS // LANES // strips  # of a block
     fused = ("contract",)
-    with cgutils.for_range(b, b.mul(groups, I64(blocks * COLUMNS // LANES)), intp=I64) as loop:
-        strip = b.and_(loop.index, I64(COLUMNS // LANES - 1))
-        number = b.lshr(loop.index, I64(2))  # of the block, in the panel
+    with cgutils.for_range(b, b.mul(groups, I64(blocks * turns)), intp=I64) as loop:
+        number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # of the block, in the panel
         group, block = (b.lshr(number, I64(3)), b.and_(number, I64(7))) if blocks == 8 else (number, I64(0))
         base = b.add(panel, b.mul(group, I64(kind.group_bytes)))
         here = b.add(b.add(base, I64(scales)), b.mul(block, I64(block_bytes)))
-        at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
-        # A strip fetches its share of the panel as it lies in memory, with what stands between strips.
-        share = kind.group_bytes // (blocks * COLUMNS // LANES)
+        # A turn fetches its share of the panel as it lies in memory, with what stands between strips.
+        share = kind.group_bytes // (blocks * turns)
         passed = b.add(panel, b.mul(loop.index, I64(share)))
         for i in range(0, share, 64):
             fetch(b, dots.plus(passed, AHEAD + i), FAR)
-        for first in range(0, LANES, n):
+        line0 = b.add(lines, b.mul(b.mul(number, all_rows), I64(LINE)))
+
+        def columns_of(index: int, first: int) -> Columns:
+            """n columns from `first` on, of one of the strips of a turn."""
+            strip = b.add(b.mul(turn, I64(strips)), I64(index))
             column = b.add(b.mul(strip, I64(LANES)), I64(first))
             d = dots.widened(b.add(base, b.mul(column, I64(2))))
             least = dots.widened(b.add(base, b.add(b.mul(column, I64(2)), I64(2 * COLUMNS)))) if kind.least else None
@@ -208,29 +251,32 @@ def emit(b: Any, dots: Dots, kind: Kind, panel: Any, groups: Any, lines: Any, ro
                 factors = [b.fmul(d, dots.small(place, kind.bits == 6)) for place in places[: kind.subs]]
                 if kind.least:
                     least = b.fneg(b.fmul(least, dots.small(places[-1], False)))
+            at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
             codes = dots.prepared(dots.codes(dots.plus(at, 4 * first), kind.bits), kind.bits)
-            line0 = b.add(lines, b.mul(b.mul(number, all_rows), I64(LINE)))
-            sums0 = b.add(sums, b.mul(column, I64(4)))
+            return Columns(factors, least, codes, b.add(sums, b.mul(column, I64(4))))
+
+        for first in range(0, LANES, n):
+            together = [columns_of(i, first) for i in range(strips)]
             with cgutils.for_range(b, rows, intp=I64) as row:
                 line = b.add(line0, b.mul(row.index, I64(LINE)))
-                place = b.inttoptr(b.add(sums0, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer())
-                total = b.load(place)
-                total.align = 4
-                scale, words = dots.spread(dots.plus(line, 4 * SCALE), F32), 8 // len(factors)
-                for part, factor in enumerate(factors):
-                    of_part = codes[part * words : (part + 1) * words]
-                    exact = dots.sum(of_part, dots.plus(line, 4 * words * part), kind.bits)
-                    offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
-                    if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
-                        offset = BY_128
-                    if offset is not None:
-                        exact = b.sub(exact, dots.spread(dots.plus(line, 4 * offset), I32))
-                    scaled = b.fmul(b.sitofp(exact, dots.floats), scale)
-                    total = b.fadd(total, b.fmul(scaled, factor, flags=fused), flags=fused)
-                if least is not None:
-                    both = dots.spread(dots.plus(line, 4 * SUM), F32)
-                    total = b.fadd(total, b.fmul(both, least, flags=fused), flags=fused)
-                b.store(total, place).align = 4
+                exact = [exact_sums(dots, kind, columns, line) for columns in together]
+                scale = dots.spread(dots.plus(line, 4 * SCALE), F32)
+                both = dots.spread(dots.plus(line, 4 * SUM), F32) if kind.least else None
+                totals = []  # stored when all are there: a store in between would have the row read anew
+                for columns, of_columns in zip(together, exact, strict=True):
+                    place = b.inttoptr(
+                        b.add(columns.sums, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer()
+                    )
+                    total = b.load(place)
+                    total.align = 4
+                    for factor, whole in zip(columns.factors, of_columns, strict=True):
+                        scaled = b.fmul(b.sitofp(whole, dots.floats), scale)
+                        total = b.fadd(total, b.fmul(scaled, factor, flags=fused), flags=fused)
+                    if kind.least:
+                        total = b.fadd(total, b.fmul(both, columns.least, flags=fused), flags=fused)
+                    totals.append((total, place))
+                for total, place in totals:
+                    b.store(total, place).align = 4
 
 
 @intrinsic
@@ -246,7 +292,15 @@ def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, row
             block = b.append_basic_block(f"form_{kind.form}")
             chosen.add_case(I64(kind.form), block)
             b.position_at_end(block)
-            emit(b, Dots(b, BEST, HALF), kind, *others)
+            dots = Dots(b, BEST, HALF)
+            if dots.n == LANES:
+                with b.if_else(b.icmp_signed(">", others[3], I64(WAITING))) as (many, few):
+                    with many:
+                        emit(b, dots, kind, 2, *others)
+                    with few:
+                        emit(b, dots, kind, 1, *others)
+            else:
+                emit(b, dots, kind, 1, *others)
             b.branch(done)
         b.position_at_end(none)
         b.unreachable()
