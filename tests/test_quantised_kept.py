@@ -65,9 +65,9 @@ def test_the_next_start_finds_the_same_weights(
 
 def test_each_kind_is_kept_by_itself_and_made_anew_where_the_checkpoint_changes(tmp_path: Path, home: Path) -> None:
     source = save(tmp_path / "model")
-    for kind in ("q4_1", "q8_0"):
+    for kind in ("q4_1", "q4_k", "q8_0"):
         load_model(source, CPU, quantise=kind)
-    assert sorted(path.name for path in (home / "quantised").iterdir()) == ["q4_1", "q8_0"]
+    assert sorted(path.name for path in (home / "quantised").iterdir()) == ["q4_1", "q4_k", "q8_0"]
     before = fingerprint(load_model(source, CPU, quantise="q4_1"))
     save(tmp_path / "model", tied=False)
     assert fingerprint(load_model(source, CPU, quantise="q4_1")) != before
@@ -78,9 +78,9 @@ def test_the_target_as_its_own_drafter_is_read_from_what_is_kept(
 ) -> None:
     source = save(tmp_path / "model")
     target = load_model(source, CPU)
-    first = loading.load_own(target, source, "q4_1")
+    first = loading.load_own(target, source, "q4_k")
     unreadable(monkeypatch)
-    second = loading.load_own(target, source, "q4_1")
+    second = loading.load_own(target, source, "q4_k")
     assert second.model.get_input_embeddings() is target.model.get_input_embeddings()
     assert fingerprint(first) == fingerprint(second)
 

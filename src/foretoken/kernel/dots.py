@@ -46,7 +46,7 @@ AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the
 # 2 KiB ahead into the first cache was slower than fetching nothing.
 AHEAD = 4096
 # Rows up to which a panel goes by one strip after the other, since they wait for memory: with two strips at once up to
-# four rows took up to 10% longer, and more 0 to 20% less (the entry of 2026-11-26 on two strips in docs/LOG.md).
+# four rows took up to 10% longer, and more 6 to 28% less (the entry of 2026-11-26 on two strips in docs/LOG.md).
 WAITING = 4
 
 VNNI, VNNI_256, PAIRS, NEON, PLAIN = "vnni", "vnni256", "pairs", "neon", "plain"
@@ -293,8 +293,9 @@ def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, row
             chosen.add_case(I64(kind.form), block)
             b.position_at_end(block)
             dots = Dots(b, BEST, HALF)
-            if dots.n == LANES:
-                with b.if_else(b.icmp_signed(">", others[3], I64(WAITING))) as (many, few):
+            if dots.n == LANES:  # AVX-512 alone has registers for the codes of two strips
+                rows = others[3]
+                with b.if_else(b.icmp_signed(">", rows, I64(WAITING))) as (many, few):
                     with many:
                         emit(b, dots, kind, 2, *others)
                     with few:

@@ -14,27 +14,34 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.quantised import KINDS
 
 PART, PARTS = 32, 8  # weights of a part of a block, and parts
-MOST, FINEST = np.float32(15), np.float32(63)  # the largest code, and the largest sub and least
-TRIES = (
-    8  # widths of a step that are tried, from one that spans 16 steps to one that spans 14: those at the ends are cut
-)
+MOST, FINEST = 15, 63  # the largest code, and the largest sub and least
+TRIES = 8  # numbers of steps that the range is divided into, 16 to 14: with more than 15 the largest weights are cut
+SMALLEST = np.float16(2.0**-24)  # above 0
 
 
 def quantise_q4_k(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Rows of weights [n, k] as a GGUF file stores them in Q4_K [n, k / 256 * 144]; 256 divides k."""
+    """Rows of weights [n, k] as a GGUF file stores them in Q4_K [n, k / 256 * 144]; 256 divides k.
+
+    A block with a weight that is not finite reads back as NaN.
+    """
     parts = np.ascontiguousarray(weights, np.float32).reshape(-1, PARTS, PART)
     fitted = np.empty((2, *parts.shape[:2]), np.float32)
     fit_all(parts, *fitted)
-    pair = (fitted.max(2) / FINEST).astype(np.float16)  # d and dmin [2, blocks]
+    largest = fitted.max(2)
+    pair = np.maximum((largest / FINEST).astype(np.float16), np.where(largest > 0, SMALLEST, 0))  # d, dmin [2, blocks]
     widest = pair.astype(np.float32)[..., None]
-    whole = np.minimum(np.rint(np.divide(fitted, widest, out=np.zeros_like(fitted), where=widest > 0)), FINEST)
+    whole = np.divide(fitted, widest, out=np.zeros_like(fitted), where=widest != 0)
+    # Beside much larger parts a part becomes a constant, which is then its mean.
+    mean = np.divide(-parts.mean(2), widest[1], out=np.zeros_like(fitted[1]), where=widest[1] != 0)
+    whole[1] = np.where(whole[0] < 0.5, np.maximum(mean, 0), whole[1])
+    whole = np.minimum(np.rint(whole), FINEST)
     scale, least = widest * whole
     steps = np.zeros_like(parts)
     np.divide(parts + least[..., None], scale[..., None], out=steps, where=scale[..., None] > 0)
-    codes = np.clip(np.rint(steps), 0, MOST).astype(np.uint8)
+    codes = np.nan_to_num(np.clip(np.rint(steps), 0, MOST)).astype(np.uint8)
     blocks = np.empty((len(parts), KINDS["q4_k"].block_bytes), np.uint8)
     blocks[:, :4] = np.ascontiguousarray(pair.T).view(np.uint8)
-    sub, low = whole.astype(np.uint8)
+    sub, low = np.nan_to_num(whole).astype(np.uint8)
     blocks[:, 4:8], blocks[:, 8:12] = (x[:, :4] | x[:, 4:] >> 4 << 6 for x in (sub, low))  # six bits of each
     blocks[:, 12:16] = sub[:, 4:] & 15 | (low[:, 4:] & 15) << 4
     blocks[:, 16:] = (codes[:, ::2] | codes[:, 1::2] << 4).reshape(len(parts), -1)
@@ -50,27 +57,28 @@ def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
 
 
 @compiled
-def fit(x: np.ndarray) -> tuple[np.float32, np.float32]:
-    """The scale s >= 0 and the minimum -m <= 0 that fit 32 weights best: s code - m by least squares."""
-    low, high = min(np.float32(0), x.min()), x.max()
-    if high <= low:
-        return np.float32(0), -low
-    best, scale, least = np.float32(np.inf), np.float32(0), np.float32(0)
-    for i in range(TRIES):
-        step = (high - low) / (MOST + np.float32(1) - np.float32(2 * i) / np.float32(TRIES - 1))
-        c_sum, c_square, x_sum, both = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+def fit(x: np.ndarray) -> tuple[float, float]:
+    """The scale s >= 0 and the minimum -m <= 0 that fit 32 weights best: s code - m by least squares; NaN where a
+    weight is not finite."""
+    if not x.max() - x.min() < np.inf:
+        return np.nan, 0.0
+    low, high = min(0.0, x.min()), max(0.0, x.max())
+    best, scale, least = np.inf, 0.0, 0.0 if low == 0 else -low
+    for i in range(TRIES if high > low else 0):
+        step = (high - low) / (16 - 2 * i / (TRIES - 1))
+        c_sum, c_square, x_sum, both = 0.0, 0.0, 0.0, 0.0
         for weight in x:
-            code = min(max(np.rint((weight - low) / step), np.float32(0)), MOST)
+            code = min(np.rint((weight - low) / step), MOST)
             c_sum, c_square, x_sum, both = c_sum + code, c_square + code * code, x_sum + weight, both + code * weight
         spread = PART * c_square - c_sum * c_sum
         s, m = (PART * both - c_sum * x_sum) / spread, (c_sum * both - c_square * x_sum) / spread
         if spread <= 0 or m < 0:
-            s, m = both / c_square, np.float32(0)
+            s, m = both / c_square, 0.0
         if s <= 0:
             continue
-        error = np.float32(0)
+        error = 0.0
         for weight in x:
-            code = min(max(np.rint((weight + m) / s), np.float32(0)), MOST)
+            code = min(max(np.rint((weight + m) / s), 0), MOST)
             error += (s * code - m - weight) ** 2
         if error < best:
             best, scale, least = error, s, m

@@ -60,7 +60,7 @@ class Run:
 
 @dataclass
 class Size:
-    """Forwards of about the same number of rows. seconds: that all of them took so far."""
+    """Forwards of about the same number of rows, without guesses (chain.py). seconds: that all of them took so far."""
 
     by_threads: dict[int, Trials]
     seconds: float = 0.0

@@ -20,7 +20,7 @@ from foretoken.models.panels import PackedLinear, PanelLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
 
-BLOCK = 32  # weights in a block of every kind that a folder can be quantised to
+BLOCK = 32  # rows of multiples of so many weights are quantised, whatever the kind
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:

@@ -75,7 +75,7 @@ def _snapshot(hub_id: str) -> Path | None:
 def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
     """The model, its linear layers quantised in place; those whose rows do not fill blocks of 32 weights stay.
 
-    The LM head gets HEAD_KIND whatever the kind, and rows that do not fill blocks of q4_k get q4_1.
+    The LM head gets HEAD_KIND whatever the kind. For q4_k, rows whose length is no multiple of 256 get q4_1.
     """
     last = model.get_output_embeddings()
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets others work meanwhile
