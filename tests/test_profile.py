@@ -109,7 +109,7 @@ def test_a_profile_tells_how_to_spell_and_whether_to_toss_coins(models, tmp_path
     assert isinstance(engine.drafter, RandomisedDrafter)
     assert (engine.drafter.law, engine.verifier.name) == (Coins(0.3), "randomised")
     auto = foretoken.load(target, drafter=drafter, profile=coins, method="auto")
-    assert (auto.tree, auto.verifier.name) == ("auto, at most chain:12", "block"), "whose costs the profile has"
+    assert (auto.tree, auto.verifier.name) == ("auto, at most chain:20", "block"), "whose costs the profile has"
     assert foretoken.load(target, drafter=drafter, profile=coins, tree="chain:1").verifier.name == "block"
 
 

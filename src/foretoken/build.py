@@ -117,7 +117,7 @@ def load(
             "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
             "auto" (where our kernel runs weights of 16 or 32 bits self, under method auto without a profile ngram+self;
             else ngram); None or "none" for plain decoding. See docs/drafters.md.
-        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:12;
+        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:20;
             of a lookup chain:24.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, traversal for a tree
             that branches (kary, delayed, sequoia, list), block-transport for budget:N, and exact-match for dynamic:N,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AUTO = "auto"
 FIXED = "fixed"
-METHODS = {FIXED: "chain:5", AUTO: "chain:12"}  # how the depth of each step is chosen, and the tree by default
+METHODS = {FIXED: "chain:5", AUTO: "chain:20"}  # how the depth of each step is chosen, and the tree by default
 PLAIN = "plain"  # stands for a tree where nothing is drafted
 # name -> (where it stands, what the tables in the pages say of it)
 SCHEMES = {
@@ -65,7 +65,7 @@ class Kind:
 
 NO_DRAFTER, NGRAM, SUFFIX, OWN, SAME, HEAD = "none", "ngram", "suffix", "self", "same", "head"
 LOOKUPS = (NGRAM, SUFFIX)
-OWN_KIND = "q4_1"  # more exact than q4_0 and a tenth slower to run: docs/LOG.md, 2026-11-25
+OWN_KIND = "q4_k"  # with fewer bits more is accepted than in q4_1: docs/LOG.md, 2026-11-26
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
     NGRAM: Kind("draft.lookup:lookup", "what followed the same words earlier in the text", "exact-match", "chain:24"),

@@ -81,7 +81,7 @@ class RecipeOptions(EngineModels):
 class EngineOptions(RecipeOptions):
     """Which models, and how they decode; for commands that write text.
 
-    tree: Token tree: $trees. See docs/trees-and-rules.md. Default: chain:5, or with --method auto chain:12 as the
+    tree: Token tree: $trees. See docs/trees-and-rules.md. Default: chain:5, or with --method auto chain:20 as the
     largest; for ngram and suffix chain:24.
     method: fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode plainly
     where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only where drafts
