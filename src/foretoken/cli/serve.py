@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -52,10 +53,12 @@ def serve(
         raise ForetokenError("--max-replicas needs --ray: how many engines there are at the least.")
     with bound(server.host, server.port) as listening, _ended_by_ctrl_c():
         owner = Owner()
-        loaded = owner.submit(lambda: options.load(None, server.max_batch)).result()
+        loading = owner.submit(lambda: options.load(None, server.max_batch))
+        while not loading.done():  # a signal that comes just before a wait is heard when it ends
+            wait([loading], timeout=0.2)
         from foretoken.serve.run import serve as run
 
-        run(loaded, server, listening, owner)
+        run(loading.result(), server, listening, owner)
 
 
 @contextmanager
