@@ -56,9 +56,10 @@ def serve(
         loading = owner.submit(lambda: options.load(None, server.max_batch))
         while not loading.done():  # a signal that comes just before a wait is heard when it ends
             wait([loading], timeout=0.2)
+        loaded = loading.result()
         from foretoken.serve.run import serve as run
 
-        run(loading.result(), server, listening, owner)
+        run(loaded, server, listening, owner)
 
 
 @contextmanager
