@@ -175,6 +175,7 @@ def test_a_profile_of_one_source_of_drafts_is_refused_by_every_other(models, tmp
 def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, tmp_path, monkeypatch):
     profile = written(models, tmp_path / "p.json", "chain:2")
     torch.set_num_threads(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     options.spare_threads_as(read_profile(profile))
     assert torch.get_num_threads() == 2, "asked for by OMP_NUM_THREADS"
     monkeypatch.delenv("OMP_NUM_THREADS")
