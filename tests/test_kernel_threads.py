@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import numba
 import numpy as np
 import pytest
 
 from foretoken.kernel import threads as module
+from foretoken.kernel.compile import compilations
 from foretoken.kernel.threads import SELDOM, TRIALS, ThreadChoice
 
 
@@ -74,6 +76,29 @@ def test_a_disturbed_beginning_is_soon_made_good(disturbed: float) -> None:
     machine.run(choice, 2 * TRIALS)
     machine.seconds = {1: 1.8, 2: 1.0}
     assert machine.run(choice, 100).count(2) >= 73
+
+
+def test_a_forward_in_which_code_is_compiled_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forward in two threads takes half a minute, and two threads are no less used for it."""
+    machine, count = Machine({1: 1.8, 2: 1.0}), [0]
+    monkeypatch.setattr(module, "compilations", lambda: count)
+    choice = ThreadChoice(machine.clock, {})
+    assert machine.run(choice, 2) == [2, 1]
+    with choice.forward(2, 1) as run:
+        count[0] += 1
+        machine.now += 30.0
+    assert run.threads == 2
+    assert machine.run(choice, 100).count(2) > 85
+
+
+def test_compilations_are_counted() -> None:
+    before = compilations()[0]
+    loop = numba.njit(lambda x: x + 1)
+    assert loop(1) == 2
+    assert compilations()[0] > before
+    after = compilations()[0]
+    assert loop(2) == 3
+    assert compilations()[0] == after
 
 
 def test_where_all_cores_are_taken_trials_cost_little() -> None:

@@ -29,13 +29,13 @@ cache goes by in chunks, each for all rows. While a tile computes, it fetches wh
 (product.py). Every sum runs over k in the same order, however many rows there are. So a node's logits do not depend on
 the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
 
-**A layer** is five steps, each shared out to the threads by panels or by heads (layer.py):
+**A layer** is six steps, each shared out to the threads by panels or by heads (layer.py):
 
-    x ---- norm ---> project ---> look ---> mix --- + ---- norm ---> widen ---> narrow --- + ---> x
-       |             q | k | v     |         out    |            gate | up      down       |
-       +-------------------------- | -------------- + ------------------------------------ +
-                                   |
-                                   +-- rotary embedding; keys and values into their slots; attention (attention.py)
+    x ---- norm ---> project ---> cache ---> look ---> mix --- + ---- norm ---> widen ---> narrow --- + ---> x
+       |             q | k | v     |          |         out    |            gate | up      down       |
+       +-------------------------- | -------- | -------------- + ------------------------------------ +
+                                   |          +-- rotary embedding of queries; attention (attention.py)
+                                   +-- rotary embedding of keys; keys and values into their slots
 
 **A call** takes named tuples, which say what every array means and how large it is:
 

@@ -3,9 +3,9 @@
 keys [batch, heads, slots / 64, dim, 64], panels like those of a matrix, so that a product with a query runs along slots
 and along memory; values [batch, heads, slots, dim]. Slots are a multiple of 64 and start as zeros.
 
-Paired, for models that compute in bfloat16: what is stored is rounded to it, and a word of 32 bits holds two numbers,
-of dims k even and odd in keys [.., dim / 2, 64], of slots even and odd in values [.., slots / 2, dim]. Queries and the
-softmax's weights are rounded too; scores, the softmax and all sums are float32.
+Paired, for models in bfloat16 or with quantised weights: what is stored is rounded to bfloat16, and a word of 32 bits
+holds two numbers, of dims k even and odd in keys [.., dim / 2, 64], of slots even and odd in values [.., slots / 2,
+dim]. Queries and the softmax's weights are rounded too; scores, the softmax and all sums are float32.
 
 A node of a tree sees its path, whose slots need not be neighbours: siblings stand between them. Its scores and values
 are then gathered into the places that they would have had in plain decoding, where a token's slot is its position. So
@@ -187,13 +187,14 @@ def sums(weights, weights_row, rows, values, words, form, results, dim, fresh):
 
 
 @fused
-def attend(attention, b, group, out):
-    """Attention of the nodes of sequence b with key head `group`.
+def attend(attention, b, first_head, last_head, out):
+    """Attention of the nodes of sequence b with query heads first_head .. last_head - 1, which share one key head.
 
-    out: [batch * n, query_heads dim], whose columns of this group's query heads are written.
+    out: [batch * n, query_heads dim], whose columns of these heads are written.
     """
     qkv, keys, values, mask = attention.qkv, attention.keys, attention.values, attention.mask
-    n, dim, rep, paired = attention.slots.shape[1], values.shape[3], attention.rep, attention.paired
+    n, dim, paired = attention.slots.shape[1], values.shape[3], attention.paired
+    rep, group = last_head - first_head, first_head // attention.rep
     used = used_by(attention.slots, b, attention.used)
     unit = 2 * LANES if paired else LANES
     wide = (used + unit - 1) // unit * unit
@@ -213,10 +214,10 @@ def attend(attention, b, group, out):
         count = min(at_once, n - first)
         rows = count * rep
         for i in range(count):
-            of_group = qkv[b * n + first + i, group * rep * dim : (group + 1) * rep * dim]
+            asking = qkv[b * n + first + i, first_head * dim : last_head * dim]
             scaled = flat[i * rep * dim : (i + 1) * rep * dim]
             for j in range(rep * dim):
-                scaled[j] = of_group[j] * attention.scale
+                scaled[j] = asking[j] * attention.scale
         asked = rounded(queries[:rows], dim) if paired else queries
         for at in range(0, wide, COLUMNS):
             columns = min(COLUMNS, wide - at)
@@ -252,7 +253,7 @@ def attend(attention, b, group, out):
             alive(path)
         for i in range(count):
             for r in range(rep):
-                at = (group * rep + r) * dim
+                at = (first_head + r) * dim
                 head, result, part = out[b * n + first + i, at : at + dim], results[i * rep + r], shares[i * rep + r]
                 for j in range(dim):
                     head[j] = result[j] * part

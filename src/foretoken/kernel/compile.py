@@ -108,6 +108,18 @@ def when_compiling(call: Callable[[], None]) -> None:
     event.register("numba:compile", Listener())
 
 
+@functools.cache
+def compilations() -> list[int]:
+    """One number in a list: the loops that were compiled, and not loaded from disk, since the first call of this."""
+    count = [0]
+
+    def one_more() -> None:
+        count[0] += 1
+
+    when_compiling(one_more)
+    return count
+
+
 def use_threads(threads: int) -> int | None:
     """Let compiled loops run in so many threads from now on.
 

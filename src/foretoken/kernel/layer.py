@@ -1,14 +1,16 @@
-"""A decoder layer over panels in five steps, of which every thread does its part:
+"""A decoder layer over panels in six steps, of which every thread does its part:
 
 1. project: norm, then queries, keys and values;
-2. look (attend): rotary embedding, keys and values into their slots, attention;
-3. mix: the output matrix of attention, and the residual sum;
-4. widen: norm, then gate and up, and silu(gate) * up;
-5. narrow: down, and the residual sum.
+2. cache: rotary embedding of keys; keys and values into their slots;
+3. look: rotary embedding of queries, attention;
+4. mix: the output matrix of attention, and the residual sum;
+5. widen: norm, then gate and up, and silu(gate) * up;
+6. narrow: down, and the residual sum.
 
 After each step every thread waits for the others (together.py). In a step a thread takes panels of a matrix, and with
-them columns of what comes out, or heads of attention. What all threads need, each makes for itself (`own`, `bits`),
-since a core gets at what it wrote faster than at what another one did.
+them columns of what comes out, or heads. Steps 2 and 3 are two because models have few key heads: if threads shared out
+three or two of those for attention, some would have more to do than others. What all threads need, each makes for
+itself (`own`, `bits`), since a core gets at what it wrote faster than at what another one did.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
@@ -29,7 +31,7 @@ from foretoken.kernel.simd import gate_row
 from foretoken.kernel.sizes import COLUMNS, DOTTED, QUANTISED
 from foretoken.kernel.together import ALONE, TOGETHER, meet, wait
 
-PROJECT, ATTEND, MIX, WIDEN, NARROW, STEPS = range(6)
+PROJECT, CACHE, LOOK, MIX, WIDEN, NARROW, STEPS = range(7)
 Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
 
 # One layer of one forward, with arrays by their addresses: every step is called by the address of such a record, so
@@ -124,49 +126,69 @@ def project(t, part, parts):
 
 
 @fused
-def ready(t, b, group, qkv, rep):
-    """Make queries, keys and values of key head `group` of sequence b ready, in place: bias, norm, rotary embedding."""
+def ready(t, b, qkv, first, last):
+    """Make heads first .. last - 1 of sequence b ready, in place: bias, norm, rotary embedding.
+
+    The heads of `qkv`, counted from the first one for queries to the last one for keys.
+    """
     n, dim = t.m // t.batch, t.dim
     rows, positions = qkv[b * n : (b + 1) * n], whole(t.positions, (t.m,))[b * n : (b + 1) * n]
     cos, sin = floats(t.cos, (t.positions_known, dim)), floats(t.sin, (t.positions_known, dim))
     bias, head_norms = floats(t.to_qkv, (qkv.shape[1],)), floats(t.head_norms, (2 * t.normed_heads, dim))
-    own, key = group * rep * dim, (t.query_heads + group) * dim
-    value = key + t.key_heads * dim
-    shift(rows, own, own + rep * dim, bias)
-    shift(rows, key, key + dim, bias)
-    shift(rows, value, value + dim, bias)
-    for i in range(rep + 1):
-        at = own + i * dim if i < rep else key
+    shift(rows, first * dim, last * dim, bias)
+    for i in range(first, last):
+        at = i * dim
         if t.normed_heads:  # Qwen3: each head by itself
             for row in range(n):
                 head = rows[row, at : at + dim]
-                norm_row(head, head_norms[0 if i < rep else 1], t.head_eps, head)
+                norm_row(head, head_norms[0 if i < t.query_heads else 1], t.head_eps, head)
         turn(rows, at, positions, cos, sin)
 
 
 @fused
-def look(t, part, parts):
-    """Step 2: `mixed` of `qkv`; a thread takes some of the key heads of all sequences."""
-    first, last = share(part, parts, t.batch * t.key_heads)
+def attention_of(t):
+    """The Attention of the layer."""
     rep, paired, per_word = t.query_heads // t.key_heads, t.paired > 0, 2 if t.paired else 1
     slots = whole(t.slots, (t.batch, t.m // t.batch))
     keys = floats(t.keys, (t.batch, t.key_heads, t.panels, t.dim // per_word, COLUMNS))
     values = floats(t.values, (t.batch, t.key_heads, t.panels * COLUMNS // per_word, t.dim))
     mask = floats(t.mask, (t.batch, 1, t.m // t.batch, t.seen))
     qkv = floats(t.qkv, (t.m, (t.query_heads + 2 * t.key_heads) * t.dim))
-    mixed = floats(t.mixed, (t.m, t.query_heads * t.dim))
     positions = whole(t.positions, (t.m,))
-    attention = Attention(qkv, keys, values, slots, positions, mask, t.used, rep, t.scale, t.low, paired)
+    return Attention(qkv, keys, values, slots, positions, mask, t.used, rep, t.scale, t.low, paired)
+
+
+@fused
+def cache(t, part, parts):
+    """Step 2: keys and values of `qkv` into their slots; a thread takes some of the key heads of all sequences."""
+    attention, n = attention_of(t), t.m // t.batch
+    first, last = share(part, parts, t.batch * t.key_heads)
+    bias = floats(t.to_qkv, ((t.query_heads + 2 * t.key_heads) * t.dim,))
     for job in range(first, last):
-        b, group = job // t.key_heads, job % t.key_heads
-        ready(t, b, group, qkv, rep)
-        store(attention, b, group)
-        attend(attention, b, group, mixed)
+        b, key = job // t.key_heads, t.query_heads + job % t.key_heads
+        ready(t, b, attention.qkv, key, key + 1)
+        value = (key + t.key_heads) * t.dim
+        shift(attention.qkv[b * n : (b + 1) * n], value, value + t.dim, bias)
+        store(attention, b, job % t.key_heads)
+
+
+@fused
+def look(t, part, parts):
+    """Step 3: `mixed` of `qkv`; a thread takes some of the query heads of all sequences, those of one key head at a
+    time."""
+    attention, heads, mixed = attention_of(t), t.query_heads, floats(t.mixed, (t.m, t.query_heads * t.dim))
+    at, last = share(part, parts, t.batch * heads)
+    while at < last:
+        b, first = at // heads, at % heads
+        count = min(last - at, attention.rep - first % attention.rep)
+        ready(t, b, attention.qkv, first, first + count)
+        attend(attention, b, first, first + count, mixed)
+        at += count
 
 
 @fused
 def mix(t, part, parts):
-    """Step 3: add to the stream what the output matrix makes of `mixed`."""
+    """Step 4: add to the stream what the output matrix makes of `mixed`."""
     of_q, forms = t.query_heads * t.dim, whole(t.forms, (7,))
     mixed, back = floats(t.mixed, (t.m, of_q)), floats(t.back, (t.m, t.d))
     round_for(t, part, mixed, of_q, forms[OUT])
@@ -178,7 +200,7 @@ def mix(t, part, parts):
 
 @fused
 def widen(t, part, parts):
-    """Step 4: `inner` of the normed stream; a thread takes the same columns of gate and up."""
+    """Step 5: `inner` of the normed stream; a thread takes the same columns of gate and up."""
     own, gated, inner = own_of(t, part), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
     forms = whole(t.forms, (7,))
     norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[1], t.eps, own)
@@ -196,7 +218,7 @@ def widen(t, part, parts):
 
 @fused
 def narrow(t, part, parts):
-    """Step 5: add to the stream what the down matrix makes of `inner`."""
+    """Step 6: add to the stream what the down matrix makes of `inner`."""
     w, forms = whole(t.weights, (7,)), whole(t.forms, (7,))
     inner, back = floats(t.inner, (t.m, t.wide)), floats(t.back, (t.m, t.d))
     round_for(t, part, inner, t.width, forms[DOWN])
@@ -211,7 +233,7 @@ def narrow(t, part, parts):
 
 @fused
 def keep(t):
-    """Copy the layer's input for whoever wants it: nothing changes it before step 3."""
+    """Copy the layer's input for whoever wants it: nothing changes it before step 4."""
     if t.kept != 0:
         x, kept = floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d))
         kept[:] = x
@@ -224,7 +246,9 @@ def part_of(t, step, part, parts):
         if part == 0:
             keep(t)
         project(t, part, parts)
-    elif step == ATTEND:
+    elif step == CACHE:
+        cache(t, part, parts)
+    elif step == LOOK:
         look(t, part, parts)
     elif step == MIX:
         mix(t, part, parts)

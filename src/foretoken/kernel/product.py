@@ -24,7 +24,6 @@ from foretoken.kernel.tile import CHUNK, ROWS, WIDE, strip
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
 STREAMED = ROWS if WIDE else 1  # rows whose tile is a panel wide: one pass reads memory in order
-WAITING = 2  # rows up to which the processor waits for memory anyway, which it fetches ahead by itself
 
 
 class Product(NamedTuple):
@@ -90,7 +89,7 @@ def columns_of(product, panel, y, y_row, after):
         x, form, per_word, x_row = product.bits, ROUNDED, PER_WORD, words * PER_WORD
     streamed = 2 if form == WHOLE and not WIDE else STREAMED
     if m <= streamed or (words <= HELD and form != WHOLE):
-        ahead = 0 if m <= WAITING or form == WHOLE else after
+        ahead = 0 if form == WHOLE else after
         strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, y, y_row, 1, ahead)
         return
     pieces = (words + CHUNK - 1) // CHUNK

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from foretoken.kernel.compile import use_threads
+from foretoken.kernel.compile import compilations, use_threads
 
 TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find cold caches
 # A number that is not chosen is tried once more when the trial is expected to cost this share of the time since its
@@ -114,10 +114,13 @@ class ThreadChoice:
             return
         size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in _numbers(started)}))
         threads, start = size.choose(levels, self.slowness), self.clock()
+        compiled = compilations()[0]
         run = Run(threads, levels)  # one thread as 1 and not as None, for which everything would be compiled anew
         yield run
         seconds = self.clock() - start
         size.seconds += seconds
+        if compilations()[0] != compiled:  # that took longer than any forward
+            return
         size.by_threads[threads].learn(seconds / run.forwards, size.seconds)
         best = min(trials.seconds for trials in size.by_threads.values())
         self.slowness[threads] = size.by_threads[threads].seconds / best

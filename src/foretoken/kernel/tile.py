@@ -32,7 +32,7 @@ WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 # entry of 2026-11-25 on rows in docs/LOG.md.
 ROWS, TALL = 6, 10
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
-if WIDE and DOTS:
+if WIDE:
     WIDEST |= dict.fromkeys(range(ROWS + 1, TALL + 1), 2)
 TILES = [(rows, units) for units in (1, 2, 4) for rows in WIDEST if units <= WIDEST[rows]]
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
@@ -86,12 +86,12 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     """Whether product.py and attention.py may ask for this tile: others are not compiled."""
     if rows > ROWS:
-        return units == WIDEST[rows] and form == DOTTED
+        return units == WIDEST[rows] and form == ROUNDED
     if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
         return not fetch and form in (WHOLE, ROUNDED)
     if form == WHOLE or not WIDE:
         return (rows > 1 and fetch == NEAR) or not fetch
-    return rows > 2 or not fetch  # one and two rows wait for memory, and are no part of seven or more
+    return fetch == FAR or rows > 2 or not fetch  # one and two rows are no part of seven or more
 
 
 def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
@@ -165,13 +165,13 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
     fresh: 1 or 0.
     ahead: address of what is used next, as long as this, which is fetched meanwhile; 0: nothing is fetched.
     """
-    tall = WIDE and form == DOTTED and ROWS < rows <= TALL and columns % (2 * LANES) == 0
+    tall = WIDE and form == ROUNDED and ROWS < rows <= TALL and columns % (2 * LANES) == 0
     six = not (ahead > 0 and WIDE and form == HALVED)  # six leave no register for the two halves of a word
     height = TALL if tall else ROWS if six else ROWS - 1
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.
     far = WIDE and form != WHOLE and (blocks <= 2 or words > CHUNK)
-    fetch = 0 if ahead == 0 or rows == 1 else FAR if far else NEAR
+    fetch = 0 if ahead == 0 or (rows == 1 and not far) else FAR if far else NEAR
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
         xs, ys, at = x + 4 * done * x_row, y + 4 * done * y_row, 0

@@ -70,7 +70,7 @@ class KernelLayers:
         linears = [_linears(x) for x in layers]
         self.panels = [linear.panels for row in linears for linear in row]
         forms = np.array([[linear.form for linear in row] for row in linears])
-        self.paired = bool((forms == DOTTED).all())
+        self.paired = bool((forms >= DOTTED).all())  # rows are rounded anyway: to bfloat16, or to 8 bits
         self.weights = Layers(
             query_heads=attention.q_proj.out_features // dim,
             key_heads=self.key_heads,
