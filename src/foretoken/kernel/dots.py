@@ -36,15 +36,12 @@ from foretoken.kernel.quantised import (
     unpack_rows,
 )
 from foretoken.kernel.rounding import FEATURES
-from foretoken.kernel.simd import FAR, fetch
+from foretoken.kernel.simd import AHEAD, FAR, fetch
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 LINE = 64  # bytes of a line
 SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)  # places in a line, of 4 bytes each, behind the codes
 AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the first cache
-# Bytes by which memory is fetched ahead, into the second cache: the entry of 2026-11-25 in docs/LOG.md, where fetching
-# 2 KiB ahead into the first cache was slower than fetching nothing.
-AHEAD = 4096
 # Rows up to which a panel goes by one strip after the other, since they wait for memory: with two strips at once up to
 # four rows took up to 10% longer, and more 6 to 28% less (the entry of 2026-11-26 on two strips in docs/LOG.md).
 WAITING = 4

@@ -1,8 +1,9 @@
 """Few rows times a large matrix: how a matrix in panels goes by in strips (tile.py).
 
 A matrix [out, in] is kept as panels [out / 64, words, 64] of 32 bits: what one pass needs lies in one stretch of
-memory. While a panel is used the next one is fetched, else the processor waits for memory and computes in turn. Where
-the caches do not hold both for all rows, a panel goes by in chunks.
+memory. While it is used, what comes next is fetched, else the processor waits for memory and computes in turn: the
+bytes a little further on where all rows go by in one pass, the next panel where they take several. Where the caches do
+not hold both for all rows, a panel goes by in chunks.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -18,12 +19,12 @@ from foretoken.kernel.compile import compiled, fused
 from foretoken.kernel.dots import quantise_rows, quantised_panels
 from foretoken.kernel.quantised import panel_bytes
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
+from foretoken.kernel.simd import AHEAD
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, QUANTISED, WHOLE
 from foretoken.kernel.tile import CHUNK, ROWS, WIDE, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
-STREAMED = ROWS if WIDE else 1  # rows whose tile is a panel wide: one pass reads memory in order
 
 
 class Product(NamedTuple):
@@ -87,9 +88,10 @@ def columns_of(product, panel, y, y_row, after):
     at = product.w + panel * words * COLUMNS * 4
     if form == DOTTED:
         x, form, per_word, x_row = product.bits, ROUNDED, PER_WORD, words * PER_WORD
-    streamed = 2 if form == WHOLE and not WIDE else STREAMED
+    # Up to so many rows one pass reads memory in order; two halves of a word leave registers for one row less.
+    streamed = ROWS - int(form == HALVED) if WIDE else 2 if form == WHOLE else 1
     if m <= streamed or (words <= HELD and form != WHOLE):
-        ahead = 0 if form == WHOLE else after
+        ahead = 0 if form == WHOLE else at + AHEAD if m <= streamed else after
         strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, y, y_row, 1, ahead)
         return
     pieces = (words + CHUNK - 1) // CHUNK

@@ -17,6 +17,10 @@ from numba.extending import intrinsic
 from foretoken.kernel.sizes import LANES
 
 NEAR, FAR = 1, 2  # the first cache and the second
+# Bytes by which what goes by once is fetched ahead into the second cache. 2 KiB ahead into the first cache was slower
+# than nothing, and a panel of a large matrix ahead was slower than 4 or 8 KiB: the entries of 2026-11-25 on quantised
+# weights and of 2026-11-26 on an Intel processor in docs/LOG.md.
+AHEAD = 4096
 
 
 def lanes_at(context: Any, b: Any, kind: Any, array: Any, at: Any) -> Any:

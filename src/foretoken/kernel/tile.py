@@ -90,7 +90,7 @@ def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
         return not fetch and form in (WHOLE, ROUNDED)
     if form == WHOLE or not WIDE:
-        return (rows > 1 and fetch == NEAR) or not fetch
+        return not fetch or (fetch == NEAR if rows > 1 else fetch == FAR and form != WHOLE)
     return fetch == FAR or rows > 2 or not fetch  # one and two rows are no part of seven or more
 
 
@@ -163,15 +163,15 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
     columns: a multiple of 16.
     x, x_row, w, w_row, words, form, y, y_row: as `tile` takes them; all are whole numbers.
     fresh: 1 or 0.
-    ahead: address of what is used next, as long as this, which is fetched meanwhile; 0: nothing is fetched.
+    ahead: address of what is used soon, as long as this, which is fetched meanwhile; 0: nothing is fetched.
     """
     tall = WIDE and form == ROUNDED and ROWS < rows <= TALL and columns % (2 * LANES) == 0
     six = not (ahead > 0 and WIDE and form == HALVED)  # six leave no register for the two halves of a word
     height = TALL if tall else ROWS if six else ROWS - 1
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.
-    far = WIDE and form != WHOLE and (blocks <= 2 or words > CHUNK)
-    fetch = 0 if ahead == 0 or (rows == 1 and not far) else FAR if far else NEAR
+    far = form != WHOLE and (rows == 1 or (WIDE and (blocks <= 2 or words > CHUNK)))
+    fetch = 0 if ahead == 0 else FAR if far else NEAR
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height
         xs, ys, at = x + 4 * done * x_row, y + 4 * done * y_row, 0
