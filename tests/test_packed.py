@@ -57,8 +57,9 @@ def save(path: Path, architecture: str = "llama", kind: TYPES | Sequence[TYPES] 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("architecture", gguf_zoo.ARCHITECTURES)
 def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix: str):
-    """Scores are those of the same weights in float32, but for activations in 8 bits, and for keys and values in bfloat16
-    where the kernel runs all of the model; there greedy text is the same, bit for bit, alone and in a batch, plain and drafted."""
+    """Scores are those of the same weights in float32, but for activations in 8 bits, and for keys and values in
+    bfloat16 where the kernel runs all of the model; there greedy text is the same, bit for bit, alone and in a batch,
+    plain and drafted."""
     path = save(tmp_path / "model.gguf", architecture, MIXES[mix], tied=mix == "blocks of 32")
     plain = foretoken.load(path)
     lm = plain.target.lm
