@@ -22,7 +22,7 @@ from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.models import packed
 from foretoken.models.identity import fingerprint
-from foretoken.models.load import load_model, load_tokenizer
+from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
@@ -57,9 +57,9 @@ def save(path: Path, architecture: str = "llama", kind: TYPES | Sequence[TYPES] 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("architecture", gguf_zoo.ARCHITECTURES)
 def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix: str):
-    """Scores are those of the same weights in float32, but for activations in 8 bits, and for keys and values in
-    bfloat16 where the kernel runs all of the model; there greedy text is the same, bit for bit, alone and in a batch,
-    plain and drafted."""
+    """Scores are those of the same weights in float32, but for activations in 8 bits, and in a drafter for keys and
+    values in bfloat16; and where the kernel runs all of the model greedy text is the same, bit for bit, alone and in a
+    batch, plain and drafted."""
     path = save(tmp_path / "model.gguf", architecture, MIXES[mix], tied=mix == "blocks of 32")
     plain = foretoken.load(path)
     lm = plain.target.lm
@@ -73,11 +73,12 @@ def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix
         got, wanted = lm.model(ids).logits, exact(ids).logits
     assert (got - wanted).square().mean() < (0.03**2) * wanted.var()
     if lm.execution == "kernel":
-        rows = lm.open(1, ids.shape[1])
-        rows.join()
-        (scores,) = rows.score(ids.tolist(), [list(range(-1, ids.shape[1] - 1))])
-        assert rows.cache.paired
-        assert (scores - wanted).square().mean() < (0.03**2) * wanted.var()
+        for halved, model in enumerate((lm, for_drafting(load_model(path, CPU)))):
+            rows = model.open(1, ids.shape[1])
+            rows.join()
+            (scores,) = rows.score(ids.tolist(), [list(range(-1, ids.shape[1] - 1))])
+            assert rows.cache.paired == halved
+            assert (scores - wanted).square().mean() < (0.03**2) * wanted.var()
     texts = [plain.generate(prompt, max_new_tokens=10, temperature=0.0).text for prompt in PROMPTS]
     for drafter, tree in (("ngram", "chain:4"), (path, "chain:3"), (path, "kary:2x2")):
         engine = foretoken.load(path, drafter=drafter, tree=tree)

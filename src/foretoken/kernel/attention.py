@@ -3,9 +3,9 @@
 keys [batch, heads, slots / 64, dim, 64], panels like those of a matrix, so that a product with a query runs along slots
 and along memory; values [batch, heads, slots, dim]. Slots are a multiple of 64 and start as zeros.
 
-Paired, for models in bfloat16 or with quantised weights: what is stored is rounded to bfloat16, and a word of 32 bits
-holds two numbers, of dims k even and odd in keys [.., dim / 2, 64], of slots even and odd in values [.., slots / 2,
-dim]. Queries and the softmax's weights are rounded too; scores, the softmax and all sums are float32.
+Paired, for models that compute in bfloat16 and for quantised drafters: what is stored is rounded to bfloat16, and a
+word of 32 bits holds two numbers, of dims k even and odd in keys [.., dim / 2, 64], of slots even and odd in values
+[.., slots / 2, dim]. Queries and the softmax's weights are rounded too; scores, the softmax and all sums are float32.
 
 A node of a tree sees its path, whose slots need not be neighbours: siblings stand between them. Its scores and values
 are then gathered into the places that they would have had in plain decoding, where a token's slot is its position. So

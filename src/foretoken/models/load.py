@@ -143,9 +143,10 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
 
 
 def for_drafting(lm: CausalLM) -> CausalLM:
-    """The same model, whose LM head may be read by fewer bits, as a drafter's may."""
+    """The same model, whose LM head and cache may be read by fewer bits, as a drafter's may."""
     if isinstance(lm.backend, LlamaKernel):
         lm.backend.screen_head()  # after the probe, which compares with all bits
+        lm.backend.halve_cache()
     return lm
 
 
