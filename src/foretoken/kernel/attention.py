@@ -222,7 +222,7 @@ def attend(attention, b, first_head, last_head, out):
         for at in range(0, wide, COLUMNS):
             columns = min(COLUMNS, wide - at)
             here = key_at + 4 * at * key_words
-            after = here + 4 * COLUMNS * key_words if rows > 2 else 0  # one or two rows wait for memory anyway
+            after = here + 4 * COLUMNS * key_words if rows > 2 else 0  # for one or two it brought nothing
             strip(
                 columns, asked.ctypes.data, key_words * per_word, rows, here, COLUMNS, key_words, form,
                 scores_at + 4 * at, wide, 1, after,

@@ -21,7 +21,7 @@ from foretoken.kernel.quantised import panel_bytes
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
 from foretoken.kernel.simd import AHEAD
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, QUANTISED, WHOLE
-from foretoken.kernel.tile import CHUNK, ROWS, WIDE, strip
+from foretoken.kernel.tile import CHUNK, HALVED_ROWS, ROWS, WIDE, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
@@ -88,8 +88,8 @@ def columns_of(product, panel, y, y_row, after):
     at = product.w + panel * words * COLUMNS * 4
     if form == DOTTED:
         x, form, per_word, x_row = product.bits, ROUNDED, PER_WORD, words * PER_WORD
-    # Up to so many rows one pass reads memory in order; two halves of a word leave registers for one row less.
-    streamed = ROWS - int(form == HALVED) if WIDE else 2 if form == WHOLE else 1
+    # Up to so many rows one pass reads memory in order.
+    streamed = (HALVED_ROWS if form == HALVED else ROWS) if WIDE else 2 if form == WHOLE else 1
     if m <= streamed or (words <= HELD and form != WHOLE):
         ahead = 0 if form == WHOLE else at + AHEAD if m <= streamed else after
         strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, y, y_row, 1, ahead)

@@ -16,8 +16,8 @@ from foretoken.kernel.simd import load
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES
 
 # What numba compiles for, by its settings.
-_, PROCESSOR, features = cpu_target.target_context.codegen().magic_tuple()
-FEATURES = features.split(",")
+_, PROCESSOR, _features = cpu_target.target_context.codegen().magic_tuple()
+FEATURES = _features.split(",")
 # Whether the instruction of DOTTED is used; elsewhere its rows are rounded and widened again. Intel's processors have
 # it too, but make more products per second in float32: the entry of 2026-11-26 on an Intel processor in docs/LOG.md.
 DOTS = "+avx512bf16" in FEATURES and PROCESSOR.startswith("znver")
@@ -62,14 +62,11 @@ def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any)
 
 @fused
 def nearest(bits):
-    """The bits of a float32, given by its bits, rounded to bfloat16: to even from half-way; a NaN stays one.
-
-    In 32 bits throughout, of which a vector register holds twice as many numbers as of 64.
-    """
-    value = np.uint32(bits)
-    up = np.uint32(value + np.uint32(0x7FFF) + (value >> np.uint32(16) & np.uint32(1)))
-    a_nan = np.uint32(value & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.uint32((np.uint32(value | np.uint32(0x400000)) if a_nan else up) & np.uint32(0xFFFF0000))
+    """The bits of a float32, given by its bits, rounded to bfloat16: to even from half-way; a NaN stays one."""
+    value = np.int64(bits)
+    if (value & 0x7FFFFFFF) > 0x7F800000:
+        return (value | 0x400000) & 0xFFFF0000
+    return (value + 0x7FFF + ((value >> 16) & 1)) & 0xFFFF0000
 
 
 @fused

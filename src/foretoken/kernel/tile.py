@@ -31,6 +31,7 @@ WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 # 16 columns. Up to TALL rows in one pass of half the width take less time than in two passes, 11 and 12 do not: the
 # entry of 2026-11-25 on rows in docs/LOG.md.
 ROWS, TALL = 6, 10
+HALVED_ROWS = ROWS - 1  # while memory is fetched six leave no register for the two halves of a word
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 if WIDE:
     WIDEST |= dict.fromkeys(range(ROWS + 1, TALL + 1), 2)
@@ -166,8 +167,7 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
     ahead: address of what is used soon, as long as this, which is fetched meanwhile; 0: nothing is fetched.
     """
     tall = WIDE and form == ROUNDED and ROWS < rows <= TALL and columns % (2 * LANES) == 0
-    six = not (ahead > 0 and WIDE and form == HALVED)  # six leave no register for the two halves of a word
-    height = TALL if tall else ROWS if six else ROWS - 1
+    height = TALL if tall else HALVED_ROWS if ahead > 0 and WIDE and form == HALVED else ROWS
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.
     far = form != WHOLE and (rows == 1 or (WIDE and (blocks <= 2 or words > CHUNK)))
