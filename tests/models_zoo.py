@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {**GQA, "sliding_window": 9}),
     "gemma2": ("Gemma2", {**GQA, "head_dim": 8, "sliding_window": 9, "layer_types": MIXED}),
     "gemma3": ("Gemma3Text", {**GQA, "head_dim": 8, "sliding_window": 9, "layer_types": MIXED}),
+    "phi3": ("Phi3", {**SMALL, "head_dim": 16, "intermediate_size": 64, "sliding_window": 9}),
     "gpt2": ("GPT2", {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
     "gpt_neox": ("GPTNeoX", SMALL),
     "opt": ("OPT", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),

@@ -44,11 +44,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     return home / "gguf"
 
 
-def save(path: Path, architecture: str = "llama", kind: TYPES | Sequence[TYPES] = TYPES.Q8_0, **how) -> str:
-    """A tiny model whose rows fill blocks of 256 weights."""
+def save(
+    path: Path, architecture: str = "llama", kind: TYPES | Sequence[TYPES] = TYPES.Q8_0, head_dim: int = 64, **how
+) -> str:
+    """A tiny model whose rows fill blocks of 256 weights. head_dim: of qwen3 and gemma3."""
     sizes = {"hidden_size": 256, "intermediate_size": 512}
     if architecture in ("qwen3", "gemma3"):
-        sizes["head_dim"] = 64
+        sizes["head_dim"] = head_dim
     made = gguf_zoo.model(architecture, tied=how.pop("tied", True), **sizes)
     gguf_zoo.save(made, architecture, path, kind, **how)
     return str(path)
@@ -66,30 +68,33 @@ def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix
     linears = [module for module in lm.model.modules() if isinstance(module, PanelLinear)]
     assert all(isinstance(module, PackedLinear) for module in linears)
     assert isinstance(lm.model.get_input_embeddings(), PackedEmbedding)
-    assert lm.execution == ("kernel" if architecture in ("llama", "qwen2", "qwen3") else "panels")
+    assert lm.execution == "kernel"
     exact = load_model(path, CPU, torch.float32, compile="off").model
     ids = torch.tensor([plain.tokenizer(" ".join(PROMPTS)).input_ids])
     with torch.inference_mode():
         got, wanted = lm.model(ids).logits, exact(ids).logits
     assert (got - wanted).square().mean() < (0.03**2) * wanted.var()
-    if lm.execution == "kernel":
-        for halved, model in enumerate((lm, for_drafting(load_model(path, CPU)))):
-            rows = model.open(1, ids.shape[1])
-            rows.join()
-            (scores,) = rows.score(ids.tolist(), [list(range(-1, ids.shape[1] - 1))])
-            assert rows.cache.paired == halved
-            assert (scores - wanted).square().mean() < (0.03**2) * wanted.var()
+    for halved, model in enumerate((lm, for_drafting(load_model(path, CPU)))):
+        rows = model.open(1, ids.shape[1])
+        rows.join()
+        (scores,) = rows.score(ids.tolist(), [list(range(-1, ids.shape[1] - 1))])
+        assert rows.cache.paired == halved
+        allowed = 0.035 if halved else 0.03  # rounding keys and values adds to what rounding activations does
+        assert (scores - wanted).square().mean() < allowed**2 * wanted.var()
     texts = [plain.generate(prompt, max_new_tokens=10, temperature=0.0).text for prompt in PROMPTS]
     for drafter, tree in (("ngram", "chain:4"), (path, "chain:3"), (path, "kary:2x2")):
         engine = foretoken.load(path, drafter=drafter, tree=tree)
         results = engine.generate(PROMPTS, max_new_tokens=10, temperature=0.0)
-        assert lm.execution == "panels" or [result.text for result in results] == texts, (drafter, tree)
+        assert [result.text for result in results] == texts, (drafter, tree)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])  # in the kernel, and in transformers' modules
-def test_the_audit_holds_the_scores_of_trees_against_plain_decoding(tmp_path: Path, architecture: str, monkeypatch):
+@pytest.mark.parametrize(("head_dim", "execution"), [(64, "kernel"), (40, "panels")])
+def test_the_audit_holds_the_scores_of_trees_against_plain_decoding(
+    tmp_path: Path, head_dim: int, execution: str, monkeypatch: pytest.MonkeyPatch
+):
     """Transformers' own order of sums may round a row of activations otherwise, which is no error of ours."""
-    engine = foretoken.load(save(tmp_path / "model.gguf", architecture, TYPES.Q4_0), drafter="ngram")
+    engine = foretoken.load(save(tmp_path / "model.gguf", "gemma3", TYPES.Q4_0, head_dim), drafter="ngram")
+    assert engine.target.lm.execution == execution
     assert [check.outcome for check in models.tree_scores(engine, 0).checks] == [OK]
     assert [check.outcome for check in models.greedy(engine, 0).checks] == [OK, OK]
     leak(monkeypatch, 1, 2)  # its own continuation

@@ -317,7 +317,7 @@ def _origin(parts: TargetParts) -> dict[str, Any]:
     count = table.num_embeddings * width
     places = torch.arange(0, count, max(1, count // SAMPLES))[:SAMPLES]
     if isinstance(table, PackedEmbedding):
-        chosen = PackedEmbedding.forward(table, places // width).gather(1, places[:, None] % width)[:, 0]
+        chosen = table.stored(places // width).gather(1, places[:, None] % width)[:, 0]
     else:
         chosen = table.weight.detach().flatten()[places.to(parts.device)]
     sample = [round(x, 6) for x in chosen.float().tolist()]

@@ -10,7 +10,8 @@ from torch import nn
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.kernel.sizes import LANES
-from foretoken.models.kernel_layers import NEVER, NO_FLOATS, NO_IDS, KernelLayers, array, bias_of, table_of
+from foretoken.models.decoder_layer import array, bias_of
+from foretoken.models.kernel_layers import NEVER, NO_FLOATS, NO_IDS, KernelLayers, table_of
 from foretoken.models.panels import PackedEmbedding, PanelLinear
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class EagleKernel(KernelLayers):
         shape, target = head.shape, head.target
         scale, kinds = shape.head_dim**-0.5, [None] * head.num_layers
         super().__init__(
-            _layers(head), shape.head_dim, scale, shape.eps, lambda n: head.rotary.angles(torch.arange(n)), kinds
+            _layers(head), shape.head_dim, scale, shape.eps, lambda n, _: head.rotary.angles(torch.arange(n)), kinds
         )
         self.module = head  # the addresses of its linear layers point into their panels
         self.vocab_size = target.vocab_size

@@ -1,4 +1,4 @@
-"""Forwards of the Llama family and of draft heads on a CPU, in machine code: arrays in, arrays out, without torch.
+"""Forwards of language models and of draft heads on a CPU, in machine code: arrays in, arrays out, without torch.
 
 A drafted tree has few nodes, so that a forward multiplies few rows with large matrices. Such a product is as fast as
 memory brings the weights, if nothing else is in the way. Here a weight is read once for up to six rows, what is used
@@ -29,7 +29,8 @@ cache goes by in chunks, each for all rows. While a tile computes, it fetches wh
 (product.py). Every sum runs over k in the same order, however many rows there are. So a node's logits do not depend on
 the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
 
-**A layer** is six steps, each shared out to the threads by panels or by heads (layer.py):
+**A layer** is six steps, each shared out to the threads by panels or by heads (layer.py), and two more in models with
+norms before the sums, as Gemma 3 has them:
 
     x ---- norm ---> project ---> cache ---> look ---> mix --- + ---- norm ---> widen ---> narrow --- + ---> x
        |             q | k | v     |          |         out    |            gate | up      down       |
@@ -50,8 +51,8 @@ the nodes beside it, and a drafted chain gives bit for bit what plain decoding g
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
     quantised.py  GGUF's blocks as panels              dots.py       their products, in whole numbers
 
-An architecture whose layers are like Llama's needs its weights in a `model.Layers` (models/kernel_layers.py) alone. One
-whose layer differs needs a step of its own in layer.py, too.
+An architecture whose layers are like Llama's needs a branch in models/decoder_layer.py, which names its matrices and
+norms. One whose layer differs needs a step of its own in layer.py, too.
 
 Threads are used where the work is worth starting them. One thread is None, not 1: a type of its own, for which numba
 leaves the code for threads out.

@@ -1,11 +1,14 @@
-"""A decoder layer over panels in six steps, of which every thread does its part:
+"""A decoder layer over panels in steps, of which every thread does its part:
 
 1. project: norm, then queries, keys and values;
 2. cache: rotary embedding of keys; keys and values into their slots;
 3. look: rotary embedding of queries, attention;
 4. mix: the output matrix of attention, and the residual sum;
-5. widen: norm, then gate and up, and silu(gate) * up;
+5. widen: norm, then gate and up, and act(gate) * up;
 6. narrow: down, and the residual sum.
+
+Where a norm stands before the residual sums too, as in Gemma 3, these are steps of their own after mix and narrow,
+called settle: such a norm needs whole rows, and in the step before a thread makes some columns of all of them.
 
 After each step every thread waits for the others (together.py). In a step a thread takes panels of a matrix, and with
 them columns of what comes out, or heads. Steps 2 and 3 are two because models have few key heads: if threads shared out
@@ -31,17 +34,17 @@ from foretoken.kernel.simd import gate_row
 from foretoken.kernel.sizes import COLUMNS, DOTTED, QUANTISED
 from foretoken.kernel.together import ALONE, TOGETHER, meet, wait
 
-PROJECT, CACHE, LOOK, MIX, WIDEN, NARROW, STEPS = range(7)
+PROJECT, CACHE, LOOK, MIX, SETTLE_MIXED, WIDEN, NARROW, SETTLE_NARROWED, STEPS = range(9)
 Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
 
 # One layer of one forward, with arrays by their addresses: every step is called by the address of such a record, so
 # that it is compiled once, and not again in each compiled call that runs layers. The records of all layers stand one
 # behind the other. d: width of the states. m: nodes of all sequences.
 SIZES = (
-    "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "paired", "bare", "normed_heads", "used",
-    "seen", "panels", "positions_known", "fed_width", "room",
+    "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "paired", "bare", "normed_heads", "settled",
+    "used", "seen", "panels", "positions_known", "fed_width", "room",
 )  # fmt: skip
-FLOATS = ("eps", "head_eps", "scale", "low")
+FLOATS = ("eps", "head_eps", "scale", "low", "linear", "cubic")
 ADDRESSES = (
     "x",  # the residual stream [m, d]
     "kept",  # where the layer's input is copied to [m, d], 0 where nobody wants it
@@ -52,11 +55,12 @@ ADDRESSES = (
     "mixed",  # what attention gives [m, query_heads dim]
     "back",  # what is added to the stream [m, d]
     "gated",  # gate | up [m, 2 wide]
-    "inner",  # silu(gate) * up [m, wide]
+    "inner",  # act(gate) * up [m, wide]
     "positions",  # of the nodes [m], int64
     "slots",  # of the nodes [batch, n], int64
     "cos", "sin",  # [positions_known, dim]
     "norms",  # before attention and before the MLP [2, d]
+    "norms_after",  # of what attention and the MLP give [2, d], read if settled
     "head_norms",  # of queries and of keys [2, dim], read if normed_heads
     "weights",  # of the matrices: where their panels are [MATRICES], int64
     "forms",  # of the matrices [MATRICES], int64
@@ -195,7 +199,8 @@ def mix(t, part, parts):
     first, last = share(part, parts, panels_in(t.d))
     after = first_of(t, part, parts, GATE, t.d, t.width)
     panels_of(product_of(t, part, mixed, of_q, OUT, back, 0, t.d), first, last, after)
-    add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_out, (t.d,)))
+    if not t.settled:
+        add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_out, (t.d,)))
 
 
 @fused
@@ -212,8 +217,9 @@ def widen(t, part, parts):
     panels_of(product_of(t, part, own, t.d, UP, gated, t.wide, t.width), first, last, after)
     bias = floats(t.to_gate, (2 * t.wide,))
     start, end = min(first * COLUMNS, t.wide), min(last * COLUMNS, t.wide)
+    curve = t.linear, t.cubic
     for i in range(t.m):
-        gate_row(gated, i * 2 * t.wide + start, bias, start, t.wide, end - start, inner, i * t.wide + start)
+        gate_row(gated, i * 2 * t.wide + start, bias, start, t.wide, end - start, curve, inner, i * t.wide + start)
 
 
 @fused
@@ -228,7 +234,21 @@ def narrow(t, part, parts):
     count = panels_in(t.query_heads * t.dim) + 2 * panels_in(t.key_heads * t.dim)
     after = panel_at(behind, part * count // parts, t.d, forms[Q])
     panels_of(product_of(t, part, inner, t.width, DOWN, back, 0, t.d), first, last, after)
-    add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_down, (t.d,)))
+    if not t.settled:
+        add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_down, (t.d,)))
+
+
+@fused
+def settle(t, part, parts, which, bias):
+    """Add to the stream the norm of what the step before made; a thread takes some of the nodes.
+
+    which: of the norms, 0 after attention, 1 after the MLP. bias: address of what is added first [d].
+    """
+    first, last = share(part, parts, t.m)
+    x, back = floats(t.x, (t.m, t.d))[first:last], floats(t.back, (t.m, t.d))[first:last]
+    shift(back, 0, t.d, floats(bias, (t.d,)))
+    norm(back, floats(t.norms_after, (2, t.d))[which], t.eps, back)
+    x += back
 
 
 @fused
@@ -252,10 +272,14 @@ def part_of(t, step, part, parts):
         look(t, part, parts)
     elif step == MIX:
         mix(t, part, parts)
+    elif step == SETTLE_MIXED:
+        settle(t, part, parts, 0, t.to_out)
     elif step == WIDEN:
         widen(t, part, parts)
-    else:
+    elif step == NARROW:
         narrow(t, part, parts)
+    else:
+        settle(t, part, parts, 1, t.to_down)
 
 
 # By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
@@ -266,12 +290,15 @@ def layers_of(layers, count, gate, part, parts, work):
     layers: the address of their records, `count` of them, each a LAYER.
     gate: the address of a gate, which all parts share. work: multiplications of all parts; see together.py.
     """
-    records, task = carray(pointer(layers), count, LAYER), meet(gate, parts, work)
+    records, task, done = carray(pointer(layers), count, LAYER), meet(gate, parts, work), 0
     for i in range(count * STEPS):
         t, step = records[i // STEPS], i % STEPS
+        if step in (SETTLE_MIXED, SETTLE_NARROWED) and not t.settled:
+            continue
         if task == TOGETHER:
             part_of(t, step, part, parts)
-            wait(gate, parts, i + 1)
+            done += 1
+            wait(gate, parts, done)
         elif task == ALONE:
             for each in range(parts):
                 part_of(t, step, each, parts)

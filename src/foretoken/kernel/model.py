@@ -1,4 +1,4 @@
-"""A Llama-like model or draft head: its weights as the kernel reads them, its forward as one compiled function."""
+"""A model or draft head: its weights as the kernel reads them, and its forward as one compiled function."""
 
 # pyright: reportCallIssue=false
 
@@ -29,9 +29,12 @@ class Layers(NamedTuple):
     eps, head_eps: of the norms of states and of heads.
     scale: factor of the queries.
     low: stands for minus infinity in masks.
+    curve: of the MLP's activation, sizes.SILU or sizes.GELU.
     bare: layers whose attention reads another input than the states, without a norm [L].
     norms: before attention and before the MLP [L, 2, d].
-    head_norms: of queries and of keys [L, 2, dim], or none [0, 2, dim].
+    norms_after: of what attention and the MLP give, before it is added to the stream [L, 2, d], or none [L, 0, d].
+    head_norms: of queries and of keys [L, 2, dim], or none [L, 0, dim].
+    kinds: whose angles a layer turns by, a place in those of the Cache [L].
     weights, forms: of q, k, v, out, gate, up, down: the addresses of their panels and their forms [L, 7].
     to_qkv, to_out, to_gate, to_down: biases [L, q | k | v], [L, d], [L, gate | up, each `wide`], [L, d].
     """
@@ -46,9 +49,12 @@ class Layers(NamedTuple):
     head_eps: np.float32
     scale: np.float32
     low: np.float32
+    curve: tuple[np.float32, np.float32]
     bare: np.ndarray
     norms: np.ndarray
+    norms_after: np.ndarray
     head_norms: np.ndarray
+    kinds: np.ndarray
     weights: np.ndarray
     forms: np.ndarray
     to_qkv: np.ndarray
@@ -61,7 +67,7 @@ class Cache(NamedTuple):
     """Keys and values of all layers and sequences, and the angles of their positions.
 
     keys [L, batch, key_heads, panels, words, 64], values [L, batch, key_heads, words, dim]: see attention.py.
-    cos, sin: of every position [slots, dim].
+    cos, sin: of every position, by kind of layer [kinds, slots, dim].
     """
 
     keys: np.ndarray
@@ -127,11 +133,13 @@ class Table(NamedTuple):
 
     rows: in float32, or the bits of bfloat16 in uint16 [vocabulary, width]; or blocks of a GGUF file in uint8
         [vocabulary, bytes of a row], in the form `form`.
+    factor: what they are multiplied by.
     """
 
     rows: np.ndarray
     form: int
     width: int
+    factor: np.float32
 
 
 class Model(NamedTuple):
@@ -207,14 +215,14 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
         t = table[layer]
         t.m, t.d, t.batch, t.used = m, d, nodes.slots.shape[0], nodes.used
         t.query_heads, t.key_heads, t.dim, t.width, t.wide = k.query_heads, k.key_heads, k.dim, k.width, k.wide
-        t.paired, t.normed_heads, t.fed_width, t.room = k.paired, len(k.head_norms) > 0, fed.shape[1], room
-        t.eps, t.head_eps, t.scale, t.low = k.eps, k.head_eps, k.scale, k.low
-        t.panels, t.positions_known = cache.keys.shape[3], len(cache.cos)
+        t.paired, t.normed_heads, t.fed_width, t.room = k.paired, k.head_norms.shape[1] > 0, fed.shape[1], room
+        t.eps, t.head_eps, t.scale, t.low, (t.linear, t.cubic) = k.eps, k.head_eps, k.scale, k.low, k.curve
+        t.panels, t.positions_known = cache.keys.shape[3], cache.cos.shape[1]
         t.x, t.fed, t.own, t.bits = x.ctypes.data, fed.ctypes.data, own.ctypes.data, bits.ctypes.data
         t.qkv, t.mixed, t.back = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
         t.gated, t.inner = gated.ctypes.data, inner.ctypes.data
         t.positions, t.slots = nodes.positions.ctypes.data, nodes.slots.ctypes.data
-        t.cos, t.sin = cache.cos.ctypes.data, cache.sin.ctypes.data
+        t.cos, t.sin = cache.cos[k.kinds[layer]].ctypes.data, cache.sin[k.kinds[layer]].ctypes.data
         for i in range(len(wanted.layers)):
             if wanted.layers[i] == layer:
                 t.kept = wanted.states[i].ctypes.data
@@ -225,8 +233,8 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
             k.weights[layer].ctypes.data,
             k.forms[layer].ctypes.data,
         )
-        if len(k.head_norms) > 0:
-            t.head_norms = k.head_norms[layer].ctypes.data
+        t.settled = k.norms_after.shape[1] > 0
+        t.norms_after, t.head_norms = k.norms_after[layer].ctypes.data, k.head_norms[layer].ctypes.data
         t.to_qkv, t.to_out = k.to_qkv[layer].ctypes.data, k.to_out[layer].ctypes.data
         t.to_gate, t.to_down = k.to_gate[layer].ctypes.data, k.to_down[layer].ctypes.data
         t.keys = cache.keys[layer, nodes.first].ctypes.data
@@ -251,6 +259,8 @@ def embed(table, tokens, x):
         else:
             for j in range(x.shape[1]):
                 x[i, j] = rows[tokens[i], j]
+        for j in range(x.shape[1]):
+            x[i, j] *= table.factor
 
 
 @fused

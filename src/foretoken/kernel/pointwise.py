@@ -11,7 +11,9 @@ import numpy as np
 
 from foretoken.kernel.compile import compiled, fused
 from foretoken.kernel.simd import gate_row, turn_row
-from foretoken.kernel.sizes import LANES
+from foretoken.kernel.sizes import LANES, SILU
+
+CURVE = np.float32(SILU[0]), np.float32(SILU[1])
 
 
 @partial(compiled, fuse=True, reorder_sums=True)
@@ -74,4 +76,4 @@ def turn(x, at, positions, cos, sin):
 def gate(y, width, bias, out):
     """out [m, width] = silu(gate) * up of y [m, gate | up], each with its bias [2 width]; 16 divides width."""
     for i in range(y.shape[0]):
-        gate_row(y, i * y.shape[1], bias, 0, width, width, out, i * width)
+        gate_row(y, i * y.shape[1], bias, 0, width, width, CURVE, out, i * width)

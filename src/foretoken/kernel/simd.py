@@ -36,6 +36,13 @@ def load(b: Any, place: Any) -> Any:
     return value
 
 
+def spread(b: Any, number: Any) -> Any:
+    """A vector of 16 times the same number."""
+    empty = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    first = b.insert_element(empty, number, ir.IntType(32)(0))
+    return b.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
 def fetch(b: Any, at: Any, cache: int) -> None:
     """Let memory at an address be fetched into a cache, NEAR or FAR, while the code goes on."""
     byte, whole = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -81,19 +88,14 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        vector, size = ir.VectorType(ir.FloatType(), LANES), args[1].type
+        size = args[1].type
         x, x_at, scale, out, out_at, chunks = args
-        undefined = ir.Constant(vector, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 
         def place(index: Any) -> Any:
             return lanes_at(context, b, s.args[0], x, b.add(x_at, b.mul(index, size(LANES))))
 
         def place_out(index: Any) -> Any:
             return lanes_at(context, b, s.args[3], out, b.add(out_at, b.mul(index, size(LANES))))
-
-        def spread(one: Any) -> Any:
-            return b.shuffle_vector(b.insert_element(undefined, one, ir.IntType(32)(0)), undefined, zeros)
 
         def over_lanes(value: Any, combine: Callable[[Any, Any], Any]) -> Any:
             parts = [b.extract_element(value, ir.IntType(32)(lane)) for lane in range(LANES)]
@@ -107,7 +109,7 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
         best = cgutils.alloca_once_value(b, load(b, place(size(0))))
         with cgutils.for_range(b, chunks) as loop:
             b.store(larger(load(b, place(loop.index)), b.load(best)), best)
-        most, factor = spread(over_lanes(b.load(best), larger)), spread(scale)
+        most, factor = spread(b, over_lanes(b.load(best), larger)), spread(b, scale)
         wide = ir.VectorType(ir.DoubleType(), LANES)  # a float32 sum of a large vocabulary would be off by 1e-5
         total = cgutils.alloca_once_value(b, ir.Constant(wide, [0.0] * LANES))
         with cgutils.for_range(b, chunks) as loop:
@@ -115,7 +117,7 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
             b.store(b.fadd(b.load(total), b.fpext(value, wide)), total)
             b.store(value, place_out(loop.index)).align = 4
         summed = over_lanes(b.load(total), b.fadd)
-        share = spread(b.fptrunc(b.fdiv(ir.Constant(ir.DoubleType(), 1.0), summed), ir.FloatType()))
+        share = spread(b, b.fptrunc(b.fdiv(ir.Constant(ir.DoubleType(), 1.0), summed), ir.FloatType()))
         with cgutils.for_range(b, chunks) as loop:
             b.store(b.fmul(load(b, place_out(loop.index)), share), place_out(loop.index)).align = 4
         return summed
@@ -137,8 +139,6 @@ def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
         single, size = ir.FloatType(), args[1].type
         vector = ir.VectorType(single, LANES)
         x, x_at, chunks = args
-        undefined = ir.Constant(vector, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 
         def place(index: Any) -> Any:
             return lanes_at(context, b, s.args[0], x, b.add(x_at, b.mul(index, size(LANES))))
@@ -150,8 +150,7 @@ def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
         largest = b.module.declare_intrinsic(
             f"llvm.vector.reduce.fmax.v{LANES}f32", (), ir.FunctionType(single, [vector])
         )
-        one = b.insert_element(undefined, b.call(largest, [b.load(best)]), ir.IntType(32)(0))
-        most = b.shuffle_vector(one, undefined, zeros)
+        most = spread(b, b.call(largest, [b.load(best)]))
         total = cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * LANES))
         with cgutils.for_range(b, chunks) as loop:
             value = exp(b, b.fsub(load(b, place(loop.index)), most))
@@ -167,19 +166,22 @@ def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
 
 @intrinsic
 def gate_row(
-    typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, apart: Any, count: Any, out: Any, out_at: Any
+    typing: Any, y: Any, y_at: Any, bias: Any, bias_at: Any, apart: Any, count: Any, curve: Any, out: Any, out_at: Any
 ) -> Any:
-    """out[out_at + j] = silu(a) b for j < count: a = y[y_at + j] + bias[bias_at + j], and b the same `apart` later.
+    """out[out_at + j] = act(a) b for j < count: a = y[y_at + j] + bias[bias_at + j], and b the same `apart` later;
+    act(a) = a sigmoid(a (c + d a^2)), by which sizes.SILU and sizes.GELU are c and d.
 
     y, bias, out: float32 arrays whose elements are counted in one axis.
     count: a multiple of 16.
+    curve: c, d.
     """
-    index = types.intp
+    index, number = types.intp, types.float32
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        y, y_at, bias, bias_at, apart, count, out, out_at = args
+        y, y_at, bias, bias_at, apart, count, curve, out, out_at = args
         vector, size = ir.VectorType(ir.FloatType(), LANES), y_at.type
         one, most = ir.Constant(vector, [1.0] * LANES), ir.Constant(vector, [88.0] * LANES)
+        linear, cubic = [spread(b, b.extract_value(curve, i)) for i in range(2)]
         with cgutils.for_range(b, b.sdiv(count, size(LANES))) as loop:
             j = b.mul(loop.index, size(LANES))
 
@@ -188,13 +190,13 @@ def gate_row(
                 return b.fadd(value, load(b, lanes_at(context, b, s.args[2], bias, b.add(bias_at, at))))
 
             gate, up = with_bias(j), with_bias(b.add(j, apart))
-            away = b.fneg(gate)
+            away = b.fneg(b.fmul(gate, b.fadd(linear, b.fmul(cubic, b.fmul(gate, gate)))))
             sigmoid = b.fdiv(one, b.fadd(one, exp(b, b.select(b.fcmp_ordered(">", away, most), most, away))))
-            place = lanes_at(context, b, s.args[6], out, b.add(out_at, j))
+            place = lanes_at(context, b, s.args[7], out, b.add(out_at, j))
             b.store(b.fmul(b.fmul(gate, sigmoid), up), place).align = 4
         return context.get_dummy_value()
 
-    return types.void(y, index, bias, index, index, index, out, index), generate
+    return types.void(y, index, bias, index, index, index, types.UniTuple(number, 2), out, index), generate
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family over packed weights, with their slot cache: one compiled call per forward."""
+"""Decoder layers over packed weights in the kernel, with their slot cache: one compiled call per forward."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,21 +6,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from foretoken.core.sampling import Truncation, inverse
 from foretoken.core.shapes import Float
 from foretoken.kernel.memory import Arena
-from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, WHOLE
+from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
+from foretoken.models.decoder_layer import array, norm_eps, read_layer
 from foretoken.models.features import FINAL, FeatureStore
-from foretoken.models.panels import PackedEmbedding, PanelLinear
+from foretoken.models.panels import PackedEmbedding
 
 if TYPE_CHECKING:
     from foretoken.kernel.chain import Text
     from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table, Wanted
 
-# The cosines and sines [n, dim] of the first n positions.
-Angles = Callable[[int], tuple[Tensor, Tensor]]
+# The cosines and sines [n, dim] of the first n positions, in layers of a kind.
+Angles = Callable[[int, str | None], tuple[Tensor, Tensor]]
 LOW = np.float32(torch.finfo(torch.float32).min)
 NEVER = 2**62  # levels after which a chain would turn to MLPs
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
@@ -31,7 +33,7 @@ class KernelLayers:
     """The weights of a model or a draft head in the form that the kernel reads; shared by all batches.
 
     weights: of the layers.
-    panels: what the addresses in `weights` point into.
+    linears: into whose panels the addresses in `weights` point.
     embedding: as `table_of` makes it; no rows where a table is not all that embeds a token.
     serial: levels of a chain before those of `mlps`.
     threads: how many a forward runs in.
@@ -46,55 +48,50 @@ class KernelLayers:
     serial: int
 
     def __init__(
-        self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None]
-    ) -> None:
-        """layers: modules with the names of Llama's, their linear ones packed; input_layernorm None: attention reads
-        what enters the layer as it is. kinds: each layer's mask, by name."""
+        self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None],
+        curve: tuple[float, float] = SILU,
+    ) -> None:  # fmt: skip
+        """layers: modules as `read_layer` takes them. dim: the width of an attention head. scale: factor of queries.
+        eps: of the norms of states. kinds: each layer's mask and angles, by name. curve: of the MLPs' activation."""
         from foretoken.kernel.model import Layers
 
-        attention = layers[0].self_attn
+        read = [read_layer(layer, dim) for layer in layers]
+        first = read[0]
         self.dim, self.angles = dim, angles
-        self.key_heads = attention.k_proj.out_features // dim
-        width: int = layers[0].mlp.gate_proj.out_features
+        self.key_heads = first.k.out_features // dim
+        width = first.gate.out_features
         wide = -(-width // LANES) * LANES
-        after = [array(x.post_attention_layernorm.weight) for x in layers]
-        before = [x.input_layernorm for x in layers]
-        norms = [
-            np.stack([y if norm is None else array(norm.weight), y]) for norm, y in zip(before, after, strict=True)
-        ]
-        head_norms, head_eps = np.zeros((0, 2, dim), np.float32), 0.0
-        if hasattr(attention, "q_norm"):  # Qwen3: each query and key head by itself
-            both = [(x.self_attn.q_norm.weight, x.self_attn.k_norm.weight) for x in layers]
-            head_norms = np.stack([np.stack([array(q), array(k)]) for q, k in both])
-            head_eps = attention.q_norm.variance_epsilon
-        linears = [_linears(x) for x in layers]
-        self.panels = [linear.panels for row in linears for linear in row]
-        forms = np.array([[linear.form for linear in row] for row in linears])
+        forms = np.array([[matrix.linear.form for matrix in layer.matrices] for layer in read])
+        self.linears = [matrix.linear for layer in read for matrix in layer.matrices]
         self.paired = bool((forms == DOTTED).all())
+        self.kinds = list(dict.fromkeys(kinds))
+        self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
+        before = [x.before_mlp if x.before_attention is None else x.before_attention for x in read]
         self.weights = Layers(
-            query_heads=attention.q_proj.out_features // dim,
+            query_heads=first.q.out_features // dim,
             key_heads=self.key_heads,
             dim=dim,
             width=width,
             wide=wide,
             paired=self.paired,
             eps=np.float32(eps),
-            head_eps=np.float32(head_eps),
+            head_eps=np.float32(norm_eps(layers[0].self_attn.q_norm) if len(first.head_norms) else 0),
             scale=np.float32(scale),
             low=LOW,
-            bare=np.array([norm is None for norm in before]),
-            norms=np.stack(norms),
-            head_norms=head_norms,
-            weights=np.array([[linear.address for linear in row] for row in linears]),
+            curve=(np.float32(curve[0]), np.float32(curve[1])),
+            bare=np.array([x.before_attention is None for x in read]),
+            norms=np.stack([np.stack(pair) for pair in zip(before, [x.before_mlp for x in read], strict=True)]),
+            norms_after=np.stack([x.after for x in read]),
+            head_norms=np.stack([x.head_norms for x in read]),
+            kinds=self.kind_of_layer,
+            weights=np.array([[matrix.address for matrix in layer.matrices] for layer in read]),
             forms=forms,
-            to_qkv=np.stack([np.concatenate([bias_of(p) for p in row[:3]]) for row in linears]),
-            to_out=np.stack([bias_of(row[3]) for row in linears]),
-            to_gate=np.stack([np.concatenate([bias_of(p, wide) for p in row[4:6]]) for row in linears]),
-            to_down=np.stack([bias_of(row[6]) for row in linears]),
+            to_qkv=np.stack([np.concatenate([x.q.bias(), x.k.bias(), x.v.bias()]) for x in read]),
+            to_out=np.stack([x.out.bias() for x in read]),
+            to_gate=np.stack([np.concatenate([x.gate.bias(wide), x.up.bias(wide)]) for x in read]),
+            to_down=np.stack([x.down.bias() for x in read]),
         )
         self.threads = ThreadChoice()
-        self.kinds = list(dict.fromkeys(kinds))
-        self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
 
     def halve_cache(self) -> None:
         """Let caches that are opened from now on be in bfloat16 where the weights are quantised, which takes less time.
@@ -135,8 +132,9 @@ class KernelSlots:
         # [.., slots / per_word, dim, per_word]: a slot's values by themselves
         numbers = self.values.view(np.uint16 if self.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
-        cos, sin = layers.angles(slots)
-        cache, weights = Cache(self.keys, self.values, cos.numpy(), sin.numpy()), layers.weights
+        angles = [layers.angles(slots, kind) for kind in layers.kinds]
+        cos, sin = [torch.stack(part).numpy() for part in zip(*angles, strict=True)]
+        cache, weights = Cache(self.keys, self.values, cos, sin), layers.weights
         self.model = Model(
             weights._replace(paired=self.paired), cache, layers.embedding, layers.entry, layers.head, layers.serial,
             layers.mlps,
@@ -247,36 +245,21 @@ def check_known(tokens: np.ndarray, table: "Table") -> None:
         raise IndexError(f"Token {tokens.max()} has no embedding: the model has {len(table.rows)}.")
 
 
-def bias_of(linear: PanelLinear, width: int | None = None) -> np.ndarray:
-    """The bias, zeros where there is none, with zeros up to `width`."""
-    out = np.zeros(width or linear.out_features, np.float32)
-    if linear.bias is not None:
-        out[: linear.out_features] = array(linear.bias)
-    return out
-
-
-def array(parameter: Tensor) -> np.ndarray:
-    return parameter.detach().float().numpy()
-
-
 def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
     """An embedding as the kernel reads it: bfloat16 and quantised rows as they are stored, since a float32 copy of a
     large vocabulary takes a gigabyte; all else in float32."""
     from foretoken.kernel.model import Table
 
     if isinstance(embedding, PackedEmbedding):
-        return Table(embedding.raw, embedding.form, embedding.embedding_dim)
+        return Table(embedding.raw, embedding.form, embedding.embedding_dim, np.float32(embedding.scale))
     weight = embedding.weight.detach()
     bits = weight.dtype == torch.bfloat16
     rows = weight.contiguous().view(torch.int16).numpy().view(np.uint16) if bits else array(weight)
-    return Table(rows, WHOLE, embedding.embedding_dim)
+    scaled = isinstance(embedding, Gemma3TextScaledWordEmbedding)
+    factor = float(embedding.embed_scale.to(weight.dtype)) if scaled else 1.0
+    return Table(rows, WHOLE, embedding.embedding_dim, np.float32(factor))
 
 
 def factor_at(temperature: float) -> np.float32:
     """What scores are multiplied by; 0 at 0."""
     return inverse(temperature) if temperature > 0 else np.float32(0)
-
-
-def _linears(layer: Any) -> list[PanelLinear]:
-    a, mlp = layer.self_attn, layer.mlp
-    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]

@@ -1,4 +1,5 @@
-"""The Llama family over packed weights: embedding, layers and LM head on a CPU; all but products in float32."""
+"""Language models over packed weights in the kernel: embedding, layers and LM head on a CPU; all but products in
+float32."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Gemma3ForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
@@ -16,7 +19,8 @@ from transformers import (
 
 from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float
-from foretoken.kernel.sizes import ALL, DOTTED, LANES, QUANTISED
+from foretoken.kernel.sizes import ALL, DOTTED, GELU, LANES, QUANTISED, SILU
+from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, splits_in_panels
 from foretoken.models.features import FeatureStore
 from foretoken.models.kernel_layers import (
     NEVER,
@@ -24,8 +28,6 @@ from foretoken.models.kernel_layers import (
     NO_IDS,
     KernelLayers,
     KernelSlots,
-    array,
-    bias_of,
     check_known,
     factor_at,
     table_of,
@@ -34,7 +36,12 @@ from foretoken.models.kernel_layers import (
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.quantised import HEAD_KIND
 
-FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+FAMILY = (
+    LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Phi3ForCausalLM, Gemma3ForCausalLM,
+)  # fmt: skip
+CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
+ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
+NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")  # of Gemma's family
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -51,18 +58,19 @@ class LlamaKernel(KernelLayers):
         layers, attention = list(inner.layers), inner.layers[0].self_attn
         kinds = getattr(config, "layer_types", None) or [None] * len(layers)
 
-        def angles(count: int) -> tuple[Tensor, Tensor]:
-            cos, sin = inner.rotary_emb(torch.empty(0), torch.arange(count)[None])
+        def angles(count: int, kind: str | None) -> tuple[Tensor, Tensor]:
+            by_kind = () if isinstance(inner.rotary_emb.rope_type, str) else (kind,)  # Gemma 3
+            cos, sin = inner.rotary_emb(torch.empty(0), torch.arange(count)[None], *by_kind)
             return cos[0], sin[0]
 
-        eps = inner.norm.variance_epsilon
-        super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds)
+        eps, curve = norm_eps(inner.norm), CURVES[activation_of(config)]
+        super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve)
         self.embedding = table_of(inner.embed_tokens)
         last: Any = model.get_output_embeddings()
         self.output: PanelLinear = last  # the address below points into its panels
         self.vocab_size: int = last.out_features
         bias = NO_FLOATS if last.bias is None else bias_of(last)
-        norm, one = array(inner.norm.weight), np.float32(1)
+        norm, one = norm_weight(inner.norm), np.float32(1)
         self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, 0, bias, NO_IDS)
         self.entry = Entry(0, 0, NO_FLOATS, np.zeros((0, len(norm)), np.float32), np.float32(eps), False)
         self.serial, no_mlps = NEVER, np.zeros((0, 0), np.int64)
@@ -159,9 +167,10 @@ class KernelRows(KernelSlots):
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     """The compiled forward of a packed model, None where it would not be the same computation."""
     inner: Any = model.base_model
-    if not is_plain_llama(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
+    if not is_plain(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
-    if inner.layers[0].self_attn.head_dim % LANES:
+    dim = inner.layers[0].self_attn.head_dim
+    if dim % LANES or not splits_in_panels(model, dim):
         return None
     forms = {module.form for module in model.modules() if isinstance(module, PanelLinear)}
     if DOTTED in forms and max(forms) >= QUANTISED:  # rows are rounded or quantised, not both
@@ -169,24 +178,35 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     return LlamaKernel(model)
 
 
-def is_plain_llama(model: PreTrainedModel) -> bool:
-    """Whether a model computes as its class does on a CPU, in float32 or bfloat16, all its linear layers packed."""
+def is_plain(model: PreTrainedModel) -> bool:
+    """Whether a model of a known family computes as its class does on a CPU, in float32 or bfloat16, all its linear
+    layers packed."""
     if type(model) not in FAMILY or model.device.type != "cpu":
         return False
     if model.dtype not in PACKED:
         return False
     config: Any = model.config
-    if config.hidden_act != "silu" or config.rope_parameters.get("rope_type") not in STATIC_ROPE:
+    if activation_of(config) not in CURVES or not set(_rope_types(config)) <= set(STATIC_ROPE):
         return False
-    known = (PanelLinear, PackedLinear, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.SiLU)
+    if any(getattr(config, name, None) for name in NOT_HERE):
+        return False
+    known = (PanelLinear, PackedLinear, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.Dropout)
     for module in model.modules():
-        ours = type(module) in known or type(module).__module__ == type(model).__module__ or _is_silu(module)
+        ours = type(module) in known or type(module).__module__ == type(model).__module__
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-        if not ours or changed:  # adapters, quantised layers, hooks, offloading
+        if not (ours or type(module).__name__ in ACTIVATIONS) or changed:  # adapters, hooks, offloading
             return False
     inner: Any = model.model
-    return 2 * inner.rotary_emb.inv_freq.numel() == inner.layers[0].self_attn.head_dim
+    sizes = {2 * values.numel() for name, values in inner.rotary_emb.named_buffers() if name.endswith("inv_freq")}
+    return sizes == {inner.layers[0].self_attn.head_dim}
 
 
-def _is_silu(module: nn.Module) -> bool:
-    return type(module).__name__ in ("SiLUActivation", "SiLU")
+def activation_of(config: Any) -> str:
+    """The name of the MLPs' activation."""
+    return getattr(config, "hidden_activation", None) or config.hidden_act
+
+
+def _rope_types(config: Any) -> list[str | None]:
+    """How rotary positions are scaled, in layers of each kind where they differ."""
+    given = config.rope_parameters
+    return [part.get("rope_type") for part in ([given] if "rope_type" in given else given.values())]

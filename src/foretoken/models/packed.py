@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from foretoken.catalogue.kept import WEIGHTS, kept
-from foretoken.core.shapes import Float, Int
 from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.models.mapped import weight_files
@@ -117,23 +116,11 @@ def num_weights(model: PreTrainedModel) -> int:
     return model.num_parameters() + sum(module.in_features * module.out_features for module in panels)
 
 
-class ScaledEmbedding(PackedEmbedding):
-    """An embedding whose vectors are multiplied by a number, as Gemma's are."""
-
-    def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float) -> None:
-        super().__init__(kind, raw)
-        self.scale = scale
-
-    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
-        return super().forward(ids) * self.scale
-
-
 def _packed(module: Any, kind: str, stored: NDArray[np.uint8], bias: Tensor | None) -> nn.Module:
     """What stands for a linear layer or an embedding whose weights are these bytes."""
     if isinstance(module, nn.Linear):
         return PackedLinear(kind, stored, module.in_features, module.out_features, bias)
-    scale = getattr(module, "scalar_embed_scale", None)
-    return PackedEmbedding(kind, stored) if scale is None else ScaledEmbedding(kind, stored, scale)
+    return PackedEmbedding(kind, stored, scale=getattr(module, "scalar_embed_scale", 1.0))  # Gemma's
 
 
 def block_type(kind: str) -> gguf.GGMLQuantizationType:
