@@ -198,5 +198,6 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> No
     run = [sys.executable, "-c", PEAKS, str(small), str(tmp_path)]
     grown = [int(line) for line in subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()]
     packed = 2 * sum(p.numel() for p in model.parameters())
-    for peak, size in zip(grown, (2, 4), strict=True):  # the embedding is read by row beside the LM head's panels
-        assert packed < peak < 1.25 * (packed + 4096 * 1024 * size)
+    # Beside the LM head's panels few rows of the embedding are read, from the file if it has the dtype asked for.
+    for peak, table in zip(grown, (0, 4096 * 1024 * 4), strict=True):
+        assert packed < peak < 1.25 * (packed + table)

@@ -218,8 +218,11 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
             if type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED:
                 assert isinstance(child, nn.Linear | Conv1D)
                 setattr(parent, name, PanelLinear(child, arena, dtype, files))
-    for parameter in module.parameters():  # what is left of a file would keep its pages in memory
-        parameter.data = files.copied(parameter.data)
+    # What is left of a file would keep its pages in memory; of an embedding few rows are ever read.
+    tables = [table.weight for table in module.modules() if isinstance(table, nn.Embedding)]
+    for parameter in module.parameters():
+        if not any(parameter is table for table in tables):
+            parameter.data = files.copied(parameter.data)
 
 
 def use_threads() -> int | None:

@@ -18,6 +18,7 @@ from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
+from foretoken.models.mapped import weight_files
 from foretoken.models.packed import block_type, filled, read_kept, replace, without_weights
 from foretoken.models.panels import PART, PackedLinear
 
@@ -77,7 +78,7 @@ def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
 
     The LM head gets HEAD_KIND whatever the kind. For q4_k, rows whose length is no multiple of 256 get q4_1.
     """
-    last = model.get_output_embeddings()
+    last, files = model.get_output_embeddings(), weight_files()
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets others work meanwhile
         for path, module in list(model.named_modules()):
             if type(module) is not nn.Linear:
@@ -90,6 +91,7 @@ def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
                 rows = list(threads.map(quantise, module.weight.detach().split(PART)))
                 panels = pack(own, np.concatenate(rows))
                 replace(model, path, PackedLinear(own, panels, module.in_features, module.out_features, module.bias))
+                files.forget(module.weight.detach())
     return model
 
 
