@@ -319,29 +319,6 @@ def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
     assert quick > 100
 
 
-def test_the_number_of_draws_has_its_law() -> None:
-    """Each number within 5 standard errors over 4,000 draws; the seed is fixed."""
-    counts = (0.1, 0.2, 0.3, 0.4)
-    law = IID(3, counts)
-    u = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    q = torch.full((4000, 5), 0.2, dtype=torch.float64)
-    numbers = np.bincount([len(draws) for draws in draw_each([law] * 4000, q, u)], minlength=4) / 4000
-    assert np.abs(numbers - np.array(counts)).max() < 5 * 0.5 / 4000**0.5
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("batch", [1, 4])
-def test_the_engine_runs_it(batch: int) -> None:
-    engine = tiny_engine(tree="budget:6", verifier="transport", max_batch=batch)
-    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
-    together = engine.generate(prompts, max_new_tokens=8, temperature=1.0, seed=0)
-    alone = [engine.generate(x, max_new_tokens=8, temperature=1.0, seed=i) for i, x in enumerate(prompts)]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    greedy = engine.generate(prompts, max_new_tokens=8, temperature=0.0)
-    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, max_new_tokens=8, temperature=0.0)
-    assert [r.token_ids for r in greedy] == [r.token_ids for r in plain]
-
-
 def test_bad_trees_are_refused() -> None:
     with pytest.raises(ForetokenError, match="positive integers"):
         tiny_engine(tree="budget:0")

@@ -128,17 +128,6 @@ def test_scored_nodes_are_few() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("tree", "tokens"), [("dynamic:12", 12), ("opt-tree:5", 8), ("budget:5", 8)])
-def test_the_engine_at_temperature_zero(tree: str, tokens: int) -> None:
-    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
-    options = {"max_new_tokens": tokens, "temperature": 0.0}
-    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, **options)
-    for batch in (1, 4):
-        fast = tiny_engine(tree=tree, verifier=None, max_batch=batch).generate(prompts, **options)
-        assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
-
-
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tree", ["dynamic:12", "opt-tree:5", "kary:2x2", "chain:4"])
 def test_a_seed_gives_the_text_that_it_gives_without_drafts(tree: str) -> None:
     """Nothing is drawn for the children, and each token takes one uniform, drafted or not."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from foretoken.audit import decoding
 from foretoken.audit.branching import outcomes
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan
 from foretoken.core.random import seeded
@@ -22,7 +21,7 @@ from foretoken.measure.teacher_forcing import block_survival
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
-from tables import PlainNumbers, each, table_decoding, tiny_engine
+from tables import PlainNumbers, each, table_decoding
 
 BLOCK, STANDARD, TRANSPORT = VERIFIERS["block"], VERIFIERS["standard"], VERIFIERS["block-transport"]
 UNEVEN = static.StaticTree((-1, 0, 0, 1, 1, 2))
@@ -195,11 +194,6 @@ def test_the_compiled_decision_is_the_plain_one(dtype: torch.dtype, sharpness: f
 def test_it_takes_one_draw_a_node_and_no_more(family: type[IID]) -> None:
     assert BLOCK.accepts(family(1))
     assert not BLOCK.accepts(family(2))
-
-
-def test_the_engine_refuses_trees_that_branch() -> None:
-    with pytest.raises(ForetokenError, match="does not branch"):
-        tiny_engine(tree="kary:2x2", verifier="block")
 
 
 # Trees.
@@ -394,11 +388,3 @@ def test_trees_at_the_edges(case: str) -> None:
         assert all(p[tree.tokens[node]] > 0 for node in path[1:])
         assert p[token] > 0
     assert walk_of(TRANSPORT)(root_only(0), each(lambda node: eye[1]), rng) == ((0,), 1)
-
-
-@pytest.mark.parametrize(("tree", "verifier"), [("chain:4", "block"), ("budget:8", "block-transport")])
-def test_the_engine_takes_them_and_greedy_text_is_the_targets(tree: str, verifier: str) -> None:
-    plain, engine = tiny_engine(drafter=None, tree="chain:1"), tiny_engine(tree=tree, verifier=verifier)
-    assert len(engine.generate([3, 1, 4], max_new_tokens=12, temperature=1.0, seed=0).token_ids) == 12
-    greedy = {"max_new_tokens": 12, "temperature": 0.0}
-    assert engine.generate([3, 1, 4], **greedy).token_ids == plain.generate([3, 1, 4], **greedy).token_ids
