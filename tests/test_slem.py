@@ -162,20 +162,6 @@ def load(pair, **options):
     )
 
 
-PROMPTS = ["the hello", "  two\n\n lines", "é 日本", "<|end|>", [0], [1]]
-
-
-@pytest.mark.parametrize("law", [None, "iid"])
-def test_text_is_the_plain_text_alone_and_in_a_batch(pair, law):
-    engine = load(pair, law=law)
-    plain = foretoken.load(pair[0], tokenizer=zoo.byte_level(), device="cpu")
-    want = [r.token_ids for r in plain.generate(PROMPTS, max_new_tokens=14, temperature=0.0)]
-    assert [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=14, temperature=0.0)] == want
-    alone = [engine.generate(p, max_new_tokens=14, temperature=0.8, seed=5 + i) for i, p in enumerate(PROMPTS)]
-    together = engine.generate(PROMPTS, max_new_tokens=14, temperature=0.8, seed=5)
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-
-
 def decoder_of(engine, slots):
     sequence = Sequence([5, 6, 7], Sampling(), seeded(0), 30)
     decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, slots)

@@ -247,18 +247,6 @@ def load(target, name, **options):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_text_is_the_plain_text_alone_and_in_a_batch(target, name):
-    engine = load(target, name)
-    plain = foretoken.load(target, tokenizer=zoo.byte_level(), device="cpu")
-    want = [r.token_ids for r in plain.generate(PROMPTS, max_new_tokens=8, temperature=0.0)]
-    assert [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=8, temperature=0.0)] == want
-    alone = [engine.generate(p, max_new_tokens=8, temperature=0.8, seed=5 + i) for i, p in enumerate(PROMPTS)]
-    together = engine.generate(PROMPTS, max_new_tokens=8, temperature=0.8, seed=5)
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-
-
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, name, temperature, monkeypatch):
