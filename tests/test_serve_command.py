@@ -183,26 +183,6 @@ def test_a_port_that_is_taken_is_told_at_once(run):
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["x", "--target", "y"], "Both x and --target y"),
-        (["--port", "70000"], "port is 70000"),
-        (["--max-queue", "-1"], "max_queue is -1"),
-        (["--max-batch", "0"], "max_batch is 0"),
-        (["--timeout", "0"], "timeout is 0"),
-        (["--drain", "-1"], "drain is -1"),
-        (["--log", "xml"], "Unknown log xml"),
-        (["--tree", "bush:3"], "bush"),
-    ],
-)
-def test_bad_options(run, given, says):
-    code, _, err = run("serve", *given)
-    assert code == 2
-    assert says in err
-    assert len(err.splitlines()) == 1
-
-
 def test_the_extra_that_is_missing_is_named(run, monkeypatch):
     monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None)
     code, _, err = run("serve")

@@ -158,21 +158,3 @@ def test_what_has_no_store_takes_no_file(folder, tmp_path):
     for drafter in ("ngram", "none", "ngram+self", "self"):
         with pytest.raises(ForetokenError, match=r"suffix_store is for drafter suffix"):
             foretoken.load(folder, drafter=drafter, suffix_store=tmp_path / "store")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--drafter", "ngram", "--suffix-store", "x"], "suffix_store is for drafter suffix"),
-        (["--drafter", "suffix", "--suffix-store", "nowhere/x"], "Cannot write nowhere/x"),
-        (["--drafter", "suffix", "--suffix-store", "x", "--ray", 2, "--batch-file", "y", "--out", "z", "--seed", 0],
-         "suffix_store x is kept by one process: leave it out, or --ray"),
-    ],
-)  # fmt: skip
-def test_the_command_refuses_before_models_are_loaded(run, tmp_path, monkeypatch, folder, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    Path("y").write_text('{"prompt": "a"}\n', encoding="utf-8")
-    code, out, err = run("generate", *([] if "--batch-file" in arguments else ["a"]), "--target", folder, *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert len(err.strip().splitlines()) == 1

@@ -193,12 +193,6 @@ def test_tune_watches_a_drafter_without_a_distribution(run):
     assert read_profile("foretoken-profile.json").drafter == "ngram"
 
 
-def test_tune_refuses_a_drafter_that_remembers_earlier_runs(run):
-    code, out, err = run("tune", *SMALL, "--drafter", "suffix")
-    assert (code, out) == (2, "")
-    assert "every prompt is run several times here: take ngram for suffix" in err
-
-
 def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkeypatch):
     monkeypatch.setattr("foretoken.tune.grid.num_cores", lambda: 2)
     monkeypatch.setattr(
@@ -266,20 +260,12 @@ def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
     assert grid.able(engine, []) == []
 
 
-@pytest.mark.parametrize("name", ["nowhere/p.json", "."])
-def test_a_profile_that_cannot_be_written_is_refused_before_anything_is_loaded(run, monkeypatch, name):
-    monkeypatch.setattr("foretoken.cli.options.load_engine", None)
-    code, out, err = run("tune", *SMALL, "--out", name)
-    assert (code, out, err.startswith(f"foretoken: Cannot write {name}: ")) == (2, "", True), err
-
-
 def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path):
     (tmp_path / "w.jsonl").write_text('{"prompt": "ab"}\n')
     code, _, err = run("tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
     assert (code, "it has 1" in err) == (2, True)
     for arguments, says in (
         (("--drafter", "none"), "no drafter to tune"),
-        (("--best", 0), "best is 0"),
         (("--max-new-tokens", 4), "below 16 tokens"),
         (("--max-new-tokens", 4000), "do not fit the context"),
     ):
