@@ -18,6 +18,7 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_on
 from foretoken.core.walk import draw, follow, walk
 from foretoken.decode import Decoder
 from foretoken.verify import VERIFIERS
+from raising import raising
 from tables import each
 
 UNIFORM = torch.full((5,), 0.2, dtype=torch.float64)
@@ -101,10 +102,7 @@ def test_the_walk_follows_the_target(wanted: tuple[int, ...], path: tuple[int, .
 
 
 def test_opaque_children_never_reach_the_rule() -> None:
-    def rule(p: Tensor, siblings: Siblings) -> Tensor:
-        raise AssertionError
-
-    assert walk(example(), each(lambda node: one_hot(0)), rule, seeded(0)) == ((0,), 0)
+    assert walk(example(), each(lambda node: one_hot(0)), raising(AssertionError), seeded(0)) == ((0,), 0)
 
 
 def test_the_law_of_the_walk() -> None:

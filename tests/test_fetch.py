@@ -21,6 +21,7 @@ from foretoken.catalogue.known import known_models, models_folder
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.models.load import OFF, load_model, load_tokenizer
+from raising import raising
 
 NAME = "tiny-llama"
 
@@ -196,11 +197,8 @@ def test_disk_too_small(index: Path, run: Command, monkeypatch: pytest.MonkeyPat
 
 
 def test_disk_full_on_the_way(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(gguf_folder, "write_stored", full)
+        patched.setattr(gguf_folder, "write_stored", raising(OSError(errno.ENOSPC, "No space left on device")))
         refused(run, "became full as tiny-llama was made")
     assert left() == [f".{NAME}.part/model.gguf"]
     unset(monkeypatch)

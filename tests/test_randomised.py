@@ -27,6 +27,7 @@ from foretoken.trees import static
 from foretoken.trees.paths import PathTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
+from raising import raising
 
 PAIRS = exact.all_pairs(seed=0)
 PROBABILITIES = [0.0, 0.3, 0.75, 1.0]
@@ -214,11 +215,8 @@ def test_with_more_threads_they_take_turns(models, monkeypatch):
 
 
 def test_a_drafter_that_fails_in_its_thread_costs_speed_only(models, monkeypatch):
-    def broken(self, *args):
-        raise RuntimeError("broken")
-
     engine = load(models, tree="chain:2", draft_probability=0.0)
-    monkeypatch.setattr(RandomisedSession, "_weights_after", broken)
+    monkeypatch.setattr(RandomisedSession, "_weights_after", raising(RuntimeError("broken")))
     with pytest.warns(DraftFailedWarning, match="broken"):
         result = engine.generate("x", max_new_tokens=12, seed=0)
     assert len(result.token_ids) == 12

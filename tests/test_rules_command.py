@@ -9,6 +9,7 @@ from benchmarks import rules as measure
 from benchmarks import speed
 from benchmarks.reproduce import ARTEFACTS
 from command import Command
+from raising import raising
 
 SMALL = ["--positions", 4, "--draws", "1,2", "--temperature", "1"]
 LOSSLESS = 1e-12
@@ -99,10 +100,7 @@ def test_rules_by_speed(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupt_prints_what_is_there(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "_times", interrupted)
+    monkeypatch.setattr(measure, "_times", raising(KeyboardInterrupt))
     code, out, _ = run("benchmarks", "rules", *SMALL)
     assert code == 130
     assert "transport" in out

@@ -24,6 +24,7 @@ from foretoken.serve.run import serve
 from foretoken.serve.settings import Settings
 from limited import LONG, error
 from limited import engine as engine  # fixtures
+from raising import raising
 from serving import COMPLETION
 
 
@@ -34,15 +35,12 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, t
     class DiedError(BaseException):
         pass
 
-    def die(*_):
-        raise DiedError
-
     with serving.served(engine) as running:
-        monkeypatch.setattr(Batch, "step", die)
+        monkeypatch.setattr(Batch, "step", raising(DiedError))
         if tells:
             error(running.post(COMPLETION, {"prompt": "abc"}), 500)
         else:
-            monkeypatch.setattr(Batch, "fail", die)
+            monkeypatch.setattr(Batch, "fail", raising(DiedError))
             with pytest.raises(httpx.ReadTimeout):
                 running.post(COMPLETION, {"prompt": "abc"}, timeout=0.5)
             serving.wait_until(lambda: running.worker.error is not None)

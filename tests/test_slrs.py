@@ -30,6 +30,7 @@ from foretoken.vocab.price import Price
 from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
 from foretoken.vocab.translation import FIRM
+from raising import raising
 
 RULE = VERIFIERS["string-rejection"]
 # "ab" is no token, so that a draft that has "a" stays open at "ab".
@@ -344,8 +345,7 @@ class TwoDrafts:
         ]
 
 
-def broken(*_):
-    raise RuntimeError("no more memory")
+broken = raising(RuntimeError("no more memory"))
 
 
 def test_what_was_accepted_before_a_drafter_fails_stays():

@@ -19,6 +19,7 @@ from foretoken.tune.costs import ForwardCosts, StepCosts
 from foretoken.tune.grid import modelled
 from foretoken.tune.run import RUN, Prediction, watched
 from foretoken.vocab.slem import SLEMDrafter
+from raising import raising
 
 # Costs.
 
@@ -143,11 +144,8 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
 
 
 def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("foretoken.tune.run.forward_costs", interrupted)
+        patched.setattr("foretoken.tune.run.forward_costs", raising(KeyboardInterrupt))
         code, _, err = run("tune", *SMALL, "--temperature", 0)
     assert code == 130
     assert "goes on from here" in err
@@ -163,10 +161,7 @@ def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("other", [("--compile", "off"), "drafter", "processor"])
 def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, monkeypatch, other):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("foretoken.tune.run.forward_costs", interrupted)
+    monkeypatch.setattr("foretoken.tune.run.forward_costs", raising(KeyboardInterrupt))
     assert run("tune", *SMALL)[0] == 130
     again = ()
     if other == "drafter":
@@ -177,7 +172,7 @@ def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, m
         monkeypatch.setattr("foretoken.models.identity.cpu_name", lambda: "Z80")
     else:
         again = other
-    monkeypatch.setattr("foretoken.tune.run._measure", interrupted)
+    monkeypatch.setattr("foretoken.tune.run._measure", raising(KeyboardInterrupt))
     code, _, err = run("tune", *SMALL, *again)
     assert code == 130
     assert "foretoken-profile.json.part is of other settings, models or versions: it is replaced" in err

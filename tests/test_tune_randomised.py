@@ -16,6 +16,7 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.measure.continuations import Workload
 from foretoken.measure.report import Report
+from raising import raising
 
 
 def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
@@ -86,11 +87,8 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
             raise KeyboardInterrupt
         return whole(workload, engine, i, *others)
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("benchmarks.randomised.forward_costs", interrupted)
+        patched.setattr("benchmarks.randomised.forward_costs", raising(KeyboardInterrupt))
         code, _, err = run(*arguments)
     assert (code, "goes on from here" in err) == (130, True)
     texts = entries(path)
