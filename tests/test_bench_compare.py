@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import gguf_zoo
-import tiny
 from benchmarks.by_kind import ALL, rows, tables
 from benchmarks.compare import engines, read_prompts, read_way
 from benchmarks.peers import Answered
@@ -18,7 +17,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.measure.harness import Turn, blocks
 from foretoken.measure.report import Report
 from foretoken.models.panels import PackedLinear
-from serving import toy_tokenizer
+from serving import save_target
 
 LINES = [
     {"kind": "chat", "prompt": "a b"},
@@ -32,9 +31,8 @@ LINES = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, and a file of prompts."""
-    folder, tokenizer = tmp_path_factory.mktemp("compare"), toy_tokenizer()
-    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=512).save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
+    folder = tmp_path_factory.mktemp("compare")
+    save_target(folder / "target", context=512)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
     return folder
 

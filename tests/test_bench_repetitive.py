@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import tiny
 from benchmarks.by_kind import rows
 from benchmarks.ngram_rule import NgramRule
 from benchmarks.peers import Answered
@@ -15,17 +14,14 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.draft.store import Store
 from foretoken.measure.harness import Turn, blocks
-from serving import toy_tokenizer
+from serving import save_target
 
 NAMES = ["plain", RULE, "ngram", "suffix", "self", "suffix+self"]
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder, tokenizer = tmp_path_factory.mktemp("repetitive"), toy_tokenizer()
-    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=2048).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_target(tmp_path_factory.mktemp("repetitive"))
 
 
 def test_every_drafter_writes_the_plain_text(run: Command, target: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 import foretoken
-import tiny
 from benchmarks.peers import Answered, ours, rows
 from command import Command
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
 from foretoken.measure.harness import Turn, blocks
-from serving import Served, served, toy_tokenizer
+from serving import Served, save_target, served
 
 OURS = ["foretoken", "foretoken, drafter self", "foretoken, drafter ngram"]
 
@@ -21,9 +20,8 @@ OURS = ["foretoken", "foretoken, drafter self", "foretoken, drafter ngram"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with a chat template, and two questions."""
-    folder, tokenizer = tmp_path_factory.mktemp("model"), toy_tokenizer()
-    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=2048).save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
+    folder = tmp_path_factory.mktemp("model")
+    save_target(folder / "target")
     questions = [{"messages": [{"role": "user", "content": text}]} for text in ("Who?", "What is it?")]
     (folder / "questions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
     return folder

@@ -5,7 +5,6 @@ import threading
 import warnings
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,27 +31,17 @@ from foretoken.serve.prefix import BLOCK, PrefixCache
 from foretoken.serve.requests import Intake
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, finish, job, started
+from listening import PATIENCE, Listener, finish, job, load, saved, started
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root: Path = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0, hidden=64, context=1024)
+    root, target = tmp_path_factory.mktemp("models"), tiny.llama(0, hidden=64, context=1024)
     torch.manual_seed(0)
     save_head(new_head("eagle", parts(CausalLM(target))), root / "eagle")
-    return {
-        "target": tiny.save(target, root / "target"),
-        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
-        "eagle": str(root / "eagle"),
-    }
-
-
-def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
-    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
-    return replace(engine, eos_ids=frozenset())
+    return saved(target, root) | {"eagle": str(root / "eagle")}
 
 
 @pytest.fixture(scope="module")

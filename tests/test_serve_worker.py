@@ -9,12 +9,12 @@ import torch
 import foretoken
 import tiny
 from foretoken.decode import Decoder, DraftFailedWarning
-from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, finish, job, started
+from listening import PATIENCE, Listener, finish, job, load, saved, started
+from raising import raising
 from serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -23,17 +23,7 @@ PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0, hidden=64)
-    return {
-        "target": tiny.save(target, root / "target"),
-        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
-    }
-
-
-def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
-    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
-    return replace(engine, eos_ids=frozenset())
+    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -285,14 +275,11 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
 
 
 def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, monkeypatch):
-    def die(*_: object) -> None:
-        raise SystemExit
-
     engine = load(folders)
-    monkeypatch.setattr(Batch, "fail", die)
+    monkeypatch.setattr(Batch, "fail", raising(SystemExit))
     for at_work in (False, True):
         if at_work:
-            monkeypatch.setattr(Batch, "drop_cancelled", die)
+            monkeypatch.setattr(Batch, "drop_cancelled", raising(SystemExit))
         worker = started(engine)
         worker.drain()
         assert worker.join(PATIENCE)
@@ -321,10 +308,7 @@ def test_one_who_cannot_be_told_is_cancelled(folders):
     engine = load(folders)
     worker = started(engine)
 
-    def gone(me: Listener) -> None:
-        raise RuntimeError("the loop is closed")
-
-    lost, good = Listener(gone), Listener()
+    lost, good = Listener(raising(RuntimeError("the loop is closed"))), Listener()
     worker.submit(job(engine, "a", new=200), lost)
     worker.submit(job(engine, "b", 2), good)
     good.wait()
