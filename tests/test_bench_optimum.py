@@ -7,7 +7,6 @@ from math import prod
 import pytest
 
 from benchmarks.joint import Drawn, Path, accepted, drawn, optimum
-from benchmarks.optimum import read_case
 from command import Command
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
@@ -104,12 +103,6 @@ def test_the_command(run: Command) -> None:
     assert 0 < row["optimum"] <= 1
     assert 0.5 < float(row["rrs"].split()[0]) <= 1
     assert row["block"] is None
-
-
-@pytest.mark.parametrize("text", ["kary:2x1", "kary:2x1/", "kary:2x1/x", "kary:2x1/1"])
-def test_what_is_no_case_is_named(text: str) -> None:
-    with pytest.raises(ForetokenError, match="is not TREE/V"):
-        read_case(text)
 
 
 def test_too_many_trees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

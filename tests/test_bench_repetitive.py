@@ -80,19 +80,3 @@ def test_the_rule_before_drafts_what_followed_the_last_occurrence() -> None:
     assert drafted([1, 2, 3, 4, 9, 2, 3, 7, 1, 2, 3], 3) == [4, 9, 2]
     assert drafted([1, 2, 8, 5, 1, 2, 1, 2], 4) == [1, 2]
     assert drafted([1, 2, 3], 4) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--kind", "poems"], "Unknown kind poems: choose among edits, logs, quotes, chat"),
-        (["--rounds", 0], "rounds is 0"),
-        (["--method", "best"], "Unknown method best"),
-        (["--target", "nowhere"], "There is no model nowhere here"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Command, arguments: list[object], words: str) -> None:
-    code, out, err = run("benchmarks", "repetitive", *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert len(err.strip().splitlines()) == 1

@@ -88,20 +88,3 @@ def test_ratios_are_taken_on_the_same_prompt() -> None:
     assert self.vs_transformers is not None
     assert (self.vs_transformers.low, self.vs_transformers.high) == (4, 16)
     assert (self.tokens_per_step, self.num_same, self.num_answers) == (2, 1, 2)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--rounds 0", "rounds is 0"),
-        ("--max-new-tokens 0", "max_new_tokens is 0"),
-        ("--server nonsense", "--server nonsense names no server: give NAME=URL"),
-        ("--openvino nowhere", "pip install openvino-genai"),
-        ("--plot x.docx", "plot"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Command, folder: Path, options: str, words: str) -> None:
-    code, out, err = run(*quick(folder), *options.split())
-    assert (code, out) == (2, "")
-    assert words in err.splitlines()[-1]
