@@ -25,7 +25,7 @@ THEIRS = [("transformers", "plain"), ("transformers", "assisted 2"), ("transform
 
 @pytest.fixture
 def bench(run: Command) -> Command:
-    return lambda *arguments: run("bench", *arguments)
+    return Command(lambda *arguments: run("bench", *arguments))
 
 
 def test_every_method_runs_once_a_round_in_rotated_order(bench: Command, tmp_path: Path) -> None:
@@ -119,9 +119,8 @@ def test_an_expanded_target_is_labelled(
 
 def test_without_a_drafter_plain_decoding_is_compared_and_a_plot_is_drawn(bench: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    code, out, _ = bench(*QUICK, "--drafter", "none", "--temperature", 0, "--plot", "x.png", "--json")
-    assert code == 0
-    assert [(r["system"], r["method"]) for r in json.loads(out)["rows"]] == [OURS[0], THEIRS[0]]
+    rows = bench.json(*QUICK, "--drafter", "none", "--temperature", 0, "--plot", "x.png")["rows"]
+    assert [(row["system"], row["method"]) for row in rows] == [OURS[0], THEIRS[0]]
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -146,11 +145,7 @@ def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytes
     [(["--max-new-tokens", 300], "not fit the context of 256"), (["--plot", "x.docx"], "plot")],
 )
 def test_bad_input_is_one_sentence(bench: Command, tmp_path: Path, arguments: list[object], words: str) -> None:
-    code, out, err = bench(*arguments)
-    assert code == 2
-    assert out == ""
-    assert words in err
-    assert len(err.strip().splitlines()) == 1
+    bench.refused(words, *arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -158,12 +153,8 @@ def test_missing_heldout_prompts_are_named(
     bench: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(options, "demo_folder", lambda: tmp_path)
-    code, _, err = bench("--target", demo / "target", "--drafter", "none")
-    assert code == 2
-    assert "heldout.jsonl" in err
+    bench.refused("heldout.jsonl", "--target", demo / "target", "--drafter", "none")
 
 
 def test_a_target_alone_is_measured_with_the_drafter_that_fits_it(bench: Command, demo: Path) -> None:
-    code, out, err = bench(*QUICK, "--tree", "chain:2", "--temperature", 0, "--target", demo / "target", "--json")
-    assert code == 0, err
-    assert json.loads(out)["drafter"] == "auto"
+    assert bench.json(*QUICK, "--tree", "chain:2", "--temperature", 0, "--target", demo / "target")["drafter"] == "auto"

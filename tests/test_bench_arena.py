@@ -236,9 +236,7 @@ def test_the_command(run, tmp_path: Path) -> None:
     small = ("--pair", "toy", "--nodes", 4, "--prompts", 2, "--places", 2, "--max-new-tokens", 16)
     some = [part for rule in ("exact-match", "block", "rrsw", "traversal") for part in ("--rule", rule)]
     asked = ("benchmarks", "arena", *small, *some, "--temperature", 0, "--temperature", 1, "--rounds", 1)
-    code, printed, err = run(*asked, "--plot", tmp_path / "arena.svg", "--json")
-    assert code == 0, err
-    found = {table["title"]: table["rows"] for table in json.loads(printed)["tables"]}
+    found = {table["title"]: table["rows"] for table in run.json(*asked, "--plot", tmp_path / "arena.svg")["tables"]}
     (row,) = found["toy, temperature 1: the best beside the usual"]
     assert row["usual"] == "chain:4 block, iid"
     ruled = {row["rule"]: row for row in found["toy, temperature 1: the same, more than the usual accepts"]}
@@ -270,6 +268,4 @@ def test_the_command(run, tmp_path: Path) -> None:
     )
     titles = [table["title"] for table in json.loads(named[1])["tables"]]
     assert "toy, temperature 1, 6 nodes: accepted, and nodes drafted in brackets" in titles
-    code, _, err = run(*asked, "--places", 3)
-    assert code == 2
-    assert "places 2, not 3: name another --out" in err
+    run.refused("places 2, not 3: name another --out", *asked, "--places", 3)

@@ -23,7 +23,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def execution(run: Command, target: str) -> Command:
-    return lambda *arguments: run("benchmarks", "execution", "--target", target, *arguments)
+    return Command(lambda *arguments: run("benchmarks", "execution", "--target", target, *arguments))
 
 
 def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: Path) -> None:

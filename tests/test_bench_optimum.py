@@ -1,6 +1,5 @@
 """The joint optimum: what is known of it on chains and at depth 1, that it can be had, and the command."""
 
-import json
 from itertools import product
 from math import prod
 
@@ -96,9 +95,7 @@ def test_block_transport_is_near_it(tree: str, least: float) -> None:
 
 def test_the_command(run: Command) -> None:
     rules = ("--verifier", "rrs", "--verifier", "block")
-    code, out, _ = run("benchmarks", "optimum", "--case", "kary:2x1/2", *rules, "--pairs", "2", "--json")
-    assert code == 0
-    (row,) = json.loads(out)["tables"][0]["rows"]
+    (row,) = run.json("benchmarks", "optimum", "--case", "kary:2x1/2", *rules, "--pairs", "2")["tables"][0]["rows"]
     assert row["tree/tokens"] == "kary:2x1/2"
     assert 0 < row["optimum"] <= 1
     assert 0.5 < float(row["rrs"].split()[0]) <= 1

@@ -1,7 +1,5 @@
 """`python -m benchmarks repetitive` on a tiny model: every drafter, the same texts, and what a store may remember."""
 
-import json
-
 import pytest
 
 from benchmarks.by_kind import rows
@@ -28,9 +26,7 @@ def test_every_drafter_writes_the_plain_text(run: Command, target: str, monkeypa
     cleared = []
     monkeypatch.setattr(Store, "clear", lambda store: cleared.append(store))
     options = ("--target", target, "--kind", "chat", "--unseen", "--max-new-tokens", 24, "--rounds", 2, "--json")
-    code, out, err = run("benchmarks", "repetitive", *options)
-    assert code == 0, err
-    found = json.loads(out)["rows"]
+    found = run.json("benchmarks", "repetitive", *options)["rows"]
     assert [row["name"] for row in found] == NAMES
     assert {row["kind"] for row in found} == {"chat"}
     assert all(row["num_same"] == row["num_answers"] == 4 for row in found)

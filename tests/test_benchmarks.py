@@ -12,20 +12,19 @@ import pytest
 from benchmarks import quantised, soak
 from benchmarks.__main__ import SCRIPTS
 from command import Command
-from command import run as run_command
 from foretoken.serve.listen import bound
 
 
-def test_without_a_name_all_are_listed(monkeypatch, capsys):
-    code, out, _ = run_command(monkeypatch, capsys, "benchmarks")
+def test_without_a_name_all_are_listed(cli):
+    code, out, _ = cli("benchmarks")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(SCRIPTS)
     assert all(what in out for what in SCRIPTS.values())
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_has_a_help(monkeypatch, capsys, name):
-    code, out, _ = run_command(monkeypatch, capsys, "benchmarks", name, "--help")
+def test_each_has_a_help(cli, name):
+    code, out, _ = cli("benchmarks", name, "--help")
     assert code == 0
     assert f"python -m benchmarks {name}" in out
 

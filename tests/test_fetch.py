@@ -132,9 +132,7 @@ def refused(run: Command, message: str) -> None:
 
 
 def test_unknown_name(index: Path, run: Command):
-    code, _, err = run("fetch", "gpt-9")
-    assert code == 2
-    assert f"gpt-9 is not a model that is known by name: choose one of {NAME}." in err
+    run.refused(f"gpt-9 is not a model that is known by name: choose one of {NAME}.", "fetch", "gpt-9")
 
 
 def test_changed_package(index: Path, run: Command):

@@ -41,9 +41,7 @@ def quick(folder: Path) -> list[object]:
 def test_every_program_answers_every_prompt(run: Command, folder: Path, server: Served, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--server", f"other={server.url}", "--plot", "speed.svg", "--json")
-    code, out, err = run(*quick(folder), *options)
-    assert code == 0, err
-    report = json.loads(out)
+    report = run.json(*quick(folder), *options)
     found = {row["name"]: row for row in report["rows"]}
     assert list(found) == [*OURS, "transformers", "other"]
     for name, row in found.items():

@@ -71,11 +71,8 @@ def test_too_few_levels(run: Command, workplace: Path) -> None:
 def test_the_command_names_empty_files(option: str, run: Command, workplace: Path, tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("")
     data = ["--data", workplace / "data.jsonl"] if option == "--held-out" else []
-    code, _, err = run(
-        "train", "medusa", "--target", workplace / "target", "--out", "bad", *data, option, tmp_path / "none.txt"
-    )
-    assert code == 2
-    assert f"There is no text at all in {tmp_path / 'none.txt'}" in " ".join(err.split())
+    given = ("train", "medusa", "--target", workplace / "target", "--out", "bad", *data)
+    run.refused(f"There is no text at all in {tmp_path / 'none.txt'}", *given, option, tmp_path / "none.txt")
 
 
 def test_a_run_that_goes_on_from_a_head(run: Command, workplace: Path, tmp_path: Path) -> None:

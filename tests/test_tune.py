@@ -128,19 +128,15 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     assert cut["tokens per step"] < full["tokens per step"]
     assert cut["ms a step"] < full["ms a step"]
     profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
-    code, out, err = run(*profiled, "--method", "fixed")
-    assert code == 0, err
-    assert json.loads(out)["tree"] == profile.tree
-    code, out, err = run(*profiled, "--seed", 1)
-    assert code == 0, err
-    assert json.loads(out)["tree"].startswith("auto, at most")
+    assert run.json(*profiled, "--method", "fixed")["tree"] == profile.tree
+    assert run.json(*profiled, "--seed", 1)["tree"].startswith("auto, at most")
     arguments = ("--rounds", 1, "--prompts", 1, "--max-new-tokens", 4, "--temperature", 1, "--json")
-    code, out, err = run("bench", "--profile", "foretoken-profile.json", *arguments)
-    assert code == 0, err
+    rows = run.json("bench", "--profile", "foretoken-profile.json", *arguments)["rows"]
     wanted = {"chain:5", "kary:2x2"} if profile.tree == PLAIN else {profile.tree}
-    assert {row["method"] for row in json.loads(out)["rows"] if row["system"] == "foretoken"} == {PLAIN} | wanted
-    code, _, err = run("bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments)
-    assert (code, "made for another drafter" in err) == (2, True)
+    assert {row["method"] for row in rows if row["system"] == "foretoken"} == {PLAIN} | wanted
+    run.refused(
+        "made for another drafter", "bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments
+    )
 
 
 def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
@@ -180,9 +176,7 @@ def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, m
 
 
 def test_tune_watches_a_drafter_without_a_distribution(run):
-    (code, out, err) = run("tune", *SMALL, "--drafter", "ngram", "--best", 1)
-    assert code == 0, err
-    rows = json.loads(out)["tables"][-1]["rows"]
+    rows = run.json("tune", *SMALL, "--drafter", "ngram", "--best", 1)["tables"][-1]["rows"]
     tokens = [row["tokens per step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
     assert tokens == sorted(tokens), "a deeper chain cannot bring less"
     assert read_profile("foretoken-profile.json").drafter == "ngram"
@@ -197,9 +191,8 @@ def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkey
     def chosen(c: Recipe) -> bool:
         return c.draft_probability is not None or c.name in ("chain:1 block", "chain:4 block")
 
-    code, out, err = run("tune", *SMALL, "--best", 64)  # all: which of them are best is the machine's affair
-    assert code == 0, err
-    rows = [row for row in json.loads(out)["tables"][-1]["rows"] if row["a"] is not None]
+    found = run.json("tune", *SMALL, "--best", 64)  # all: which of them are best is the machine's affair
+    rows = [row for row in found["tables"][-1]["rows"] if row["a"] is not None]
     assert {(row["tree"], row["a"]) for row in rows} == set(grid.TOSSED)
     assert all(row["measured tokens/s"] > 0 for row in rows)
 
@@ -215,9 +208,7 @@ def strangers(demo: Path) -> Path:
 
 def test_tune_tries_every_way_to_draft_with_another_vocabulary(run, strangers):
     foreign = ("--drafter", strangers, "--vocab", "auto")
-    code, out, err = run("tune", *SMALL, "--best", 2, *foreign)
-    assert code == 0, err
-    rows = json.loads(out)["tables"][-1]["rows"]
+    rows = run.json("tune", *SMALL, "--best", 2, *foreign)["tables"][-1]["rows"]
     assert {(row["vocab"], row["predicted by"]) for row in rows} == {
         (None, "model"),
         *(("tli", by) for by in ("model", "short run")),
@@ -232,16 +223,14 @@ def test_tune_tries_every_way_to_draft_with_another_vocabulary(run, strangers):
     arguments = ("--drafter", strangers, "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
     bench = ("bench", "--rounds", 1, "--prompts", 1)
     for command in (("generate", "ab", "--method", "fixed"), ("generate", "ab"), bench):
-        code, out, err = run(*command, *arguments)
-        assert code == 0, err
+        assert run.json(*command, *arguments)
     for vocab in ("tli", "slem", "slrs", "union"):  # had plain decoding been the best
         plainly = replace(profile, tree=PLAIN, verifier="", vocab=vocab, drafter=f"{vocab} {weights}")
         plainly.write("foretoken-profile.json")
-        code, out, err = run(*bench, *arguments)
-        assert code == 0, (vocab, err)
-    code, out, err = run("tune", *SMALL, "--best", 1, "--drafter", strangers, "--vocab", "slem", "--temperature", 0)
-    assert code == 0, err
-    assert {row["vocab"] for row in json.loads(out)["tables"][-1]["rows"]} == {None, "slem"}
+        assert run.json(*bench, *arguments), vocab
+    named = ("--drafter", strangers, "--vocab", "slem", "--temperature", 0)
+    rows = run.json("tune", *SMALL, "--best", 1, *named)["tables"][-1]["rows"]
+    assert {row["vocab"] for row in rows} == {None, "slem"}
 
 
 def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
@@ -257,12 +246,10 @@ def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
 
 def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path):
     (tmp_path / "w.jsonl").write_text('{"prompt": "ab"}\n')
-    code, _, err = run("tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
-    assert (code, "it has 1" in err) == (2, True)
+    run.refused("it has 1", "tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
     for arguments, says in (
         (("--drafter", "none"), "no drafter to tune"),
         (("--max-new-tokens", 4), "below 16 tokens"),
         (("--max-new-tokens", 4000), "do not fit the context"),
     ):
-        code, _, err = run("tune", *SMALL, *arguments)
-        assert (code, says in err) == (2, True), err
+        run.refused(says, "tune", *SMALL, *arguments)
