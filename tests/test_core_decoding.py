@@ -144,25 +144,17 @@ def test_commit() -> None:
     assert (seq.num_prompt, seq.num_new, seq.num_left, seq.finished) == (2, 3, 7, False)
 
 
-def test_end_of_text_inside_the_accepted_path() -> None:
-    seq = sequence(eos=frozenset({1}))
-    assert seq.commit(example(), (0, 1, 3), 0) == Step((1,), num_drafted=3, num_accepted=1)
-    assert seq.finished
-    assert seq.ids == [9, 4, 1]
-
-
-def test_end_of_text_as_the_last_token() -> None:
-    seq = sequence(eos=frozenset({0}))
-    assert seq.commit(example(), (0, 1, 3), 0).tokens == (1, 3, 0)
-    assert seq.finished
-
-
-@pytest.mark.parametrize(("limit", "tokens", "accepted"), [(1, (1,), 1), (2, (1, 3), 2), (3, (1, 3, 0), 2)])
-def test_the_length_limit_inside_the_accepted_path(limit: int, tokens: tuple[int, ...], accepted: int) -> None:
-    seq = sequence(limit)
+@pytest.mark.parametrize(
+    ("limit", "end", "tokens", "accepted"),
+    [(10, 1, (1,), 1), (10, 0, (1, 3, 0), 2), (1, 2, (1,), 1), (2, 2, (1, 3), 2), (3, 2, (1, 3, 0), 2)],
+)
+def test_a_text_ends_inside_the_accepted_path(limit: int, end: int, tokens: tuple[int, ...], accepted: int) -> None:
+    """At the end of text, or where it is long enough."""
+    seq = sequence(limit, frozenset({end}))
     assert seq.commit(example(), (0, 1, 3), 0) == Step(tokens, 3, accepted)
     assert seq.finished
-    assert seq.num_left == 0
+    assert seq.ids == [9, 4, *tokens]
+    assert seq.num_left == limit - len(tokens)
 
 
 def test_end_of_text_in_the_prompt_does_not_stop() -> None:
