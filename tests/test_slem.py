@@ -7,7 +7,6 @@ import foretoken
 import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
-from foretoken.audit.decoding import Decoding, deviation, own_law
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -15,7 +14,6 @@ from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.draft.lm import LMDrafter
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
@@ -38,10 +36,7 @@ CASES = [
 def test_decoding_with_two_tokenizers_is_the_targets_own(law, policy, drafter):
     lm, small = tables.lms(drafter)
     drafting = SLEMDrafter(small, tables.translation(drafter), policy, law, lm.vocab_size)
-    verifier = VERIFIERS["exact-match"]
-    got = tables.law_of(lm, drafting, verifier, 2)
-    want = own_law(Decoding(LMTarget(lm), drafting, verifier, (1, 2), 2, Sampling(), frozenset({0})))
-    assert deviation(got, want) < 1e-12
+    assert tables.deviates(lm, drafting, VERIFIERS["exact-match"]) < 1e-12
 
 
 T, D = vocabulary(zoo.byte_level()), vocabulary(zoo.byte_level([("h", "e"), ("he", "l"), ("Ċ", "Ġ"), ("ĊĠ", "Ġ")]))
@@ -104,10 +99,7 @@ def test_every_alignment_leaves_the_text_the_targets_own(heals):
     lm, small = tables.lms(tables.DRAFTER)
     translation = tables.translation(tables.DRAFTER)
     drafting = SLEMDrafter(small, translation, static.kary(2, 2), Opaque, lm.vocab_size, longest_overlap, heals)
-    verifier = VERIFIERS["exact-match"]
-    got = tables.law_of(lm, drafting, verifier, 2)
-    want = own_law(Decoding(LMTarget(lm), drafting, verifier, (1, 2), 2, Sampling(), frozenset({0})))
-    assert deviation(got, want) < 1e-12
+    assert tables.deviates(lm, drafting, VERIFIERS["exact-match"]) < 1e-12
 
 
 def test_incomplete_characters():

@@ -11,7 +11,6 @@ import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
 from foretoken.audit.branching import outcomes
-from foretoken.audit.decoding import Decoding, deviation, own_law
 from foretoken.audit.table import TableLM, random_table
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Opaque
@@ -53,9 +52,7 @@ def drafting(pair, depth=1, limit=64, seed=0, **settings):
 
 
 def deviates(lm, drafter, rule=RULE, **sampling):
-    got = tables.law_of(lm, drafter, rule, 2, **sampling)
-    want = own_law(Decoding(LMTarget(lm), drafter, rule, (1, 2), 2, Sampling(**sampling), frozenset({0})))
-    return deviation(got, want)
+    return tables.deviates(lm, drafter, rule, **sampling)
 
 
 CASES = [("apart", 2, 64), ("contained", 2, 64), ("disjoint", 2, 64), ("containing", 2, 64), ("wider", 1, 64)]
