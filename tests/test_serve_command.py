@@ -70,22 +70,8 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, t
 def process(engine, tmp_path, request):
     """`foretoken serve` in a process of its own, and its address. A test may be given further options."""
     package = str(Path(foretoken.__file__).parents[1])
-    line = [
-        sys.executable,
-        "-m",
-        "foretoken",
-        "serve",
-        engine.target.name,
-        "--drafter",
-        "ngram",
-        "--port",
-        "0",
-        "--compile",
-        "off",
-        "--log",
-        "json",
-        *getattr(request, "param", ()),
-    ]
+    options = ["--drafter", "ngram", "--port", "0", "--compile", "off", "--log", "json", *getattr(request, "param", ())]
+    line = [sys.executable, "-m", "foretoken", "serve", engine.target.name, *options]
     with subprocess.Popen(
         line, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}
     ) as running:

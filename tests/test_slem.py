@@ -148,10 +148,9 @@ def pair():
 
 
 def load(pair, **options):
-    settings = {"vocab": "slem", "tree": "kary:2x3", "device": "cpu", **options}
-    return foretoken.load(
-        pair[0], drafter=pair[1], tokenizer=zoo.byte_level(), drafter_tokenizer=zoo.byte_only(), **settings
-    )
+    both = {"tokenizer": zoo.byte_level(), "drafter_tokenizer": zoo.byte_only()}
+    settings = {**both, "vocab": "slem", "tree": "kary:2x3", "device": "cpu", **options}
+    return foretoken.load(pair[0], drafter=pair[1], **settings)
 
 
 def decoder_of(engine, slots):
@@ -167,16 +166,7 @@ def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
     """Its scores after many steps are those of a fresh read of the same ids."""
     drafter = zoo.byte_level(merges)
     model = tiny.llama(1, vocab=len(drafter))
-    engine = foretoken.load(
-        pair[0],
-        drafter=model,
-        tokenizer=zoo.byte_level(),
-        drafter_tokenizer=drafter,
-        vocab="slem",
-        tree="chain:3",
-        law="opaque",
-        device="cpu",
-    )
+    engine = load((pair[0], model), drafter_tokenizer=drafter, tree="chain:3", law="opaque")
     decoder, sequence = decoder_of(engine, 40)
     lm = CausalLM(model)
     for _ in range(12):
@@ -201,25 +191,15 @@ def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
 def test_a_target_drafting_for_itself_by_strings_is_mostly_accepted():
     """The same tokenizer and model on both sides: at temperature 0 what it writes is what it would have written."""
     model = tiny.llama(0, vocab=257)
-    engine = foretoken.load(
-        model,
-        drafter=tiny.llama(0, vocab=257),
-        tokenizer=zoo.byte_only(),
-        drafter_tokenizer=zoo.byte_only(),
-        vocab="slem",
-        tree="chain:4",
-        device="cpu",
-    )
+    engine = load((model, tiny.llama(0, vocab=257)), tokenizer=zoo.byte_only(), tree="chain:4")
     ascii_only = {i: -1e9 for i in range(257) if not 32 <= (vocabulary(zoo.byte_only()).tokens[i] or b"\0")[0] < 127}
     with torch.no_grad():
         for m in (model, engine.drafter.lm.model):
             m.lm_head.weight[list(ascii_only)] = 0
     result = engine.generate("the hello", max_new_tokens=40, temperature=0.0, logit_bias=ascii_only)
     plain = foretoken.load(model, tokenizer=zoo.byte_only(), device="cpu")
-    assert (
-        result.token_ids
-        == plain.generate("the hello", max_new_tokens=40, temperature=0.0, logit_bias=ascii_only).token_ids
-    )
+    want = plain.generate("the hello", max_new_tokens=40, temperature=0.0, logit_bias=ascii_only)
+    assert result.token_ids == want.token_ids
     assert result.stats.block_efficiency > 3
 
 

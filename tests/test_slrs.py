@@ -55,26 +55,19 @@ def deviates(lm, drafter, rule=RULE, **sampling):
     return tables.deviates(lm, drafter, rule, **sampling)
 
 
-CASES = [("apart", 2, 64), ("contained", 2, 64), ("disjoint", 2, 64), ("containing", 2, 64), ("wider", 1, 64)]
+CASES = [
+    *(((pair, 2), {}) for pair in ("apart", "contained", "disjoint", "containing")),
+    (("wider", 1), {}),
+    *(((pair, 1, 2), {}) for pair in ("apart", "long")),  # a limit that cuts
+    *(((pair, 2), {"lookahead": most}) for pair in ("apart", "containing") for most in (1, 2)),
+    *(((pair, 2), {"drafts": SingleTokens}) for pair in ("apart", "wider", "disjoint")),  # vocab union
+]
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("pair", "depth", "limit"), [*CASES, ("apart", 1, 2), ("long", 1, 2)])
-def test_decoding_with_two_tokenizers_is_the_targets_own(pair, depth, limit):
-    assert deviates(*drafting(pair, depth, limit)) < 1e-10
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("lookahead", [1, 2])
-@pytest.mark.parametrize("pair", ["apart", "containing"])
-def test_a_draft_may_end_after_so_many_tokens(pair, lookahead):
-    assert deviates(*drafting(pair, 2, lookahead=lookahead)) < 1e-10
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("pair", ["apart", "wider", "disjoint"])
-def test_union_too(pair):
-    assert deviates(*drafting(pair, 2, drafts=SingleTokens)) < 1e-10
+@pytest.mark.parametrize(("case", "settings"), CASES)
+def test_decoding_with_two_tokenizers_is_the_targets_own(case, settings):
+    assert deviates(*drafting(*case, **settings)) < 1e-10
 
 
 @pytest.mark.usefixtures("unchecked")

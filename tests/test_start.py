@@ -35,20 +35,8 @@ for line in json.loads(open(sys.argv[1]).read()):
     slow = [name for name in SLOW if name in sys.modules]
     print(json.dumps([code or 0, out.getvalue(), err.getvalue(), slow]))
 """
-HELP = [
-    [],
-    ["generate"],
-    ["chat"],
-    ["serve"],
-    ["fetch"],
-    ["demo"],
-    ["audit"],
-    ["bench"],
-    ["bench", "acceptance"],
-    ["tune"],
-    ["vocab"],
-    ["train"],
-]
+NAMES = ("generate", "chat", "serve", "fetch", "demo", "audit", "bench", "bench acceptance", "tune", "vocab", "train")
+HELP = [[], *(name.split() for name in NAMES)]
 NONE = "/nonexistent"
 LINES = [  # of a batch file
     ('{"messages": []}', "The conversation of line 1 of"),

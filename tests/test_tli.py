@@ -17,6 +17,7 @@ from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.tli import IntersectionLM, tli
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
+from test_slem import load as load_pair
 
 CASES = [
     ("standard", IID, static.chain(2), tables.DRAFTER),
@@ -95,21 +96,13 @@ def pair():
     return tiny.llama(0, vocab=len(zoo.byte_level())), tiny.llama(1, vocab=257)
 
 
-def load(pair, vocab="tli", target=None, drafter=None, **options):
-    return foretoken.load(
-        pair[0],
-        drafter=pair[1],
-        tokenizer=target or zoo.byte_level(),
-        drafter_tokenizer=drafter or zoo.byte_only(),
-        vocab=vocab,
-        device="cpu",
-        **options,
-    )
+def load(pair, **options):
+    return load_pair(pair, **{"vocab": "tli", "tree": None, **options})
 
 
 def test_either_vocabulary_may_contain_the_other(pair):
     other = pair[1], pair[0]
-    engine = load(other, target=zoo.byte_only(), drafter=zoo.byte_level())
+    engine = load(other, tokenizer=zoo.byte_only(), drafter_tokenizer=zoo.byte_level())
     assert len(engine.generate("the hello", max_new_tokens=12, seed=0).token_ids) == 12
 
 
@@ -127,7 +120,7 @@ def test_what_does_not_fit_is_told(pair):
     with pytest.raises(ForetokenError, match="--vocab auto"):
         load(pair, vocab=None)
     with pytest.raises(ForetokenError, match="byte-level BPE"):
-        load(pair, drafter=zoo.word_level())
+        load(pair, drafter_tokenizer=zoo.word_level())
 
 
 @pytest.mark.parametrize(
