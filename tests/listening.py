@@ -62,6 +62,13 @@ def job(engine: Engine, prompt: Prompt, seed: int = 0, new: int = 24, temperatur
     return Job(tuple(engine.encode(prompt)), sampling, seed, new, engine.eos_ids, **options)
 
 
+def asked(worker: Worker, wanted: Job) -> Listener:
+    """Submit a job; its listener."""
+    listener = Listener()
+    worker.submit(wanted, listener)
+    return listener
+
+
 def started(engine: Engine, **options) -> Worker:
     worker = Worker(engine, **options)
     worker.start()
