@@ -310,6 +310,12 @@ def test_wrong_pairs_are_refused_when_built(folders, tmp_path):
         ({"verifier": "typical"}, "typical.*exact-match.*rrsw"),
         ({"law": "gumbel"}, "gumbel.*iid"),
         ({"drafter": str(tmp_path / "nowhere")}, "nowhere"),
+        ({"method": "best"}, "Unknown method best: choose one of fixed, auto"),
+        ({"tree": "budget:0"}, "positive integers"),
+        ({"tree": "budget:8", "drafter": "ngram", "verifier": "exact-match"}, "ngram has no probabilities"),
+        ({"tree": "chain:4@0.5", "drafter": "suffix"}, "Drafter suffix has no probabilities"),
+        ({"tree": "budget:8", "verifier": "block"}, "does not branch"),
+        ({"tree": "dynamic:8", "verifier": "rrsw"}, "only verifier exact-match"),
         ({"max_batch": 0}, "max_batch"),
         ({"dtype": "float3"}, "float3"),
     ]

@@ -12,7 +12,6 @@ from foretoken.audit import enumerate as exact
 from foretoken.core import laws
 from foretoken.core.budgeted import laws_within
 from foretoken.core.draws import draw_iid
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, draw_each
 from foretoken.core.sampling import Sampling
 from foretoken.core.tree import Siblings, TreeBuilder
@@ -20,7 +19,7 @@ from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Limits, Node, law_for, spend
 from foretoken.trees.gain import CHOICES, shares
 from foretoken.verify import VERIFIERS
-from tables import Hidden, table_decoding, tiny_engine, trees
+from tables import Hidden, table_decoding, trees
 
 SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)
 EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=3.0)  # thinks so badly of the drafter that it branches
@@ -317,15 +316,6 @@ def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
                 assert expected == pytest.approx(plainly, abs=1e-6)
                 quick += 1 < wanted < 2 - certainty and most > 1
     assert quick > 100
-
-
-def test_bad_trees_are_refused() -> None:
-    with pytest.raises(ForetokenError, match="positive integers"):
-        tiny_engine(tree="budget:0")
-    with pytest.raises(ForetokenError, match="ngram has no probabilities"):
-        tiny_engine(tree="budget:8", drafter="ngram", verifier="exact-match")
-    with pytest.raises(ForetokenError, match="does not branch"):
-        tiny_engine(tree="budget:8", verifier="block")
 
 
 def test_rules_declare_what_budget_trees_draw() -> None:
