@@ -5,7 +5,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaForCausalLM
@@ -15,7 +17,28 @@ from benchmarks import __main__ as benchmarks
 from foretoken.cli import main as cli
 from foretoken.cli import options
 
-Command = Callable[..., tuple[int, str, str]]
+
+@dataclass(frozen=True)
+class Command:
+    """Runs a command; (exit code, stdout, stderr)."""
+
+    call: Callable[..., tuple[int, str, str]]
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        return self.call(*arguments)
+
+    def json(self, *arguments: object) -> Any:
+        """What a command that succeeds prints as JSON."""
+        code, out, err = self(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    def refused(self, says: str, *arguments: object) -> None:
+        """Assert that a command tells these words, in one sentence, and nothing else."""
+        code, out, err = self(*arguments)
+        assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+        assert err.startswith("foretoken: ")
+        assert says in err
 
 
 def run(
@@ -65,6 +88,12 @@ def demo(models: tuple[LlamaForCausalLM, LlamaForCausalLM], tmp_path_factory: py
     return root
 
 
+@pytest.fixture(name="cli")
+def run_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command as it is, with the models of the repository."""
+    return Command(lambda *arguments: run(monkeypatch, capsys, *arguments))
+
+
 @pytest.fixture(name="run")
 def run_with_demo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], demo: Path, tmp_path: Path
@@ -72,4 +101,4 @@ def run_with_demo(
     """Run a command in an empty folder, with those models; (exit code, stdout, stderr)."""
     monkeypatch.setattr(options, "demo_folder", lambda: demo)
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: run(monkeypatch, capsys, *arguments)
+    return Command(lambda *arguments: run(monkeypatch, capsys, *arguments))

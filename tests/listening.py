@@ -2,7 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from transformers import LlamaForCausalLM
+
+import foretoken
+import tiny
 from foretoken.core.sampling import Sampling
 from foretoken.engine import Engine, Prompt
 from foretoken.serve.jobs import Failed, Job, Progress
@@ -39,9 +45,28 @@ class Listener:
         return self.ids
 
 
+def saved(target: LlamaForCausalLM, root: Path) -> dict[str, str]:
+    """The folders of a target, and of a drafter that agrees with it often."""
+    drafter = tiny.perturbed(target, 0.15, 1)
+    return {"target": tiny.save(target, root / "target"), "drafter": tiny.save(drafter, root / "drafter")}
+
+
+def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
+    """An engine whose texts end by their length alone. drafter: the name of a folder, or of a way to draft."""
+    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
+    return replace(engine, eos_ids=frozenset())
+
+
 def job(engine: Engine, prompt: Prompt, seed: int = 0, new: int = 24, temperature: float = 0.8, **options) -> Job:
     sampling = Sampling(temperature=temperature, **options.pop("sampling", {}))
     return Job(tuple(engine.encode(prompt)), sampling, seed, new, engine.eos_ids, **options)
+
+
+def asked(worker: Worker, wanted: Job) -> Listener:
+    """Submit a job; its listener."""
+    listener = Listener()
+    worker.submit(wanted, listener)
+    return listener
 
 
 def started(engine: Engine, **options) -> Worker:

@@ -6,20 +6,10 @@ import torch
 from torch import Tensor
 
 from foretoken.core.laws import Law, outcomes
-from foretoken.core.tree import Siblings
-from foretoken.core.verifier import Verifier
 
 
 def f64(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def enumerated(rule: Verifier, law: Law, p: Tensor, q: Tensor) -> float:
-    """P(the emitted token is among the draws)."""
-    total = 0.0
-    for draws, prob in outcomes(law, q):
-        total += prob * float(rule(p, Siblings(draws, q, law))[list(set(draws))].sum())
-    return total
 
 
 def optimum(law: Law, p: Tensor, q: Tensor) -> float:

@@ -62,6 +62,14 @@ def save_pair(folder: Path, context: int = 2048, tokenizer: PreTrainedTokenizerF
         tokenizer.save_pretrained(folder / name)
 
 
+def save_target(folder: Path, context: int = 2048) -> str:
+    """Write the folder of a target with a chat template, which the kernel takes."""
+    tokenizer = toy_tokenizer()
+    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=context).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def load_pair(folder: Path) -> Engine:
     """The engine of what `save_pair` wrote."""
     return foretoken.load(str(folder / "target"), drafter=str(folder / "drafter"), tree="chain:3", device="cpu")

@@ -22,6 +22,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.published.plan import Solver
 from models_zoo import tiny
+from raising import raising
 from tables import table_decoding
 
 CASES = [
@@ -110,10 +111,7 @@ def test_a_drafter_with_a_stale_cache_is_slow_but_not_wrong(monkeypatch: pytest.
 
 
 def test_a_failing_drafter_does_not_pass_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def propose(self: LMDraftSession, sequences: list) -> list:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(LMDraftSession, "propose", propose)
+    monkeypatch.setattr(LMDraftSession, "propose", raising(RuntimeError("broken")))
     case = table_decoding(VERIFIERS["rrs"], IID, static.kary(2, 1), 3)
     with pytest.raises(RuntimeWarning, match="broken"):
         decoding.enumerate_law(case)

@@ -19,6 +19,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from leaks import leak
 from models_zoo import tiny
+from raising import raising
 from tables import tiny_engine
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # thousands of generations; test_engine checks the types
@@ -137,16 +138,13 @@ def test_a_float_tie_is_told_from_an_error() -> None:
 def test_a_drafter_that_fails_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     from foretoken.draft.lm import LMDraftSession
 
-    def propose(self: LMDraftSession, sequences: list) -> list:
-        raise RuntimeError("broken on purpose")
-
     def every_rule(rules: list, *_: object) -> Section:
         assert rules == list(VERIFIERS.values())
         return Section("", "", (Check("", OK, ""),))
 
     monkeypatch.setattr(audit, "one_node", every_rule)
     monkeypatch.setattr(audit, "whole_decodings", every_rule)
-    monkeypatch.setattr(LMDraftSession, "propose", propose)
+    monkeypatch.setattr(LMDraftSession, "propose", raising(RuntimeError("broken on purpose")))
     report = audit.run(tiny_engine(), temperature=1.0, samples=200, seed=0, progress=quiet)
     assert not report.passed
     assert "broken on purpose" in report.text()

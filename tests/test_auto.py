@@ -15,7 +15,6 @@ from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
 from foretoken.audit.table import TableRows
 from foretoken.audit.wrong import PeekingDrafter
-from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter, FeatureDrafter, LearningSession
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
@@ -261,11 +260,6 @@ def test_load_takes_the_method(target):
     plain = foretoken.load(target, tokenizer=tiny.tokenizer()).generate(prompts, **greedy)
     assert [r.token_ids for r in engine.generate(prompts, **greedy)] == [r.token_ids for r in plain]
     assert foretoken.load(target, method="auto").drafter == NoDrafter()
-
-
-def test_an_unknown_method_is_refused(target):
-    with pytest.raises(ForetokenError, match="Unknown method best: choose one of fixed, auto"):
-        foretoken.load(target, method="best")
 
 
 def test_a_drafter_of_hidden_states_is_still_told_them():

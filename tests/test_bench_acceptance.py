@@ -12,7 +12,6 @@ from benchmarks.papers.global_resolution_steps import Paths
 from benchmarks.papers.shaped import Flattened, Likeliest, ShapedDrafter, flattened_to
 from benchmarks.papers.steps import Course, Sample
 from benchmarks.papers.steps import run as counted
-from command import run as run_on_demo_models
 from foretoken.audit import decoding
 from foretoken.cli.options import load_engine
 from foretoken.core.errors import ForetokenError
@@ -81,9 +80,7 @@ def test_an_interrupted_report_says_whether_it_has_figures() -> None:
 def test_the_command(run, tmp_path: Path) -> None:
     vectors = tmp_path / "vectors"
     measured = ("bench", "acceptance", "--prompts", 1, "--max-new-tokens", 4, "--children", 2, "--out", vectors)
-    code, printed, _ = run(*measured, "--verifier", "rrsw", "--temperature", 1, "--json")
-    assert code == 0
-    (row,) = json.loads(printed)["tables"][0]["rows"]
+    (row,) = run.json(*measured, "--verifier", "rrsw", "--temperature", 1)["tables"][0]["rows"]
     kept = json.loads((vectors / "rrsw-1.json").read_text())
     assert [row["b=1"], row["b=2"]] == kept["acceptance"]
     assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
@@ -101,9 +98,7 @@ def test_a_file_of_something_else_is_refused(run, tmp_path: Path) -> None:
         (of_other_weights, "was measured with weights"),
     ):
         (tmp_path / "rrsw-1.json").write_text(foreign)
-        code, _, err = run(*arguments)
-        assert code == 2
-        assert what in err
+        run.refused(what, *arguments)
         assert (tmp_path / "rrsw-1.json").read_text() == foreign
 
 
@@ -157,14 +152,12 @@ def test_a_drafter_is_made_worse_to_measure_but_not_better() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["spechub-tables5-7", "global-resolution-table4"])
-def test_reproductions(monkeypatch, capsys, name: str) -> None:
+def test_reproductions(monkeypatch, cli, name: str) -> None:
     """A row of each table; all of them take minutes."""
     chosen, cited = {5: "biSeq4", 6: "3^2", 7: "2^2"}, spechub_trees.cited
     monkeypatch.setattr(spechub_trees, "cited", lambda n: {1.0: {chosen[n]: cited(n)[1.0][chosen[n]]}})
     monkeypatch.setattr(global_resolution_steps, "TABLE_4", {2: global_resolution_steps.TABLE_4[2]})
-    code, printed, err = run_on_demo_models(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
-    assert code == 0, err
-    tables = json.loads(printed)["tables"]
+    tables = cli.json("benchmarks", "reproduce", name, "--quick")["tables"]
     assert [len(table["rows"]) for table in tables] == ([1, 1, 1] if name.startswith("spechub") else [1])
     shown = [cell for table in tables for cell in table["rows"][0].values() if isinstance(cell, str) and "±" in cell]
     assert len(shown) == (3 + 2 + 3 if name.startswith("spechub") else 5)
@@ -173,10 +166,8 @@ def test_reproductions(monkeypatch, capsys, name: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["spechub-figure1", "spechub-figure6"])
-def test_curves_of_tokens_per_step(monkeypatch, capsys, name: str) -> None:
-    code, printed, err = run_on_demo_models(monkeypatch, capsys, "benchmarks", "reproduce", name, "--quick", "--json")
-    assert code == 0, err
-    (table,) = json.loads(printed)["tables"]
+def test_curves_of_tokens_per_step(cli, name: str) -> None:
+    (table,) = cli.json("benchmarks", "reproduce", name, "--quick")["tables"]
     assert [row["tree"] for row in table["rows"]] == (["2^2", "2^3"] if name == "spechub-figure1" else ["2^2"])
     for row in table["rows"]:
         assert all(1 <= float(row[f"{rule}, ours"].split()[0]) <= 4 for rule in spechub_curves.RULES)
@@ -184,12 +175,9 @@ def test_curves_of_tokens_per_step(monkeypatch, capsys, name: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_acceptance_by_draft_falls_to_nothing(monkeypatch, capsys) -> None:
+def test_acceptance_by_draft_falls_to_nothing(cli) -> None:
     """Both rules accept the first draft alike, as often as JF68m's; all ten together are accepted at most always."""
-    line = ("benchmarks", "reproduce", "spechub-figure7", "--positions", "24", "--quick", "--json")
-    code, printed, err = run_on_demo_models(monkeypatch, capsys, *line)
-    assert code == 0, err
-    rows = json.loads(printed)["tables"][0]["rows"]
+    rows = cli.json("benchmarks", "reproduce", "spechub-figure7", "--positions", "24", "--quick")["tables"][0]["rows"]
     assert len(rows) == 10
     for rule in ("rrs", "rrsw"):
         assert rows[0][rule] == pytest.approx(0.4418, abs=0.15)

@@ -1,7 +1,5 @@
 """`python -m benchmarks auto` on tiny models."""
 
-import json
-
 import pytest
 import torch
 
@@ -66,9 +64,7 @@ def test_prompt_lookup_drafts_in_every_method_of_its_case() -> None:
 
 def test_the_command_runs_every_case(run, unchecked):
     few = ("--prompts", 1, "--max-new-tokens", 24, "--rounds", 1, "--temperature", 0, "--tree", "chain:2", "--json")
-    code, out, err = run("benchmarks", "auto", *few)
-    assert code == 0, err
-    good, random, lookup = json.loads(out)["tables"]
+    good, random, lookup = run.json("benchmarks", "auto", *few)["tables"]
     for table, fixed in ((good, ["chain:2"]), (random, ["chain:2"]), (lookup, ["chain:3", "chain:8"])):
         assert [row["method"] for row in table["rows"]] == ["plain", *fixed, "auto"]
         assert table["rows"][0]["x plain"] == 1

@@ -1,6 +1,5 @@
 """`python -m benchmarks heads`: every head with every tree, plain text at temperature 0, times."""
 
-import json
 import time
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 import tiny
 from benchmarks import heads
 from benchmarks.head_clocks import PARTS
-from command import run
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.measure.clocks import Clock
@@ -28,15 +26,11 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_command(folder, monkeypatch, capsys):
+def test_command(folder, monkeypatch, cli):
     monkeypatch.setattr(heads, "WARM_TOKENS", 1)  # warming up says nothing about the table
-    code, out, err = run(
-        monkeypatch, capsys, "benchmarks", "heads", "--target", folder / "target", "--head", folder / "eagle", "--head",
-        folder / "gumiho", "--drafter", "none", "--nodes", 6, "--levels", 3, "--prompts", 1, "--max-new-tokens", 5,
-        "--tree", "chain:3", "--json",
-    )  # fmt: skip
-    assert code == 0, err
-    results = json.loads(out)["results"]
+    heads_of = ("benchmarks", "heads", "--target", folder / "target")
+    both = ("--head", folder / "eagle", "--head", folder / "gumiho", "--drafter", "none", "--nodes", 6, "--levels", 3)
+    results = cli.json(*heads_of, *both, "--prompts", 1, "--max-new-tokens", 5, "--tree", "chain:3")["results"]
     cold = [r["method"] for r in results if r["temperature"] == 0]
     assert cold == [
         "plain", "eagle chain:3 block", "eagle dynamic:6 exact-match",
@@ -54,17 +48,11 @@ def test_command(folder, monkeypatch, capsys):
         if r["method"] != "plain":
             assert 0 < max(parts["1st level"], parts["whole chain"]) <= r["draft_ms_per_step"]
             assert r["nodes_per_step"] > 0
-    code, out, err = run(
-        monkeypatch, capsys, "benchmarks", "heads", "--target", folder / "target", "--head", folder / "gumiho",
-        "--levels", 9, "--drafter", "none",
-    )  # fmt: skip
-    assert code == 2
-    assert "drafts 2 to 7 levels, not 9" in err
+    levels = ("--head", folder / "gumiho", "--levels", 9, "--drafter", "none")
+    cli.refused("drafts 2 to 7 levels, not 9", *heads_of, *levels)
     tiny.save(tiny.llama(0, vocab=300), folder / "larger")
-    arguments = ("benchmarks", "heads", "--target", folder / "target", "--head", folder / "eagle", "--nodes", 4)
-    code, out, err = run(monkeypatch, capsys, *arguments, "--drafter", folder / "larger")
-    assert code == 2
-    assert "has 300 tokens and target" in err
+    larger = ("--head", folder / "eagle", "--nodes", 4, "--drafter", folder / "larger")
+    cli.refused("has 300 tokens and target", *heads_of, *larger)
 
 
 def test_a_clock_stands_still_while_the_one_that_halts_it_runs(monkeypatch):

@@ -1,13 +1,11 @@
 """The joint optimum: what is known of it on chains and at depth 1, that it can be had, and the command."""
 
-import json
 from itertools import product
 from math import prod
 
 import pytest
 
 from benchmarks.joint import Drawn, Path, accepted, drawn, optimum
-from benchmarks.optimum import read_case
 from command import Command
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
@@ -97,19 +95,11 @@ def test_block_transport_is_near_it(tree: str, least: float) -> None:
 
 def test_the_command(run: Command) -> None:
     rules = ("--verifier", "rrs", "--verifier", "block")
-    code, out, _ = run("benchmarks", "optimum", "--case", "kary:2x1/2", *rules, "--pairs", "2", "--json")
-    assert code == 0
-    (row,) = json.loads(out)["tables"][0]["rows"]
+    (row,) = run.json("benchmarks", "optimum", "--case", "kary:2x1/2", *rules, "--pairs", "2")["tables"][0]["rows"]
     assert row["tree/tokens"] == "kary:2x1/2"
     assert 0 < row["optimum"] <= 1
     assert 0.5 < float(row["rrs"].split()[0]) <= 1
     assert row["block"] is None
-
-
-@pytest.mark.parametrize("text", ["kary:2x1", "kary:2x1/", "kary:2x1/x", "kary:2x1/1"])
-def test_what_is_no_case_is_named(text: str) -> None:
-    with pytest.raises(ForetokenError, match="is not TREE/V"):
-        read_case(text)
 
 
 def test_too_many_trees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

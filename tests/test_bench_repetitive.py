@@ -1,10 +1,7 @@
 """`python -m benchmarks repetitive` on a tiny model: every drafter, the same texts, and what a store may remember."""
 
-import json
-
 import pytest
 
-import tiny
 from benchmarks.by_kind import rows
 from benchmarks.ngram_rule import NgramRule
 from benchmarks.peers import Answered
@@ -15,26 +12,21 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.draft.store import Store
 from foretoken.measure.harness import Turn, blocks
-from serving import toy_tokenizer
+from serving import save_target
 
 NAMES = ["plain", RULE, "ngram", "suffix", "self", "suffix+self"]
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder, tokenizer = tmp_path_factory.mktemp("repetitive"), toy_tokenizer()
-    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=2048).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_target(tmp_path_factory.mktemp("repetitive"))
 
 
 def test_every_drafter_writes_the_plain_text(run: Command, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cleared = []
     monkeypatch.setattr(Store, "clear", lambda store: cleared.append(store))
     options = ("--target", target, "--kind", "chat", "--unseen", "--max-new-tokens", 24, "--rounds", 2, "--json")
-    code, out, err = run("benchmarks", "repetitive", *options)
-    assert code == 0, err
-    found = json.loads(out)["rows"]
+    found = run.json("benchmarks", "repetitive", *options)["rows"]
     assert [row["name"] for row in found] == NAMES
     assert {row["kind"] for row in found} == {"chat"}
     assert all(row["num_same"] == row["num_answers"] == 4 for row in found)
@@ -84,19 +76,3 @@ def test_the_rule_before_drafts_what_followed_the_last_occurrence() -> None:
     assert drafted([1, 2, 3, 4, 9, 2, 3, 7, 1, 2, 3], 3) == [4, 9, 2]
     assert drafted([1, 2, 8, 5, 1, 2, 1, 2], 4) == [1, 2]
     assert drafted([1, 2, 3], 4) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--kind", "poems"], "Unknown kind poems: choose among edits, logs, quotes, chat"),
-        (["--rounds", 0], "rounds is 0"),
-        (["--method", "best"], "Unknown method best"),
-        (["--target", "nowhere"], "There is no model nowhere here"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Command, arguments: list[object], words: str) -> None:
-    code, out, err = run("benchmarks", "repetitive", *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert len(err.strip().splitlines()) == 1

@@ -1,6 +1,5 @@
 """The benchmark of vocabularies, and the paper's table of combinations."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ import tiny
 import tokenizers_zoo as zoo
 from benchmarks import vocab as vocab_bench
 from benchmarks.vocab import Settings, Way, bench
-from command import run
 from foretoken.build import load
 from foretoken.cli.options import demo_folder
 from foretoken.core.interfaces import Drafter
@@ -91,10 +89,8 @@ def test_clocks_leave_the_drafter_as_it_is():
     assert Clocks().on_drafter(NoDrafter()) == NoDrafter()
 
 
-def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(monkeypatch, capsys):
-    code, printed, _ = run(monkeypatch, capsys, "benchmarks", "reproduce", "slrs-table5", "--quick", "--json")
-    assert code == 0
-    out = json.loads(printed)
+def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(cli):
+    out = cli.json("benchmarks", "reproduce", "slrs-table5", "--quick")
     lemma = out["tables"][0]["rows"]
     assert len(lemma) == 7
     assert all(row["paper"] == row["ours"] for row in lemma)
@@ -111,13 +107,11 @@ def test_drafts_that_are_no_token_are_counted():
     assert (drafts.nodes, drafts.empty) == (6, 4)
 
 
-def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(monkeypatch, capsys):
+def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(cli):
     models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
-    fast = ["--prompts", 1, "--max-new-tokens", 8, "--rounds", 1, "--samples", 0, "--temperature", 1, "--json"]
+    fast = ["--prompts", 1, "--max-new-tokens", 8, "--rounds", 1, "--samples", 0, "--temperature", 1]
     limits = ["--method", "slrs", "--lookahead", 1, "--lookahead", 3, "--method", "slem", "--alignments"]
-    code, out, _ = run(monkeypatch, capsys, "benchmarks", "vocab", *models, *fast, *limits)
-    assert code == 0
-    rows = {row["way"]: row for row in json.loads(out)["tables"][0]["rows"]}
+    rows = {row["way"]: row for row in cli.json("benchmarks", "vocab", *models, *fast, *limits)["tables"][0]["rows"]}
     ways = ["foretoken slrs", "foretoken slrs n=1", "foretoken slrs n=3"]
     assert [name for name in rows if "slrs" in name] == ways
     assert all(0 <= rows[name]["none"] <= 1 for name in ways)
@@ -126,11 +120,9 @@ def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(monkeypatch, ca
     assert [name for name in rows if "slem" in name] == [f"foretoken {what}" for what in alignments]
 
 
-def test_the_trees_asked_for_are_taken(monkeypatch, capsys):
+def test_the_trees_asked_for_are_taken(cli):
     trees = ["--tree", "tli=chain:1", "--tree", "tli=kary:2x1"]
     models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
-    fast = ["--prompts", 1, "--max-new-tokens", 4, "--rounds", 1, "--samples", 0, "--temperature", 0, "--json"]
-    code, out, _ = run(monkeypatch, capsys, "benchmarks", "vocab", *models, *fast, "--method", "tli", *trees)
-    assert code == 0
-    rows = json.loads(out)["tables"][0]["rows"]
+    fast = ["--prompts", 1, "--max-new-tokens", 4, "--rounds", 1, "--samples", 0, "--temperature", 0]
+    rows = cli.json("benchmarks", "vocab", *models, *fast, "--method", "tli", *trees)["tables"][0]["rows"]
     assert [row["tree"] for row in rows if row["way"].endswith("tli")] == ["chain:1", "kary:2x1"]

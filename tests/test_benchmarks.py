@@ -12,20 +12,19 @@ import pytest
 from benchmarks import quantised, soak
 from benchmarks.__main__ import SCRIPTS
 from command import Command
-from command import run as run_command
 from foretoken.serve.listen import bound
 
 
-def test_without_a_name_all_are_listed(monkeypatch, capsys):
-    code, out, _ = run_command(monkeypatch, capsys, "benchmarks")
+def test_without_a_name_all_are_listed(cli):
+    code, out, _ = cli("benchmarks")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(SCRIPTS)
     assert all(what in out for what in SCRIPTS.values())
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_has_a_help(monkeypatch, capsys, name):
-    code, out, _ = run_command(monkeypatch, capsys, "benchmarks", name, "--help")
+def test_each_has_a_help(cli, name):
+    code, out, _ = cli("benchmarks", name, "--help")
     assert code == 0
     assert f"python -m benchmarks {name}" in out
 
@@ -83,13 +82,26 @@ BAD = [
     ("randomised --drafter ngram --prompts 1 --max-new-tokens 16", "no language model"),
     ("randomised --rounds 0", "rounds is 0"),
     ("expand out --size 7b", "choose one of 100m, 300m, 1b"),
+    ("repetitive --kind poems", "Unknown kind poems: choose among edits, logs, quotes, chat"),
+    ("repetitive --rounds 0", "rounds is 0"),
+    ("repetitive --method best", "Unknown method best"),
+    ("repetitive --target nowhere", "There is no model nowhere here"),
+    ("optimum --case kary:2x1", "is not TREE/V"),
+    ("optimum --case kary:2x1/", "is not TREE/V"),
+    ("optimum --case kary:2x1/x", "is not TREE/V"),
+    ("optimum --case kary:2x1/1", "is not TREE/V"),
+    ("peers --rounds 0", "rounds is 0"),
+    ("peers --max-new-tokens 0", "max_new_tokens is 0"),
+    ("peers --target TARGET --server nonsense", "--server nonsense names no server: give NAME=URL"),
+    ("peers --target TARGET --openvino nowhere", "pip install openvino-genai"),
+    ("peers --target TARGET --plot x.docx", "plot"),
 ]
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("line", "words"), BAD)
-def test_bad_input_is_one_sentence(run: Command, tmp_path: Path, line: str, words: str) -> None:
-    code, out, err = run("benchmarks", *line.split())
+def test_bad_input_is_one_sentence(run: Command, demo: Path, tmp_path: Path, line: str, words: str) -> None:
+    code, out, err = run("benchmarks", *line.replace("TARGET", str(demo / "target")).split())
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("foretoken: ")
     assert words in err.splitlines()[-1]

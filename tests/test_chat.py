@@ -17,46 +17,27 @@ import tokenizers_zoo
 from foretoken.cli import tints
 from foretoken.cli.measuring import chosen_prompts, encoded
 from foretoken.models.text import chat_prompt, turn_end
+from serving import TEMPLATE, USER, load_pair, save_pair, toy_tokenizer
 
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('Only system, user and assistant speak here.') }}{% endif %}"
-    "{{ m.role[0] + ':' + m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
-)
 END = 257  # the id of <|end|>, which the model's own configuration does not know
-USER = [{"role": "user", "content": "hi"}]
-
-
-def chat_tokenizer():
-    tokenizer = tiny.tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0, vocab=258, context=2048)
-    for name, model in (("target", target), ("drafter", tiny.perturbed(target, 0.15, 1))):
-        model.save_pretrained(root / name)
-        chat_tokenizer().save_pretrained(root / name)
+    save_pair(root)
     endless = tiny.llama(0, vocab=258, context=16384)  # an answer of it only ends where the context does
     endless.generation_config.eos_token_id = 10_000
     endless.save_pretrained(root / "long")
-    unmarked = chat_tokenizer()
-    unmarked.chat_template = TEMPLATE.replace("<|end|>", "")
-    unmarked.save_pretrained(root / "long")
-    target.save_pretrained(root / "bare")
-    bare = chat_tokenizer()
-    bare.chat_template = None
-    bare.save_pretrained(root / "bare")
+    toy_tokenizer(TEMPLATE.replace("<|end|>", "")).save_pretrained(root / "long")
+    tiny.llama(0, vocab=258, context=2048).save_pretrained(root / "bare")
+    toy_tokenizer(None).save_pretrained(root / "bare")
     return root
 
 
 @pytest.fixture(scope="module")
 def engine(models):
-    return foretoken.load(str(models / "target"), drafter=str(models / "drafter"), tree="chain:3", device="cpu")
+    return load_pair(models)
 
 
 @pytest.fixture
@@ -73,7 +54,7 @@ def run(models, monkeypatch, capsys):
 
 
 def test_a_conversation_is_written_by_the_template_up_to_the_answer():
-    tokenizer = chat_tokenizer()
+    tokenizer = toy_tokenizer()
     messages = [{"role": "system", "content": "S"}, *USER]
     assert tokenizer.decode(chat_prompt(tokenizer, messages)) == "s:S<|end|>\nu:hi<|end|>\na:"
     assert turn_end(tokenizer) == END

@@ -18,6 +18,7 @@ from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.stats import Stats
+from raising import raising
 
 KEYS = {
     "text", "token_ids", "finish_reason", "tokens_per_s", "block_efficiency", "acceptance_rate", "num_target_forwards",
@@ -97,10 +98,7 @@ def test_both_engines_are_warm_before_they_are_compared(demo, monkeypatch, metho
 
 
 def test_an_interrupted_comparison_loses_neither_text_nor_statistics(run, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("foretoken.cli.generate.compared", interrupted)
+    monkeypatch.setattr("foretoken.cli.generate.compared", raising(KeyboardInterrupt))
     code, out, err = run("generate", "def f(", "--max-new-tokens", 5, "--seed", 1, "--compare")
     assert code == 130
     assert out.startswith("def f(")
@@ -203,11 +201,7 @@ def test_interrupt_prints_what_was_generated(run, monkeypatch):
 
 def test_only_own_files_are_replaced(run, tmp_path, monkeypatch):
     """What `bench` and `tune` write over is what they wrote, or empty; a model's config.json is neither."""
-
-    def enough() -> None:
-        raise typer.Exit
-
-    monkeypatch.setattr(options, "quiet", enough)
+    monkeypatch.setattr(options, "quiet", raising(typer.Exit))
     own = {
         "bench": '{"system": "foretoken", "method": "plain", "tokens_per_s": 1.0}\n{}\n',
         "tune": '{\n "format": 3,\n "configurations": []\n}\n',

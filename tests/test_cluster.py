@@ -93,15 +93,6 @@ def test_what_other_settings_wrote_is_refused(tmp_path, named, options):
     assert finished(out, PROMPTS, 5, other) == {0, 1}
 
 
-def test_the_command_says_what_a_batch_on_ray_needs(run, tmp_path):
-    batch = tmp_path / "batch.jsonl"
-    batch.write_text('{"prompt": "x"}\n')
-    code, _, err = run("generate", "--batch-file", batch, "--ray", 2, "--out", tmp_path / "out.jsonl")
-    assert code == 2
-    assert "--seed" in err
-    assert run("generate", "x", "--out", tmp_path / "out.jsonl")[0] == 2
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_killed_actor_changes_nothing(cluster, demo, tmp_path):

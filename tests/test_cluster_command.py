@@ -203,18 +203,6 @@ def test_a_second_signal_is_heard_while_a_call_to_ray_has_no_end(fake_serve, mon
         released.set()
 
 
-def test_the_command_says_what_replicas_need(run):
-    for given, words in (
-        (["--ray", 0], "ray is 0"),
-        (["--ray", 2, "--ray-cpus", 0], "ray_cpus is 0"),
-        (["--ray", 2, "--device", "cuda:1"], "--device cuda:1 names one GPU"),
-        (["--max-replicas", 3], "--max-replicas needs --ray"),
-    ):
-        code, _, err = run("serve", *given)
-        assert (code, len(err.splitlines())) == (2, 1), err
-        assert words in err
-
-
 WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None

@@ -240,11 +240,19 @@ def test_a_sequence_that_may_not_draft_counts_for_no_depth():
     assert deciding.choose(True, [2, 0]) == 0  # 1 + 2.71 tokens in 2 plain steps: fewer than the 2 of each plain one
 
 
-def learn(costs: Costs, num_steps: int, took: float, plain: float = 1.0) -> None:
+def looked(costs: Costs, plain: float = 1.0) -> int:
+    """How many plain steps are looked at, if that is due."""
+    steps = 0
+    while costs.due:
+        costs.learn(0, plain)
+        steps += 1
+    return steps
+
+
+def learn(costs: Costs, num_steps: int, took: float) -> None:
     """Steps of depth 3, and looks at plain ones where they are due."""
     for _ in range(num_steps):
-        while costs.due:
-            costs.learn(0, plain)
+        looked(costs)
         costs.learn(3, took)
 
 
@@ -286,13 +294,10 @@ def test_a_machine_that_becomes_slower_says_nothing_of_drafting(first):
 def test_a_look_at_plain_steps_lasts_until_the_caches_have_settled(plain_s, expected):
     """A large model reads more than the caches hold in one step, so that its second plain step is a usual one. Of steps
     that the clock does not see there are sixteen."""
-    costs, looks = Costs(EXTRA, max(plain_s, 1e-6)), 0
+    costs = Costs(EXTRA, max(plain_s, 1e-6))
     for _ in range(2 * LOOK):
         costs.learn(3, 2.0 * plain_s)
-    while costs.due:
-        costs.learn(0, plain_s)
-        looks += 1
-    assert looks == expected
+    assert looked(costs, plain_s) == expected
 
 
 def test_one_slow_step_at_the_end_of_a_look_says_nothing():
@@ -311,11 +316,7 @@ def test_a_look_that_a_drafted_step_ends_begins_anew():
     for _ in range(3):
         costs.learn(0, 1.0)
     costs.learn(3, 2.0)
-    looks = 0
-    while costs.due:
-        costs.learn(0, 1.0)
-        looks += 1
-    assert looks == 4
+    assert looked(costs) == 4
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -18,6 +18,7 @@ from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_on
 from foretoken.core.walk import draw, follow, walk
 from foretoken.decode import Decoder
 from foretoken.verify import VERIFIERS
+from raising import raising
 from tables import each
 
 UNIFORM = torch.full((5,), 0.2, dtype=torch.float64)
@@ -101,10 +102,7 @@ def test_the_walk_follows_the_target(wanted: tuple[int, ...], path: tuple[int, .
 
 
 def test_opaque_children_never_reach_the_rule() -> None:
-    def rule(p: Tensor, siblings: Siblings) -> Tensor:
-        raise AssertionError
-
-    assert walk(example(), each(lambda node: one_hot(0)), rule, seeded(0)) == ((0,), 0)
+    assert walk(example(), each(lambda node: one_hot(0)), raising(AssertionError), seeded(0)) == ((0,), 0)
 
 
 def test_the_law_of_the_walk() -> None:
@@ -146,25 +144,17 @@ def test_commit() -> None:
     assert (seq.num_prompt, seq.num_new, seq.num_left, seq.finished) == (2, 3, 7, False)
 
 
-def test_end_of_text_inside_the_accepted_path() -> None:
-    seq = sequence(eos=frozenset({1}))
-    assert seq.commit(example(), (0, 1, 3), 0) == Step((1,), num_drafted=3, num_accepted=1)
-    assert seq.finished
-    assert seq.ids == [9, 4, 1]
-
-
-def test_end_of_text_as_the_last_token() -> None:
-    seq = sequence(eos=frozenset({0}))
-    assert seq.commit(example(), (0, 1, 3), 0).tokens == (1, 3, 0)
-    assert seq.finished
-
-
-@pytest.mark.parametrize(("limit", "tokens", "accepted"), [(1, (1,), 1), (2, (1, 3), 2), (3, (1, 3, 0), 2)])
-def test_the_length_limit_inside_the_accepted_path(limit: int, tokens: tuple[int, ...], accepted: int) -> None:
-    seq = sequence(limit)
+@pytest.mark.parametrize(
+    ("limit", "end", "tokens", "accepted"),
+    [(10, 1, (1,), 1), (10, 0, (1, 3, 0), 2), (1, 2, (1,), 1), (2, 2, (1, 3), 2), (3, 2, (1, 3, 0), 2)],
+)
+def test_a_text_ends_inside_the_accepted_path(limit: int, end: int, tokens: tuple[int, ...], accepted: int) -> None:
+    """At the end of text, or where it is long enough."""
+    seq = sequence(limit, frozenset({end}))
     assert seq.commit(example(), (0, 1, 3), 0) == Step(tokens, 3, accepted)
     assert seq.finished
-    assert seq.num_left == 0
+    assert seq.ids == [9, 4, *tokens]
+    assert seq.num_left == limit - len(tokens)
 
 
 def test_end_of_text_in_the_prompt_does_not_stop() -> None:

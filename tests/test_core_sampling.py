@@ -22,42 +22,31 @@ from foretoken.core.sampling import Sampling, Truncation, best, likeliest, plain
 from foretoken.kernel.sizes import ALL
 
 V = 9
+# Temperature, top-k, top-p, min-p and repetition penalty.
+NUMBERS = (st.floats(0.05, 4), st.integers(0, V + 1), st.floats(0.01, 1), st.floats(0, 1), st.floats(0.3, 3))
 logits_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=V, max_size=V), min_size=1, max_size=3)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     rows=logits_rows,
-    temperature=st.floats(0.05, 4),
-    top_k=st.integers(0, V + 1),
-    top_p=st.floats(0.01, 1),
-    min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0.3, 3),
+    numbers=st.tuples(*NUMBERS),
     ids=st.lists(st.integers(0, V - 1), min_size=1, max_size=6),
 )
-def test_equals_transformers(
-    rows: list[list[float]],
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    ids: list[int],
-) -> None:
+def test_equals_transformers(rows: list[list[float]], numbers: tuple, ids: list[int]) -> None:
     """float64, so that both sides cut at the same token: the subtraction of the largest score only rounds."""
-    logits = torch.tensor(rows, dtype=torch.float64)
-    reference = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(repetition_penalty)])
-    reference.append(TemperatureLogitsWarper(temperature))
-    if top_k:
-        reference.append(TopKLogitsWarper(top_k))
-    if top_p < 1:
-        reference.append(TopPLogitsWarper(top_p))
-    if min_p:
-        reference.append(MinPLogitsWarper(min_p))
+    logits, sampling = torch.tensor(rows, dtype=torch.float64), Sampling(*numbers)
+    reference = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
+    reference.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        reference.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        reference.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        reference.append(MinPLogitsWarper(sampling.min_p))
     want = reference(torch.tensor([ids] * len(rows)), logits.clone()).softmax(-1)
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     got = sampling(logits, [ids] * len(rows))
-    near_a_cut = _near_a_cut(reference, ids, logits, top_p, min_p)
+    near_a_cut = _near_a_cut(reference, ids, logits, sampling.top_p, sampling.min_p)
     for one, other, unsure in zip(got, want, near_a_cut, strict=True):
         assert unsure or torch.allclose(one, other, atol=1e-9)
 
@@ -72,27 +61,6 @@ def _near_a_cut(
     ties = (scores.sort(-1).values.diff(dim=-1).abs() < 1e-9).any(-1)
     floor = (p / p[:, -1:] - min_p).abs().amin(-1)
     return [bool(x) for x in ((gaps < 1e-9) | (floor < 1e-9) | ties)]
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"temperature": 0.5}, {"repetition_penalty": 1.7}, {}],
-    ids=str,
-)
-def test_each_setting_alone_in_float32(setting: dict[str, float]) -> None:
-    rng = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(50, V, generator=rng)
-    warpers = {
-        "top_k": TopKLogitsWarper,
-        "top_p": TopPLogitsWarper,
-        "min_p": MinPLogitsWarper,
-        "temperature": TemperatureLogitsWarper,
-        "repetition_penalty": RepetitionPenaltyLogitsProcessor,
-    }
-    reference = LogitsProcessorList([warpers[name](value) for name, value in setting.items()])
-    ids = torch.tensor([[1, 2, 2]] * 50)
-    want = reference(ids, logits.clone()).softmax(-1)
-    torch.testing.assert_close(Sampling(**setting)(logits, ids.tolist()), want, rtol=1e-5, atol=1e-7)
 
 
 def test_penalties_by_openais_formula() -> None:
@@ -160,10 +128,6 @@ def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
     assert p.tolist() == [[0, 1, 0]]
 
 
-def test_minus_infinity_is_probability_zero() -> None:
-    assert Sampling(temperature=0.5)(torch.tensor([[0.0, -math.inf]])).tolist() == [[1, 0]]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_probabilities_are_float32_or_better(dtype: torch.dtype) -> None:
     assert Sampling()(torch.zeros(1, 3, dtype=dtype)).dtype == torch.float32
@@ -208,15 +172,8 @@ def test_the_largest_settings_leave_a_distribution() -> None:
     assert float(p.sum()) == pytest.approx(1)
 
 
-SETTINGS = [
-    (0, 0.9, 0.0),
-    (0, 0.37, 0.0),
-    (0, 0.999, 0.0),
-    (5, 1.0, 0.0),
-    (900, 1.0, 0.0),
-    (0, 1.0, 0.1),
-    (7, 0.8, 0.1),
-]
+TOP_P, TOP_K = [(0, p, 0.0) for p in (0.9, 0.37, 0.999)], [(k, 1.0, 0.0) for k in (5, 900)]
+SETTINGS = [*TOP_P, *TOP_K, (0, 1.0, 0.1), (7, 0.8, 0.1)]
 SIZES = [1, 2, 15, 16, 17, 4096, 50257]
 
 

@@ -63,9 +63,3 @@ def test_the_demo_pair_writes_the_targets_own_greedy_text_in_fewer_forwards(mode
     plain = replace(engine, drafter=NoDrafter()).generate(prompts, max_new_tokens=32, temperature=0.0)
     assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
     assert all(r.stats.block_efficiency > 1.5 for r in fast)
-
-
-def test_a_drafter_with_another_vocabulary_is_refused(models):
-    for name in ("drafter-1k", "drafter-bytes"):
-        with pytest.raises(foretoken.ForetokenError, match="another vocabulary"):
-            foretoken.load(str(models / "target"), drafter=str(models / name), device="cpu")

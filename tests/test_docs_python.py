@@ -4,21 +4,10 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from fastapi.testclient import TestClient
-from torch import Tensor
 
-import foretoken
-import test_extending
-import tiny
 from calling import MARKED, MARKS, tokenizer_of
-from foretoken.core.laws import IID, Law
-from foretoken.core.policy import TreePolicy
-from foretoken.core.shapes import Float
-from foretoken.core.verifier import LawFamily
-from foretoken.draft.source import Source
-from foretoken.trees.static import StaticTree
-from serving import NAME, save_pair, served, toy_engine, toy_tokenizer
+from serving import NAME, save_pair, save_target, served, toy_engine
 from snippets import PAGES, ROOT, blocks
 
 WHOLE = ("README.md", "docs/quickstart.md", "docs/trees-and-rules.md")
@@ -45,9 +34,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     save_pair(tmp_path / "models")
-    fetched, tokenizer = tmp_path / "models" / "smollm2-135m-instruct", toy_tokenizer()
-    tiny.llama(0, vocab=len(tokenizer), hidden=64, context=2048).save_pretrained(fetched)
-    tokenizer.save_pretrained(fetched)
+    save_target(tmp_path / "models" / "smollm2-135m-instruct")
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -87,19 +74,3 @@ def test_an_app_of_ones_own_is_made() -> None:
     with TestClient(names["app"]) as client:
         answer = client.post("/v1/completions", json={"prompt": "def main():", "max_tokens": 4})
     assert answer.json()["usage"]["completion_tokens"] > 0
-
-
-def test_what_contributing_adds_is_what_it_says(demo: Path) -> None:
-    """Its first block is `Decoder.step` itself, which tests/test_core_decoding.py compares."""
-    added = blocks(ROOT / CONTRIBUTING, "python")[1:]
-    names = {**vars(test_extending), "LawFamily": LawFamily, "Law": Law, "Float": Float, "Tensor": Tensor,
-             "Source": Source, "TreePolicy": TreePolicy, "StaticTree": StaticTree}  # fmt: skip
-    made = dict(names)
-    for code in added:
-        exec(compile(code, CONTRIBUTING, "exec"), made)
-    new = {name for name in ("Mixed", "comb", "echo") if made[name] is not names[name]}
-    assert new == {"Mixed", "comb", "echo"}
-    assert made["comb"](3).parents == test_extending.comb(3).parents
-    assert made["echo"](None, foretoken.tree("chain:2"), None).name == "echo"
-    p, siblings = torch.tensor([0.2, 0.5, 0.3]), test_extending.Siblings((1,), torch.tensor([0.7, 0.2, 0.1]), IID(1))
-    assert torch.equal(made["Mixed"]()(p, siblings), test_extending.Mixed()(p, siblings))

@@ -121,32 +121,23 @@ def trees(
     return found
 
 
-@pytest.mark.parametrize("tree", ["chain:6", "chain:6@0.3"])
-@pytest.mark.parametrize("law", ["iid", "without_replacement"])
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
-def test_the_trees_are_the_same(name, law, temperature, tree, calls, monkeypatch):
-    check_trees(name, temperature, tree, calls, monkeypatch, law=law, verifier="rrs" if law == "iid" else "rrsw")
+RULES = ({"law": "iid", "verifier": "rrs"}, {"law": "without_replacement", "verifier": "rrsw"})
+CHAINS = [{"tree": tree, **rule} for tree in ("chain:6", "chain:6@0.3") for rule in RULES]
+SAMPLED = [
+    *((Sampling(t), chain) for t in (0.0, 1.0) for chain in CHAINS),
+    *((Sampling(t), {"tree": "chain:6", "dtype": "bfloat16"}) for t in (0.0, 0.8)),
+    *((Sampling(0.7, *cut), {"tree": "chain:6"}) for cut in ((0, 0.8), (5,), (9, 0.9, 0.05))),  # top-k, top-p, min-p
+]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_trees_are_the_same_in_bfloat16(name, temperature, calls, monkeypatch):
-    check_trees(name, temperature, "chain:6", calls, monkeypatch, dtype="bfloat16")
-
-
-@pytest.mark.parametrize(
-    "truncation", [{"top_p": 0.8}, {"top_k": 5}, {"top_k": 9, "top_p": 0.9, "min_p": 0.05}], ids=str
-)
-def test_the_trees_of_truncated_rows_are_the_same(name, truncation, calls, monkeypatch):
-    check_trees(name, 0.7, "chain:6", calls, monkeypatch, Sampling(0.7, **truncation))
-
-
-def check_trees(name, temperature, tree, calls, monkeypatch, sampling=None, **options):
-    engine, sampling = load(name, tree=tree, **options), sampling or Sampling(temperature)
+@pytest.mark.parametrize(("sampling", "options"), SAMPLED)
+def test_the_trees_are_the_same(name, sampling, options, calls, monkeypatch):
+    engine = load(name, **options)
     compiled = trees(engine, sampling)
     assert calls == [6, 6, 6, 6]
     level_by_level(name, monkeypatch)
-    assert "@" not in tree or any(1 < len(drawn) < 7 for drawn in compiled)
-    check_same(compiled, trees(engine, sampling), temperature)
+    assert "@" not in options["tree"] or any(1 < len(drawn) < 7 for drawn in compiled)
+    check_same(compiled, trees(engine, sampling), sampling.temperature)
     assert len(calls) == 4
 
 

@@ -38,7 +38,11 @@ COMBINATIONS = [
     ("drafter", "kary:2x3", "rrsw"),
     ("drafter", "kary:3x2", "rrs"),
     ("drafter", "kary:2x3", "exact-match"),
-    ("padded", "kary:2x2", "rrsw"),
+    ("drafter", "chain:4", "block"),
+    ("drafter", "budget:8", "block-transport"),
+    ("drafter", "delayed:1+3x2", "transport"),
+    ("drafter", "dynamic:12", None),
+    ("drafter", "opt-tree:5", None),
     ("ngram", "chain:4", "exact-match"),
     ("ngram", "kary:2x3", "exact-match"),
 ]
@@ -64,7 +68,16 @@ def test_greedy_text_is_that_of_transformers(folders):
         assert engine.generate(prompt, max_new_tokens=40, temperature=0.0).token_ids == expected.tolist()
 
 
-@pytest.mark.parametrize("options", [{"tree": "chain:3"}, {"tree": "kary:2x3"}, {"drafter": None}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tree": "chain:3"},
+        {"tree": "chain:5@0.02"},
+        {"tree": "kary:2x3"},
+        {"tree": "budget:6", "verifier": "transport"},
+        {"drafter": None},
+    ],
+)
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, options):
     engine = load(folders, **options)
     together = engine.generate(PROMPTS * 3, max_new_tokens=24, temperature=0.7, seed=5)
@@ -239,11 +252,6 @@ def test_memory_of_the_caches_does_not_grow(folders):
 BAD = [
     ({"max_new_tokens": 0}, "max_new_tokens"),
     ({"temperature": -1.0}, "temperature"),
-    ({"temperature": math.nan}, "temperature"),
-    ({"top_p": 0.0}, "top_p"),
-    ({"top_k": -1}, "top_k"),
-    ({"min_p": 2.0}, "min_p"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty"),
     ({"logit_bias": {999: 1.0}}, "999"),
 ]
 
@@ -302,6 +310,12 @@ def test_wrong_pairs_are_refused_when_built(folders, tmp_path):
         ({"verifier": "typical"}, "typical.*exact-match.*rrsw"),
         ({"law": "gumbel"}, "gumbel.*iid"),
         ({"drafter": str(tmp_path / "nowhere")}, "nowhere"),
+        ({"method": "best"}, "Unknown method best: choose one of fixed, auto"),
+        ({"tree": "budget:0"}, "positive integers"),
+        ({"tree": "budget:8", "drafter": "ngram", "verifier": "exact-match"}, "ngram has no probabilities"),
+        ({"tree": "chain:4@0.5", "drafter": "suffix"}, "Drafter suffix has no probabilities"),
+        ({"tree": "budget:8", "verifier": "block"}, "does not branch"),
+        ({"tree": "dynamic:8", "verifier": "rrsw"}, "only verifier exact-match"),
         ({"max_batch": 0}, "max_batch"),
         ({"dtype": "float3"}, "float3"),
     ]

@@ -11,36 +11,19 @@ import torch
 import foretoken
 from benchmarks import __main__ as benchmarks
 from foretoken.build import plain, with_recipe
-from foretoken.core.laws import IID, Opaque
+from foretoken.core.laws import IID, Law, Opaque
+from foretoken.core.policy import TreePolicy
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TreeBuilder
+from foretoken.core.verifier import LawFamily
+from foretoken.draft.source import Source
 from foretoken.names import MADE_BY
 from foretoken.recipe import KINDS, Kind, Recipe
 from foretoken.trees import grammar
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.rejection import Standard
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """The mean of two lossless rows, the standard rule's and p itself, is lossless."""
-
-    name: str = "mixed"
-    laws: tuple = (IID,)
-
-    def accepts(self, law):
-        return isinstance(law, IID) and law.k <= 1
-
-    def __call__(self, p, siblings):
-        return (Standard()(p, siblings) + p) / 2
-
-
-def comb(depth: int) -> StaticTree:
-    """A chain each of whose nodes has one more child, which is a leaf."""
-    parents = [-1]
-    for level in range(depth):
-        parents += [max(0, 2 * level - 1)] * 2
-    return StaticTree(tuple(parents))
+from snippets import ROOT, blocks
 
 
 @dataclass(frozen=True)
@@ -80,8 +63,12 @@ class Echo:
         pass
 
 
-def echo(source, policy, law):
-    return Echo(policy)
+# Mixed, comb and echo, as the page has them behind its first block, which test_core_decoding.py compares.
+SHOWN = {"dataclass": dataclass, "LawFamily": LawFamily, "IID": IID, "Law": Law, "Float": Float, "Tensor": torch.Tensor,
+         "Siblings": Siblings, "Standard": Standard, "StaticTree": StaticTree, "Source": Source,
+         "TreePolicy": TreePolicy, "Echo": Echo}  # fmt: skip
+for code in blocks(ROOT / "CONTRIBUTING.md", "python")[1:]:
+    exec(compile(code, "CONTRIBUTING.md", "exec"), SHOWN)
 
 
 @pytest.fixture
@@ -111,7 +98,7 @@ def assert_greedy(engine: foretoken.Engine) -> None:
 
 
 def test_a_verifier(demo, place, monkeypatch):
-    place("foretoken.verify.mixed", Mixed)
+    place("foretoken.verify.mixed", SHOWN["Mixed"])
     monkeypatch.setitem(VERIFIERS._homes, "mixed", "verify.mixed:Mixed")  # the line in RULES
     q, p = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.5, 0.3])
     rule = foretoken.verifier("mixed")
@@ -122,13 +109,13 @@ def test_a_verifier(demo, place, monkeypatch):
 
 def test_a_tree(demo, monkeypatch):
     monkeypatch.setitem(grammar.TREES, "comb", ("comb:D, a chain with a leaf per node", grammar._sized("comb:D")))
-    monkeypatch.setitem(MADE_BY, "comb", comb)
+    monkeypatch.setitem(MADE_BY, "comb", SHOWN["comb"])
     assert foretoken.tree("comb:3").max_nodes == 7
     assert assert_lossless(demo, tree="comb:3").tree == "comb:3"
 
 
 def test_a_drafter(demo, place, monkeypatch):
-    place("foretoken.draft.echo", echo)
+    place("foretoken.draft.echo", SHOWN["echo"])
     monkeypatch.setitem(KINDS, "echo", Kind("draft.echo:echo", "the last token again", "exact-match"))
     engine = foretoken.load(demo / "target", drafter="ngram")
     engine = with_recipe(replace(engine, source=replace(engine.source, kind="echo")), Recipe("chain:3"))

@@ -21,6 +21,7 @@ from foretoken.catalogue.known import known_models, models_folder
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.models.load import OFF, load_model, load_tokenizer
+from raising import raising
 
 NAME = "tiny-llama"
 
@@ -131,9 +132,7 @@ def refused(run: Command, message: str) -> None:
 
 
 def test_unknown_name(index: Path, run: Command):
-    code, _, err = run("fetch", "gpt-9")
-    assert code == 2
-    assert f"gpt-9 is not a model that is known by name: choose one of {NAME}." in err
+    run.refused(f"gpt-9 is not a model that is known by name: choose one of {NAME}.", "fetch", "gpt-9")
 
 
 def test_changed_package(index: Path, run: Command):
@@ -196,11 +195,8 @@ def test_disk_too_small(index: Path, run: Command, monkeypatch: pytest.MonkeyPat
 
 
 def test_disk_full_on_the_way(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(gguf_folder, "write_stored", full)
+        patched.setattr(gguf_folder, "write_stored", raising(OSError(errno.ENOSPC, "No space left on device")))
         refused(run, "became full as tiny-llama was made")
     assert left() == [f".{NAME}.part/model.gguf"]
     unset(monkeypatch)

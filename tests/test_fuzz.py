@@ -26,6 +26,7 @@ from foretoken.cli.main import app
 from foretoken.models.named import COMPILE, DTYPES
 from foretoken.recipe import LAWS, METHODS, VOCABS
 from foretoken.verify import VERIFIERS
+from raising import raising
 
 NUMBERS = [
     "0", "1", "2", "3", "7", "-1", "-0.0", "0.5", "1.5", "1e-320", "1e-30", "1e30", "1e39", "1e308", "-1e39", "nan",
@@ -152,11 +153,8 @@ def test_generate(files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_other_commands_up_to_their_models(
     words: tuple[str, ...], files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def enough(*_: object) -> None:
-        raise typer.Exit
-
-    monkeypatch.setattr(options, "quiet", enough)
-    monkeypatch.setattr(optimum, "drawn", enough)  # this command has no model, and measures for a minute
+    monkeypatch.setattr(options, "quiet", raising(typer.Exit))
+    monkeypatch.setattr(optimum, "drawn", raising(typer.Exit))  # this command has no model, and measures for a minute
     rng = random.Random(" ".join(words))
     command = dict(commands())[words]
     for _ in range(BEGUN):

@@ -1,13 +1,11 @@
 """A head that drafts nothing useful is named as such, once; one that was trained for the target is not."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import foretoken
 import tiny
+from command import Command
 from foretoken.cli.options import demo_folder
 from foretoken.core.tree import opaque_tree, root_only
 from foretoken.heads.checkpoint import save_head
@@ -43,12 +41,11 @@ def test_an_untrained_head_is_named_once(folders: tuple[str, str], tree: str) ->
     assert f"trained for {target}" in message
 
 
-def test_the_command_line_says_so(folders: tuple[str, str]) -> None:
-    target, head = folders
-    given = [sys.executable, "-m", "foretoken", "generate", "ab", "--target", target, "--drafter", head]
-    given += ["--max-new-tokens", "128", "--temperature", "0", "--method", "fixed"]
-    done = subprocess.run(given, capture_output=True, text=True, check=True)
-    assert done.stderr.count(NOISE) == 1
+@pytest.mark.filterwarnings("default")
+def test_the_command_line_says_so(run: Command, folders: tuple[str, str]) -> None:
+    models = ("--target", folders[0], "--drafter", folders[1])
+    code, _, err = run("generate", "ab", *models, "--max-new-tokens", 128, "--temperature", 0, "--method", "fixed")
+    assert (code, err.count(NOISE)) == (0, 1)
 
 
 def test_a_trained_head_is_not(recwarn: pytest.WarningsRecorder) -> None:

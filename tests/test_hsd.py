@@ -5,34 +5,21 @@ Its Algorithm 2 is block verification, and what accepts more is its code, which 
 
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import product
-from math import prod
 
 import pytest
 import torch
 from torch import Tensor
 
-from foretoken.audit.branching import outcomes
-from foretoken.core.laws import IID
-from foretoken.core.tree import Siblings, chain
 from foretoken.verify import VERIFIERS
-from tables import each
+from whole_texts import Path, Table, add_text, chance, paths, steps, table
 
-Path = tuple[int, ...]
-Table = dict[Path, Tensor]
 Outcomes = dict[tuple[Path, int | None], float]  # accepted tokens, and the token after them; None: there is none
 SIZES = [(2, 2), (3, 2), (2, 3), (3, 3)]
 
 
 def pair(v: int, length: int, seed: int) -> tuple[Table, Table]:
     rng = torch.Generator().manual_seed(seed)
-    paths = [path for n in range(length + 1) for path in product(range(v), repeat=n)]
-    p, q = ({x: torch.softmax(1.5 * torch.randn(v, generator=rng).double(), 0) for x in paths} for _ in range(2))
-    return p, q
-
-
-def chance(q: Table, path: Path) -> float:
-    return prod(float(q[path[:i]][x]) for i, x in enumerate(path))
+    return table(v, length, rng), table(v, length, rng)
 
 
 def ratios(p: Table, q: Table, path: Path) -> list[float]:
@@ -100,30 +87,22 @@ def released(p: Table, q: Table, path: Path) -> Outcomes:
 
 def block(p: Table, q: Table, path: Path) -> Outcomes:
     """The rule of this repository."""
-    records = [Siblings((x,), q[path[:i]], IID(1)) for i, x in enumerate(path)]
-    tree = chain([0, *path], [*records, None])
     found: Outcomes = defaultdict(float)
-    for (kept, token), prob in outcomes(
-        lambda rng: VERIFIERS["block"].walk(tree, each(lambda node: p[path[:node]]), rng)
-    ):
-        found[path[: len(kept) - 1], token] += prob
+    for key, prob in steps(VERIFIERS["block"], p, q, path):
+        found[key] += prob
     return found
 
 
 def measured(rule: Callable[[Table, Table, Path], Outcomes], v: int, length: int, seed: int) -> tuple[float, float]:
     """(TV of the law of the next length + 1 tokens from the target's, tokens accepted); the text goes on with p."""
     p, q = pair(v, length, seed)
-    law: dict[Path, float] = defaultdict(float)
+    law: dict[Path, float] = {}
     accepted = 0.0
-    for path in product(range(v), repeat=length):
+    for path in paths(v, length):
         drawn = chance(q, path)
         for (kept, token), prob in rule(p, q, path).items():
             accepted += drawn * prob * len(kept)
-            out = kept if token is None else (*kept, token)
-            for rest in product(range(v), repeat=length + 1 - len(out)):
-                whole = (*out, *rest)
-                after = prod(float(p[whole[:i]][whole[i]]) for i in range(len(out), len(whole)))
-                law[whole] += drawn * prob * after
+            add_text(law, kept if token is None else (*kept, token), drawn * prob, p, length + 1)
     return sum(abs(law[path] - chance(p, path)) for path in law) / 2, accepted
 
 
@@ -133,7 +112,7 @@ def test_algorithm_2_is_block_verification(v: int, length: int) -> None:
     """Given the drafts, each accepted prefix and the token after it have the same probability."""
     for seed in range(3):
         p, q = pair(v, length, seed)
-        for path in product(range(v), repeat=length):
+        for path in paths(v, length):
             theirs, ours = algorithm_2(p, q, path), block(p, q, path)
             assert max(abs(theirs[key] - ours[key]) for key in theirs.keys() | ours.keys()) < 1e-12
 

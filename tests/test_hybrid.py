@@ -286,13 +286,6 @@ def test_the_folder_after_a_lookup_is_found_from_elsewhere(folders, monkeypatch,
     assert EngineOptions(target=folders["target"], drafter="suffix+self").anywhere().drafter == "suffix+self"
 
 
-@pytest.mark.parametrize("command", ["bench", "tune"])
-def test_two_in_a_row_are_not_measured_as_one(run, command):
-    code, out, err = run(command, "--drafter", "ngram+self", "--prompts", 1)
-    assert (code, out) == (2, "")
-    assert "Drafter ngram+self is two in a row" in err
-
-
 class NoneAtHalf:
     """Drafts token 0 or, at every second step in the mean, nothing, and prices what it drew."""
 

@@ -114,14 +114,15 @@ def test_hidden_states_are_kept_the_longer_way(calls):
     assert result.token_ids == load().generate(PROMPT, max_new_tokens=1, temperature=0.0).token_ids
 
 
+@pytest.mark.parametrize("drafting", [{"drafter": "none"}, {"drafter": "ngram", "tree": "chain:3"}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_name_the_model(temperature):
-    engine = foretoken.load(str(demo_folder() / "target"), drafter="none", dtype="float32")
+def test_logits_that_are_not_finite_name_the_model(temperature, drafting):
+    engine = foretoken.load(str(demo_folder() / "target"), dtype="float32", **drafting)
     kernel = engine.target.lm.backend
     assert isinstance(kernel, LlamaKernel)
     kernel.head.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
-        engine.generate(PROMPT, max_new_tokens=2, temperature=temperature, seed=0)
+        engine.generate("a b c d " * 8, max_new_tokens=4, temperature=temperature, seed=0)
 
 
 TREES = {
@@ -142,19 +143,26 @@ def the_longer_way(monkeypatch) -> None:
     monkeypatch.setattr("foretoken.models.causal_lm.FusedRows", Rows)
 
 
+def check_same(engine, trees, monkeypatch, prompt=PROMPT, accepted=1, **options) -> list[int]:
+    """The text, which is that of the longer way."""
+    fast = engine.generate(prompt, **options)
+    assert fast.stats.num_accepted >= accepted
+    assert len(trees) > 3
+    assert all(trees)
+    the_longer_way(monkeypatch)
+    slow = engine.generate(prompt, **options)
+    assert (slow.token_ids, slow.stats.num_accepted) == (fast.token_ids, fast.stats.num_accepted)
+    return slow.token_ids
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("which", TREES)
 def test_the_text_of_a_tree_is_the_same(which, temperature, dtype, trees, monkeypatch):
     engine = load(dtype, str(demo_folder() / "drafter"), **TREES[which])
     options = {"max_new_tokens": 60, "temperature": temperature, "seed": 2}
-    fast = engine.generate(PROMPT, **options)
-    assert fast.stats.num_accepted > 0
-    assert len(trees) > 3
-    assert all(trees)
-    the_longer_way(monkeypatch)
-    assert engine.generate(PROMPT, **options).token_ids == fast.token_ids
-    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == fast.token_ids
+    text = check_same(engine, trees, monkeypatch, **options)
+    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == text
 
 
 @pytest.mark.parametrize("which", ["kary", "budget", "dynamic"])
@@ -237,14 +245,7 @@ def test_other_samplings_are_scored_the_longer_way(trees):
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 def test_hidden_states_are_kept_while_a_tree_is_scored(tree, temperature, trees, monkeypatch):
     engine = load("bfloat16", str(demo_folder() / "heads" / "eagle"), tree=tree, verifier="rrsw")
-    options = {"max_new_tokens": 40, "temperature": temperature, "seed": 2}
-    fast = engine.generate(PROMPT, **options)
-    assert fast.stats.num_accepted > 0
-    assert len(trees) > 3
-    assert all(trees)
-    the_longer_way(monkeypatch)
-    slow = engine.generate(PROMPT, **options)
-    assert (slow.token_ids, slow.stats.num_accepted) == (fast.token_ids, fast.stats.num_accepted)
+    check_same(engine, trees, monkeypatch, max_new_tokens=40, temperature=temperature, seed=2)
 
 
 def test_the_states_kept_by_either_way_are_the_same():
@@ -262,27 +263,13 @@ def test_the_states_kept_by_either_way_are_the_same():
     assert torch.equal(rows[0].features(0), rows[1].features(0))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chain_whose_logits_are_not_finite_names_the_model(temperature, trees):
-    engine = foretoken.load(str(demo_folder() / "target"), drafter="ngram", tree="chain:3", dtype="float32")
-    kernel = engine.target.lm.backend
-    assert isinstance(kernel, LlamaKernel)
-    kernel.head.norm[:] = torch.nan
-    with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
-        engine.generate("a b c d " * 8, max_new_tokens=4, temperature=temperature, seed=0)
-
-
 @pytest.mark.parametrize("tree", ["chain:2", "kary:2x2"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_beyond_a_sliding_window_is_the_same(tree, temperature, trees, monkeypatch):
-    model, prompt = sliding(), [3, 34, 65]
-    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 1}
+    model = sliding()
     engine = foretoken.load(model, drafter=model, tree=tree)
-    drafted = engine.generate(prompt, **options)
-    assert drafted.stats.num_accepted > 8
-    assert all(trees)
-    the_longer_way(monkeypatch)
-    assert engine.generate(prompt, **options).token_ids == drafted.token_ids
+    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 1}
+    check_same(engine, trees, monkeypatch, [3, 34, 65], accepted=9, **options)
 
 
 def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(trees):

@@ -132,8 +132,3 @@ def test_threads_share_a_store():
     assert all(drafted)
     assert len(store) <= 2**12
     assert trees([*range(31)], 30, store=store)[0][:3] == [30, 31, 32]
-
-
-def test_a_tree_that_goes_by_probabilities_is_refused(model):
-    with pytest.raises(foretoken.ForetokenError, match="Drafter suffix has no probabilities"):
-        suffix(model, tree="chain:4@0.5")

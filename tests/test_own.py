@@ -12,12 +12,11 @@ from torch import nn
 import foretoken
 from foretoken.audit import models
 from foretoken.audit.report import OK
-from foretoken.build import plain
 from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
-from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
+from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.own import OwnDrafter, OwnDraftSession
 from foretoken.kernel import chain
 from foretoken.kernel.screen import AGAIN
@@ -272,12 +271,3 @@ def test_its_memory_is_that_of_the_packed_weights(folders: dict[str, Path]) -> N
     engine = load(folders["llama"])
     embeddings = [lm.model.get_input_embeddings() for lm in (engine.target.lm, engine.source.model)]
     assert embeddings[0] is embeddings[1]
-
-
-def test_a_model_object_is_refused() -> None:
-    with pytest.raises(ForetokenError, match="is a model object: load it by its folder or file"):
-        foretoken.load(tiny("llama"), drafter="self")
-
-
-def test_plain_stays_plain(folders: dict[str, Path]) -> None:
-    assert isinstance(plain(load(folders["llama"])).drafter, NoDrafter)

@@ -19,6 +19,7 @@ from foretoken.models import load as loading
 from foretoken.models import quantised
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import load_model
+from raising import raising
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 256, "intermediate_size": 512}
@@ -36,10 +37,7 @@ def save(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.b
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(*_: object) -> None:
-        raise AssertionError("the checkpoint is read again")
-
-    monkeypatch.setattr(loading, "_pretrained", again)
+    monkeypatch.setattr(loading, "_pretrained", raising(AssertionError("the checkpoint is read again")))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -88,12 +86,8 @@ def test_the_target_as_its_own_drafter_is_read_from_what_is_kept(
 def test_without_room_it_runs_all_the_same(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save(tmp_path / "model")
     wanted = fingerprint(load_model(source, CPU, quantise="q4_0"))
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "full"))
-    monkeypatch.setattr(quantised, "write_stored", full)
+    monkeypatch.setattr(quantised, "write_stored", raising(OSError(28, "No space left on device")))
     with pytest.warns(UnkeptWarning, match=r"cannot be kept in .*q4_0 \(No space left on device\)"):
         lm = load_model(source, CPU, quantise="q4_0")
     assert fingerprint(lm) == wanted

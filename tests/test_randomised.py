@@ -27,6 +27,7 @@ from foretoken.trees import static
 from foretoken.trees.paths import PathTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
+from raising import raising
 
 PAIRS = exact.all_pairs(seed=0)
 PROBABILITIES = [0.0, 0.3, 0.75, 1.0]
@@ -145,19 +146,6 @@ def test_settings_and_end_of_text(sampling):
     assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("a", [0.0, 0.5, 1.0])
-def test_the_share_of_accepted_drafts_is_the_formula(a):
-    """One step of a chain of one: sum min(p, a q) drafts are accepted."""
-    case = randomised_decoding(VERIFIERS["randomised"], static.chain(1), a, 3, num_tokens=2)
-    ((state, _),) = [(decoding._start(case), 1.0)]
-    from foretoken.audit.branching import outcomes as ways
-
-    accepted = sum(p * n for (_, n), p in ways(lambda rng: decoding._step(case, state, rng)))
-    p, q = case.target.lm.table[0, 1], case.drafter.lm.table[0, 1]
-    assert accepted == pytest.approx(float(torch.minimum(p, a * q).sum()), abs=1e-12)
-
-
 # Real models.
 
 
@@ -227,11 +215,8 @@ def test_with_more_threads_they_take_turns(models, monkeypatch):
 
 
 def test_a_drafter_that_fails_in_its_thread_costs_speed_only(models, monkeypatch):
-    def broken(self, *args):
-        raise RuntimeError("broken")
-
     engine = load(models, tree="chain:2", draft_probability=0.0)
-    monkeypatch.setattr(RandomisedSession, "_weights_after", broken)
+    monkeypatch.setattr(RandomisedSession, "_weights_after", raising(RuntimeError("broken")))
     with pytest.warns(DraftFailedWarning, match="broken"):
         result = engine.generate("x", max_new_tokens=12, seed=0)
     assert len(result.token_ids) == 12
@@ -246,11 +231,6 @@ def test_under_the_controller(models):
     # Which tokens are drawn above temperature 0 depends on what the clock said, so that a text may end early.
     results = engine.generate(PROMPTS, max_new_tokens=30, seed=0)
     assert all(len(r.token_ids) == 30 or r.finish_reason == "stop" for r in results)
-
-
-def test_the_default_rule(models):
-    assert load(models, tree="chain:3", draft_probability=0.5).verifier.name == "randomised"
-    assert load(models, tree="kary:2x2", draft_probability=0.5).verifier.name == "transport"
 
 
 @pytest.mark.parametrize(

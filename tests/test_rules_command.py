@@ -9,6 +9,7 @@ from benchmarks import rules as measure
 from benchmarks import speed
 from benchmarks.reproduce import ARTEFACTS
 from command import Command
+from raising import raising
 
 SMALL = ["--positions", 4, "--draws", "1,2", "--temperature", "1"]
 LOSSLESS = 1e-12
@@ -39,9 +40,7 @@ def test_rules_on_a_pair_of_models(run: Command) -> None:
 
 
 def test_rules_on_toy_distributions(run: Command) -> None:
-    code, out, _ = run("benchmarks", "rules", "--toy", "--draws", "1,2", "--temperature", "0.5", "--json")
-    assert code == 0
-    tables = json.loads(out)["tables"]
+    tables = run.json("benchmarks", "rules", "--toy", "--draws", "1,2", "--temperature", "0.5")["tables"]
     assert len(tables) == len(measure.SIMILARITIES)
     for table in tables:
         rows = {(row["rule"], row["law"]): row for row in table["rows"]}
@@ -87,9 +86,7 @@ def test_rules_print_text_markdown_and_a_plot(run: Command, tmp_path: Path) -> N
 def test_rules_by_speed(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "GRID", ((4, 2), (6, 3), (300, 3)))
     monkeypatch.setattr(speed, "PAIRS", 2)
-    code, out, _ = run("benchmarks", "rules", "--speed", "--temperature", "1", "--json")
-    assert code == 0
-    (table,) = json.loads(out)["tables"]
+    (table,) = run.json("benchmarks", "rules", "--speed", "--temperature", "1")["tables"]
     rows = {row["rule"]: row for row in table["rows"]}
     for name in ("transport", "transport-grouped", "hub", "ot-lp", "global-resolution-thinned"):
         assert 0 < rows[name]["(4, 2)"] < 1000
@@ -99,10 +96,7 @@ def test_rules_by_speed(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupt_prints_what_is_there(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "_times", interrupted)
+    monkeypatch.setattr(measure, "_times", raising(KeyboardInterrupt))
     code, out, _ = run("benchmarks", "rules", *SMALL)
     assert code == 130
     assert "transport" in out
@@ -116,9 +110,7 @@ def test_the_names_are_listed(run: Command) -> None:
 
 
 def figures(run: Command, name: str, *arguments: object) -> list[dict]:
-    code, out, _ = run("benchmarks", "reproduce", name, "--quick", "--json", *arguments)
-    assert code == 0
-    return json.loads(out)["tables"]
+    return run.json("benchmarks", "reproduce", name, "--quick", *arguments)["tables"]
 
 
 def test_spechub_figures_come_out_as_printed(run: Command) -> None:

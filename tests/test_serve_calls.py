@@ -76,19 +76,8 @@ def test_text_before_a_call_comes_as_it_grows(client, says):
 @pytest.mark.parametrize("form", [HERMES, LLAMA])
 def test_how_the_text_is_cut_changes_nothing(form):
     chosen = random.Random(0)
-    pieces = [
-        "<tool_call>",
-        "</tool_call>",
-        "\n",
-        " ",
-        '"',
-        "{}",
-        "<",
-        "a",
-        '{"name": "f", "arguments": {"a": "',
-        '"}}',
-    ]
-    pieces += [ONE, TWO, '{"name": "f", "parameters": {}}', '\n{ "name" :"f", "parameters": {}}']
+    pieces = ["<tool_call>", "</tool_call>", "\n", " ", '"', "{}", "<", "a", '{"name": "f", "arguments": {"a": "']
+    pieces += ['"}}', ONE, TWO, '{"name": "f", "parameters": {}}', '\n{ "name" :"f", "parameters": {}}']
 
     def outcome(parts):
         reader, text, calls = form.reader(), "", []

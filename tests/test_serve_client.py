@@ -14,10 +14,10 @@ from foretoken.serve.jobs import Progress
 from foretoken.serve.prefix import BLOCK
 from foretoken.serve.tally import Tally
 from foretoken.vocab.vocabulary import vocabulary
+from serving import USER
 from serving import client as client  # fixtures
 from serving import server as server
 
-USER = [{"role": "user", "content": "hi"}]
 SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
 
 

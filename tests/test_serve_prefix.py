@@ -5,7 +5,6 @@ import threading
 import warnings
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,27 +31,17 @@ from foretoken.serve.prefix import BLOCK, PrefixCache
 from foretoken.serve.requests import Intake
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, finish, job, started
+from listening import PATIENCE, Listener, asked, finish, job, load, saved, started
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root: Path = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0, hidden=64, context=1024)
+    root, target = tmp_path_factory.mktemp("models"), tiny.llama(0, hidden=64, context=1024)
     torch.manual_seed(0)
     save_head(new_head("eagle", parts(CausalLM(target))), root / "eagle")
-    return {
-        "target": tiny.save(target, root / "target"),
-        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
-        "eagle": str(root / "eagle"),
-    }
-
-
-def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
-    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
-    return replace(engine, eos_ids=frozenset())
+    return saved(target, root) | {"eagle": str(root / "eagle")}
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +71,7 @@ def test_long_prompts_beside_running_texts_change_no_text(folders, drafter, opti
     common = ids(0, 300)
     prompts = [ids(1, 20), [*common, *ids(2, 21)], ids(3, 64), ids(4, 65), common[:128], ids(5, 129)]
     prompts += [common, [*common, *ids(2, 21)], ids(5, 129)]
-    listeners = [Listener() for _ in prompts]
-    for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
-        worker.submit(job(engine, prompt, i, 12), listener)
+    listeners = [asked(worker, job(engine, prompt, i, 12)) for i, prompt in enumerate(prompts)]
     finish(worker, *listeners)
     for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
         want = engine.generate(prompt, max_new_tokens=12, temperature=0.8, seed=i)
@@ -117,10 +104,7 @@ def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, monkeyp
 
     monkeypatch.setattr(Decoder, "step", stepped)
     monkeypatch.setattr(Prefill, "read", piece)
-    running, long = Listener(), Listener()
-    worker.submit(job(engine, ids(0, 10), 1, 200), running)
-    worker.submit(job(engine, ids(1, 900), 2, 4), long)
-    finish(worker, running, long)
+    finish(worker, asked(worker, job(engine, ids(0, 10), 1, 200)), asked(worker, job(engine, ids(1, 900), 2, 4)))
     worker.stop()
     assert sizes[0] == BLOCK  # as long as a piece takes is not known yet
     assert sum(sizes) == 896
@@ -131,13 +115,9 @@ def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, monkeyp
 def test_a_conversation_goes_on_where_it_ended(folders):
     engine = load(folders, tree="chain:3")
     worker = started(engine)
-    first = Listener()
     prompt = ids(0, 70)
-    worker.submit(job(engine, prompt, 1, 80), first)
-    first.wait()
-    second = Listener()
-    turn = [*prompt, *first.ids, *ids(1, 9)]
-    worker.submit(job(engine, turn, 2, 8), second)
+    turn = [*prompt, *asked(worker, job(engine, prompt, 1, 80)).wait(), *ids(1, 9)]
+    second = asked(worker, job(engine, turn, 2, 8))
     assert second.wait() == engine.generate(turn, max_new_tokens=8, temperature=0.8, seed=2).token_ids
     assert second.steps[0].num_cached == 128  # of 150 ids that were there
     worker.stop()
@@ -148,16 +128,13 @@ def test_the_cache_keeps_within_its_bound(folders, blocks):
     """What was not used for longest goes first, from its end; a bound of nothing is no cache."""
     engine = load(folders, None)
     probe = started(engine)
-    one = Listener()
-    probe.submit(job(engine, ids(0, 65), 1, 1), one)
-    one.wait()
+    asked(probe, job(engine, ids(0, 65), 1, 1)).wait()
     probe.stop()
     size = probe._batch.cache.num_bytes
     worker = started(engine, cache_bytes=blocks * size)
     cached = []
     for prompt in (ids(0, 140), ids(0, 140), ids(1, 70), ids(0, 70), ids(2, 70), ids(0, 140), ids(1, 70)):
-        listener = Listener()
-        worker.submit(job(engine, prompt, 1, 2), listener)
+        listener = asked(worker, job(engine, prompt, 1, 2))
         assert listener.wait() == engine.generate(prompt, max_new_tokens=2, temperature=0.8, seed=1).token_ids
         cached.append(listener.steps[0].num_cached)
         assert worker._batch.cache.num_bytes <= blocks * size
@@ -193,8 +170,8 @@ def test_a_drafter_that_fails_at_a_prompt_costs_speed_alone(folders, monkeypatch
     engine = load(folders, tree="chain:3")
     session = type(engine.drafter.open(1, 16))
     monkeypatch.setattr(session, "_read", lambda self, row, text: 1 / 0)
-    worker, listener = Worker(engine), Listener()
-    worker.submit(job(engine, ids(0, 200), 1, 20), listener)
+    worker = Worker(engine)
+    listener = asked(worker, job(engine, ids(0, 200), 1, 20))
     finish(worker, listener)
     assert listener.ids == engine.generate(ids(0, 200), max_new_tokens=20, temperature=0.8, seed=1).token_ids
     worker.stop()
@@ -264,9 +241,7 @@ def test_drafters_with_another_vocabulary_read_for_themselves(byte_pair, vocab):
     engine = load_bytes(byte_pair, vocab=vocab, tree=None if vocab == "auto" else "chain:3", method=method)
     worker = Worker(engine, max_batch=2)
     prompts = [[5 + i % 90 for i in range(length)] for length in (20, 150, 150)]
-    listeners = [Listener() for _ in prompts]
-    for prompt, listener in zip(prompts, listeners, strict=True):
-        worker.submit(job(engine, prompt, 0, 60, temperature=0.0), listener)
+    listeners = [asked(worker, job(engine, prompt, 0, 60, temperature=0.0)) for prompt in prompts]
     finish(worker, *listeners)
     for prompt, listener in zip(prompts, listeners, strict=True):
         assert listener.wait() == engine.generate(prompt, max_new_tokens=60, temperature=0.0).token_ids
@@ -287,20 +262,14 @@ def test_the_cache_does_not_outlive_its_drafter(folders, monkeypatch):
         return propose(self, sequences)
 
     monkeypatch.setattr(LMDraftSession, "propose", failing)
-    first = Listener()
-    worker.submit(job(engine, ids(8, 150), 0, 4), first)
-    worker.start()
-    first.wait()
+    finish(worker, asked(worker, job(engine, ids(8, 150), 0, 4)))
     broken.set()
-    pair = [Listener(), Listener()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DraftFailedWarning)
-        for listener in pair:
-            worker.submit(job(engine, ids(8, 150), 0, 12, temperature=0.0), listener)
+        pair = [asked(worker, job(engine, ids(8, 150), 0, 12, temperature=0.0)) for _ in range(2)]
         texts = [listener.wait() for listener in pair]
     broken.clear()
-    last = Listener()
-    worker.submit(job(engine, ids(8, 150), 0, 12, temperature=0.0), last)
+    last = asked(worker, job(engine, ids(8, 150), 0, 12, temperature=0.0))
     want = engine.generate(ids(8, 150), max_new_tokens=12, temperature=0.0).token_ids
     assert [*texts, last.wait()] == [want] * 3
     worker.stop()

@@ -9,12 +9,12 @@ import torch
 import foretoken
 import tiny
 from foretoken.decode import Decoder, DraftFailedWarning
-from foretoken.engine import Engine
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, finish, job, started
+from listening import PATIENCE, Listener, asked, finish, job, load, saved, started
+from raising import raising
 from serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -23,17 +23,7 @@ PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("models")
-    target = tiny.llama(0, hidden=64)
-    return {
-        "target": tiny.save(target, root / "target"),
-        "drafter": tiny.save(tiny.perturbed(target, 0.15, 1), root / "drafter"),
-    }
-
-
-def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
-    engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
-    return replace(engine, eos_ids=frozenset())
+    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -74,9 +64,8 @@ def test_a_stop_string_and_an_end_of_text_end_a_job(folders):
     stop = next(full.text[i : i + 3] for i in range(20, len(full.text)) if "\ufffd" not in full.text[i : i + 3])
     want = engine.generate("def", max_new_tokens=60, temperature=0.9, seed=3, stop=stop)
     worker = started(engine)
-    stopped, ended = Listener(), Listener()
-    worker.submit(job(engine, "def", 3, 60, 0.9, stops=(stop,)), stopped)
-    worker.submit(replace(job(engine, "def", 3, 60, 0.9), eos_ids=frozenset({full.token_ids[7]})), ended)
+    stopped = asked(worker, job(engine, "def", 3, 60, 0.9, stops=(stop,)))
+    ended = asked(worker, replace(job(engine, "def", 3, 60, 0.9), eos_ids=frozenset({full.token_ids[7]})))
     assert stopped.wait() == want.token_ids
     assert "".join(step.text for step in stopped.steps) == want.text
     assert ended.wait() == full.token_ids[: full.token_ids.index(full.token_ids[7]) + 1]
@@ -110,11 +99,8 @@ def test_a_job_that_fails_fails_alone(folders, tree, error, says):
     """The others go on with their own texts, and with their drafter."""
     engine = load(folders, tree=tree)
     worker = Worker(engine, max_batch=4)
-    good = [Listener() for _ in range(3)]
-    bad = Listener()
-    for i, listener in enumerate(good):
-        worker.submit(job(engine, PROMPTS[i], i, 20), listener)
-    worker.submit(job(engine, "abc", 9, 40, sampling={"processors": (Raises(error, 12),)}), bad)
+    good = [asked(worker, job(engine, PROMPTS[i], i, 20)) for i in range(3)]
+    bad = asked(worker, job(engine, "abc", 9, 40, sampling={"processors": (Raises(error, 12),)}))
     worker.start()
     for i, listener in enumerate(good):
         want = engine.generate(PROMPTS[i], max_new_tokens=20, temperature=0.8, seed=i)
@@ -149,9 +135,7 @@ def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(
     wanted = [engine.generate(x, max_new_tokens=60, temperature=0.8, seed=i) for i, x in enumerate(prompts)]
     sizes.clear()
     for num_failed in (5, 0):
-        listeners = [Listener() for _ in prompts]
-        for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
-            worker.submit(job(engine, prompt, i, 60), listener)
+        listeners = [asked(worker, job(engine, prompt, i, 60)) for i, prompt in enumerate(prompts)]
         if num_failed:
             worker.start()
         assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
@@ -164,10 +148,9 @@ def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(
 def test_logits_that_are_not_finite_fail_their_job_alone(folders, monkeypatch):
     engine = load(folders, tree="chain:3")
     worker = Worker(engine)
-    bad, good = Listener(), Listener()
     bias = dict.fromkeys(range(257), float("-inf"))
-    worker.submit(job(engine, "abc", 1, 20, sampling={"logit_bias": bias}), bad)
-    worker.submit(job(engine, "def", 2, 20), good)
+    bad = asked(worker, job(engine, "abc", 1, 20, sampling={"logit_bias": bias}))
+    good = asked(worker, job(engine, "def", 2, 20))
     with pytest.warns(DraftFailedWarning):
         finish(worker, bad, good)
     assert good.wait() == engine.generate("def", max_new_tokens=20, temperature=0.8, seed=2).token_ids
@@ -190,16 +173,13 @@ def test_a_drafter_that_fails_costs_speed_until_its_texts_have_left(folders, mon
         return propose(self, sequences)
 
     monkeypatch.setattr(session, "propose", fails)
-    texts = [Listener() for _ in range(1 + others)]
-    for text in texts:
-        worker.submit(job(engine, "def", 1, 20, 0.0), text)
+    texts = [asked(worker, job(engine, "def", 1, 20, 0.0)) for _ in range(1 + others)]
     with pytest.warns(DraftFailedWarning, match="broken"):
         finish(worker, *texts)
     assert all(text.steps[0].num_drafted > 0 for text in texts)
     assert all(text.steps[-2].num_drafted == 0 for text in texts)
     broken[0] = False
-    again = Listener()
-    worker.submit(job(engine, "def", 1, 20, 0.0), again)
+    again = asked(worker, job(engine, "def", 1, 20, 0.0))
     assert [again.wait()] * len(texts) == [text.ids for text in texts]
     assert again.steps[0].num_drafted > 0
     worker.stop()
@@ -214,8 +194,7 @@ def test_the_queue_has_an_end(folders):
         worker.submit(job(engine, "a"), Listener())
     assert (worker.waiting, worker.running, worker.alive) == (3, 0, False)
     worker.cancel(tickets[1])
-    last = Listener()
-    worker.submit(job(engine, "a", 1, 5), last)
+    last = asked(worker, job(engine, "a", 1, 5))
     worker.start()
     worker.drain()
     with pytest.raises(DrainingError, match="shutting down"):
@@ -234,8 +213,7 @@ def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context
     for ids in ((), tuple(range(1, 21))):
         with pytest.raises(foretoken.ForetokenError, match="the context is 20"):
             worker.submit(replace(job(engine, "a"), ids=ids), Listener())
-    long = Listener()
-    worker.submit(replace(job(engine, "a", new=100), ids=tuple(range(1, 17))), long)
+    long = asked(worker, replace(job(engine, "a", new=100), ids=tuple(range(1, 17))))
     assert len(long.wait()) == 4
     assert long.steps[-1].finish_reason == "length"
     worker.stop()
@@ -273,8 +251,7 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
     engine = load(folders)
     worker = Worker(engine)
     monkeypatch.setattr(Batch, "step", lambda self: 1 / 0)
-    listener = Listener()
-    worker.submit(job(engine, "a"), listener)
+    listener = asked(worker, job(engine, "a"))
     worker.start()
     assert worker.join(PATIENCE)
     assert listener.news == [Failed("The thread that runs the model has died: restart the server.")]
@@ -285,14 +262,11 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
 
 
 def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, monkeypatch):
-    def die(*_: object) -> None:
-        raise SystemExit
-
     engine = load(folders)
-    monkeypatch.setattr(Batch, "fail", die)
+    monkeypatch.setattr(Batch, "fail", raising(SystemExit))
     for at_work in (False, True):
         if at_work:
-            monkeypatch.setattr(Batch, "drop_cancelled", die)
+            monkeypatch.setattr(Batch, "drop_cancelled", raising(SystemExit))
         worker = started(engine)
         worker.drain()
         assert worker.join(PATIENCE)
@@ -321,10 +295,7 @@ def test_one_who_cannot_be_told_is_cancelled(folders):
     engine = load(folders)
     worker = started(engine)
 
-    def gone(me: Listener) -> None:
-        raise RuntimeError("the loop is closed")
-
-    lost, good = Listener(gone), Listener()
+    lost, good = Listener(raising(RuntimeError("the loop is closed"))), Listener()
     worker.submit(job(engine, "a", new=200), lost)
     worker.submit(job(engine, "b", 2), good)
     good.wait()
@@ -339,21 +310,20 @@ def test_log_probabilities_are_the_models_own(folders, temperature, tree):
     """Of drafted tokens as of others, before penalties and temperature; and asking for them changes no text."""
     engine = load(folders, tree=tree)
     penalty = {"sampling": {"frequency_penalty": 0.5}}
-    asked = [job(engine, prompt, 3, 20, temperature, top_logprobs=2, shows_trees=True, **penalty) for prompt in PROMPTS]
-    plain = [replace(one, top_logprobs=None, shows_trees=False) for one in asked]
-    alone = Listener(), Listener()
-    listeners = [Listener() for _ in asked + plain]
+    shown = {"top_logprobs": 2, "shows_trees": True, **penalty}
+    telling = [job(engine, prompt, 3, 20, temperature, **shown) for prompt in PROMPTS]
+    plain = [replace(one, top_logprobs=None, shows_trees=False) for one in telling]
     worker = Worker(engine, max_batch=5)
-    for one, listener in zip(asked + plain, listeners, strict=True):
-        worker.submit(one, listener)
+    listeners = [asked(worker, one) for one in telling + plain]
     finish(worker, *listeners)
-    for one, listener in zip((asked[0], plain[0]), alone, strict=True):  # with no job beside it
-        worker.submit(one, listener)
-        listener.wait()
+    alone = []
+    for one in (telling[0], plain[0]):  # with no job beside it
+        alone.append(asked(worker, one))
+        alone[-1].wait()
     assert [x.ids for x in listeners[:6]] == [x.ids for x in listeners[6:]]
     assert alone[0].ids == alone[1].ids == listeners[0].ids
     assert alone[0].steps[3].logprobs == listeners[0].steps[3].logprobs
-    for one, listener in zip(asked, listeners, strict=False):
+    for one, listener in zip(telling, listeners, strict=False):
         ids = [*one.ids, *listener.ids]
         rows = engine.target.lm.open(1, len(ids))
         rows.join()
@@ -384,9 +354,10 @@ def test_every_job_has_its_own_depth(folders, method):
     engine = load(folders, tree="chain:4", method=method)
     worker = Worker(engine, max_batch=4)
     depths = [0, 1, 2, None] * 2
-    listeners = [Listener() for _ in depths]
-    for i, (depth, listener) in enumerate(zip(depths, listeners, strict=True)):
-        worker.submit(job(engine, PROMPTS[i % 6], i, 24, 0.8 if i < 4 else 0.0, depth=depth), listener)
+    listeners = [
+        asked(worker, job(engine, PROMPTS[i % 6], i, 24, 0.8 if i < 4 else 0.0, depth=depth))
+        for i, depth in enumerate(depths)
+    ]
     finish(worker, *listeners)
     worker.stop()
     for depth, listener in zip(depths, listeners, strict=True):

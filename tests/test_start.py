@@ -35,20 +35,8 @@ for line in json.loads(open(sys.argv[1]).read()):
     slow = [name for name in SLOW if name in sys.modules]
     print(json.dumps([code or 0, out.getvalue(), err.getvalue(), slow]))
 """
-HELP = [
-    [],
-    ["generate"],
-    ["chat"],
-    ["serve"],
-    ["fetch"],
-    ["demo"],
-    ["audit"],
-    ["bench"],
-    ["bench", "acceptance"],
-    ["tune"],
-    ["vocab"],
-    ["train"],
-]
+NAMES = ("generate", "chat", "serve", "fetch", "demo", "audit", "bench", "bench acceptance", "tune", "vocab", "train")
+HELP = [[], *(name.split() for name in NAMES)]
 NONE = "/nonexistent"
 LINES = [  # of a batch file
     ('{"messages": []}', "The conversation of line 1 of"),
@@ -86,6 +74,13 @@ BAD = [
     (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),
     (["generate", "x", "--seed", "-1"], "seed is -1"),
     (["generate", "--batch-file", NONE], NONE),
+    (["generate", "x", "--drafter", "ngram", "--suffix-store", "x"], "suffix_store is for drafter suffix"),
+    (["generate", "x", "--drafter", "suffix", "--suffix-store", NONE + "/x"], f"Cannot write {NONE}/x"),
+    (["generate", "--batch-file", "BATCH", "--ray", "2", "--out", "z"], "--seed"),
+    (["generate", "x", "--out", "z"], "--out"),
+    (["generate", "--batch-file", "BATCH", "--ray", "2", "--out", "z", "--seed", "0", "--drafter", "suffix",
+      "--suffix-store", "x"], "suffix_store x is kept by one process: leave it out, or --ray"),
+    (["generate", "x", "--regex", "a", "--json-schema", "EMPTY"], "leave one out"),
     (["generate", "x", "--batch-file", "f"], "Both a prompt and --batch-file"),
     (["generate", "--batch-file", "f", "--compare"], "--compare measures one prompt"),
     (["generate", "x", "--show-drafts", "--json"], "--show-drafts tints"),
@@ -101,9 +96,27 @@ BAD = [
     (["bench", "--out", "TARGET/config.json"], "is not a file of foretoken bench, and would be replaced"),
     (["tune", "--out", "TARGET/config.json"], "is not a profile, and would be replaced"),
     (["train", "eagle", "--data", "EMPTY", "--out", "new", "--roots", "0"], "--roots is 0"),
-    (["train", "eagle", "--data", "EMPTY", "--out", "new", "--lr", "1"], "--lr is 1"),
     (["train", "eagle", "--data", "EMPTY", "--out", "new", "--batch", "0"], "batch is 0"),
+    (["train", "gumiho", "--data", "EMPTY", "--out", "new", "--lr", "2"], "--lr is 2.0: it must lie between 0 and 1"),
+    (["train", "gumiho", "--data", "EMPTY", "--out", "new", "--tokens", "0"], "at least 1"),
+    (["train", "gumiho", "--data", "EMPTY", "--out", "new", "--layers", "999"], "--layers is 999: it must be from 1"),
+    (["train", "gumiho", "--data", "EMPTY", "--out", "new", "--seed", "-1"], "seed is -1: it must be in 0..2**32 - 1"),
+    (["train", "gumiho", "--data", "EMPTY", "--out", "new", "--seed", "4294967296"], "seed is 4294967296: it must be"),
     (["bench", "--target", NONE], NONE),
+    (["bench", "--tree", "oak:3"], "Unknown tree oak:3"),
+    (["bench", "--temperature", "-1"], "temperature is -1.0"),
+    (["bench", "--rounds", "0"], "rounds is 0"),
+    (["bench", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+    (["bench", "--prompts", "0"], "Cannot take 0 held-out prompts"),
+    (["bench", "--batch", "0"], "batch is 0"),
+    (["bench", "--dtype", "int3"], "Unknown dtype int3"),
+    (["bench", "--drafter", "suffix"], "Drafter suffix remembers the texts of earlier runs"),
+    (["bench", "--drafter", "ngram+self"], "Drafter ngram+self is two in a row"),
+    (["tune", "--drafter", "ngram+self"], "Drafter ngram+self is two in a row"),
+    (["tune", "--drafter", "suffix"], "every prompt is run several times here: take ngram for suffix"),
+    (["tune", "--best", "0"], "best is 0"),
+    (["tune", "--out", NONE + "/p.json"], "Cannot write"),
+    (["tune", "--out", "."], "Cannot write .: "),
     (["bench", "--out", NONE + "/b.jsonl"], NONE),
     (["bench", "--prompts", "1000"], "Cannot take 1000 held-out prompts"),
     (["bench", "acceptance", "--children", "0"], "children is 0"),
@@ -111,21 +124,31 @@ BAD = [
     (["tune", "--workload", "EMPTY", "--prompts", "2"], "Prompt 2 is empty"),
     (["vocab", NONE, NONE], NONE),
     (["serve", NONE, "--port", "0"], NONE),
+    (["serve", "x", "--target", "y"], "Both x and --target y"),
+    (["serve", "--port", "70000"], "port is 70000"),
+    (["serve", "--max-queue", "-1"], "max_queue is -1"),
+    (["serve", "--max-batch", "0"], "max_batch is 0"),
+    (["serve", "--timeout", "0"], "timeout is 0"),
+    (["serve", "--drain", "-1"], "drain is -1"),
+    (["serve", "--tree", "bush:3"], "bush"),
     (["serve", "--log", "xml"], "Unknown log xml"),
+    (["serve", "--ray", "2", "--ray-cpus", "0"], "ray_cpus is 0"),
+    (["serve", "--ray", "2", "--device", "cuda:1"], "--device cuda:1 names one GPU"),
     (["serve", "--ray", "0"], "ray is 0"),
     (["serve", "--max-replicas", "2"], "--max-replicas needs --ray"),
     (["train", "nope", "--data", "EMPTY", "--out", "new"], "nope"),
     (["train", "eagle", "--data", NONE, "--out", "new"], NONE),
     (["train", "eagle", "--data", "EMPTY", "--out", "TARGET"], "no training run"),
     (["train", "medusa", "--data", "EMPTY", "--out", "new", "--levels", "100000"], "--levels is 100000"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str, list[str]]]:
     """What each of HELP and BAD told, in order."""
     folder = tmp_path_factory.mktemp("start")
-    names = {"BRACKETS": "[" * 100_000, "LONG": json.dumps([-1, *range(5000)]), "EMPTY": '{"prompt": "a"}\n""\n'}
+    names = {"BRACKETS": "[" * 100_000, "LONG": json.dumps([-1, *range(5000)]), "BATCH": '{"prompt": "a"}\n'}
+    names["EMPTY"] = names["BATCH"] + '""\n'
     names |= {f"LINE{i}": text for i, (text, _) in enumerate(LINES)}
     for name, text in names.items():
         (folder / name).write_text(text)
@@ -149,7 +172,7 @@ def test_help_and_bad_input_do_not_wait_for_torch(told: list[tuple[int, str, str
         assert "Usage" in out
     for (line, words), (code, _, err, slow) in zip(BAD, told[len(HELP) :], strict=True):
         assert (code, slow) == (2, []), (line, err)
-        assert words in err, line
+        assert words in err, (line, err)
         assert err.startswith("foretoken: "), line
         assert len(err.splitlines()) == 1, err
 

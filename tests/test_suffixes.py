@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.draft.index import Index
 from foretoken.draft.store import Store
-from foretoken.kernel.suffixes import BORDER, GROUPS, LONGEST, ORDERS, REMEMBERED, empty_draft, group
+from foretoken.kernel.suffixes import BORDER, GROUPS, LONGEST, ORDERS, REMEMBERED, empty_draft
 
 ALL = np.ones(GROUPS)
 
@@ -67,11 +67,6 @@ def test_what_the_ring_has_overwritten_is_not_found():
             assert set(found) <= set(naive(known, tail)) | {(p, n) for p, n in found if n == p}
             assert all(0 < n <= p < 64 for p, n in found)
             assert all(known[p - n : p] == list(tail[-n:]) for p, n in found)
-
-
-@pytest.mark.parametrize("length", range(1, 130))
-def test_groups_are_powers_of_two(length):
-    assert group(length) == min(length.bit_length() - 1, GROUPS - 1)
 
 
 def drafted(index: Index, tail: Seq[int], shape: Seq[int], depth: int = 99, rates=ALL, floor=0.0, own=True):

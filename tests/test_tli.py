@@ -1,7 +1,5 @@
 """TLI: q' is q on the intersection, and decoding with it is the target's own, by enumeration and on real models."""
 
-import copy
-
 import pytest
 import torch
 
@@ -9,19 +7,17 @@ import foretoken
 import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
-from foretoken.audit.decoding import Decoding, deviation, own_law
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
-from foretoken.core.sampling import Sampling
 from foretoken.draft.lm import LMDrafter
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.tli import IntersectionLM, tli
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
+from test_slem import load as load_pair
 
 CASES = [
     ("standard", IID, static.chain(2), tables.DRAFTER),
@@ -39,9 +35,7 @@ def test_decoding_with_two_tokenizers_is_the_targets_own(verifier, law, policy, 
     lm, small = tables.lms(drafter)
     drafting = tli(TranslatedSource("tli", 0, small, tables.translation(drafter)), policy, law)
     drafting = LMDrafter(drafting.lm, policy, law, lm.vocab_size)
-    got = tables.law_of(lm, drafting, VERIFIERS[verifier], 2)
-    want = own_law(Decoding(LMTarget(lm), drafting, VERIFIERS[verifier], (1, 2), 2, Sampling(), frozenset({0})))
-    assert deviation(got, want) < 1e-12
+    assert tables.deviates(lm, drafting, VERIFIERS[verifier]) < 1e-12
 
 
 def test_q_is_the_drafters_on_the_intersection_whatever_the_order_of_ids():
@@ -102,38 +96,13 @@ def pair():
     return tiny.llama(0, vocab=len(zoo.byte_level())), tiny.llama(1, vocab=257)
 
 
-def load(pair, vocab="tli", target=None, drafter=None, **options):
-    return foretoken.load(
-        pair[0],
-        drafter=pair[1],
-        tokenizer=target or zoo.byte_level(),
-        drafter_tokenizer=drafter or zoo.byte_only(),
-        vocab=vocab,
-        device="cpu",
-        **options,
-    )
-
-
-PROMPTS = ["the hello", "  two\n\n lines", "é 日本", "<|end|>", [0], [1]]
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
-def test_greedy_text_is_the_plain_text_alone_and_in_a_batch(pair, tree):
-    engine = load(pair, tree=tree)
-    plain = foretoken.load(pair[0], tokenizer=zoo.byte_level(), device="cpu")
-    before = copy.deepcopy(pair[1].state_dict())
-    want = [r.token_ids for r in plain.generate(PROMPTS, max_new_tokens=16, temperature=0.0)]
-    assert [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=16, temperature=0.0)] == want
-    alone = [engine.generate(p, max_new_tokens=16, temperature=0.8, seed=5 + i) for i, p in enumerate(PROMPTS)]
-    together = engine.generate(PROMPTS, max_new_tokens=16, temperature=0.8, seed=5)
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    assert all(torch.equal(before[name], now) for name, now in pair[1].state_dict().items())  # never modified
+def load(pair, **options):
+    return load_pair(pair, **{"vocab": "tli", "tree": None, **options})
 
 
 def test_either_vocabulary_may_contain_the_other(pair):
     other = pair[1], pair[0]
-    engine = load(other, target=zoo.byte_only(), drafter=zoo.byte_level())
+    engine = load(other, tokenizer=zoo.byte_only(), drafter_tokenizer=zoo.byte_level())
     assert len(engine.generate("the hello", max_new_tokens=12, seed=0).token_ids) == 12
 
 
@@ -151,7 +120,7 @@ def test_what_does_not_fit_is_told(pair):
     with pytest.raises(ForetokenError, match="--vocab auto"):
         load(pair, vocab=None)
     with pytest.raises(ForetokenError, match="byte-level BPE"):
-        load(pair, drafter=zoo.word_level())
+        load(pair, drafter_tokenizer=zoo.word_level())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from foretoken.heads.checkpoint import load_head, load_to_train, save_head
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head, new_head
-from foretoken.heads.serial import Serial
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
@@ -218,10 +217,10 @@ def test_a_head_begins_with_the_layers_of_a_model(kind: str, lm: CausalLM) -> No
         ("medusa", lambda lm: lm, "Head medusa has no layers"),
         ("eagle", lambda lm: new_head("gumiho", parts(lm)), "is of kind gumiho: --begin needs one of kind eagle"),
         ("gumiho", lambda lm: new_head("gumiho", parts(lm), levels=4), "cannot be gone on from: its .* is"),
-        ("gumiho", lambda lm: other_heads(new_head("gumiho", parts(lm))), "its num_attention_heads is 8, here it is 4"),
-        ("gumiho", lambda lm: other_positions(new_head("gumiho", parts(lm))), "its rotary is {.*}, here it is {}"),
-        ("eagle3", lambda lm: other_output(new_head("eagle3", parts(lm))), "its norm_output is True, here it is False"),
-        ("eagle3", lambda lm: other_residual(new_head("eagle3", parts(lm))), "its norm_before_residual is True, here"),
+        ("gumiho", lambda lm: other(lm, "gumiho", "heads"), "its num_attention_heads is 8, here it is 4"),
+        ("gumiho", lambda lm: other(lm, "gumiho", "positions"), "its rotary is {.*}, here it is {}"),
+        ("eagle3", lambda lm: other(lm, "eagle3", "output"), "its norm_output is True, here it is False"),
+        ("eagle3", lambda lm: other(lm, "eagle3", "residual"), "its norm_before_residual is True, here"),
     ],
 )
 def test_what_a_head_cannot_begin_as_is_refused(
@@ -231,28 +230,18 @@ def test_what_a_head_cannot_begin_as_is_refused(
         Beginning("other", source(lm)).fill(new_head(kind, parts(lm)))
 
 
-def other_heads(head: Head) -> Head:
-    """Weights of the same sizes that mean something else, here and in the three below."""
-    assert isinstance(head, Serial)
-    shape = head.shape
-    head.shape = replace(shape, heads=2 * shape.heads, kv_heads=2 * shape.kv_heads, head_dim=shape.head_dim // 2)
-    return head
-
-
-def other_positions(head: Head) -> Head:
-    head.rotary = replace(head.rotary, config={"rope_parameters": {"rope_theta": 500.0}})
-    return head
-
-
-def other_output(head: Head) -> Head:
-    assert isinstance(head, Eagle3)
-    head.norm_output = not head.norm_output
-    return head
-
-
-def other_residual(head: Head) -> Head:
-    assert isinstance(head, Eagle3)
-    head.midlayer.norm_before_residual = not head.midlayer.norm_before_residual
+def other(lm: CausalLM, kind: str, what: str) -> Head:
+    """A head with weights of the same sizes that mean something else."""
+    head: Any = new_head(kind, parts(lm))
+    if what == "heads":
+        of = head.shape
+        head.shape = replace(of, heads=2 * of.heads, kv_heads=2 * of.kv_heads, head_dim=of.head_dim // 2)
+    elif what == "positions":
+        head.rotary = replace(head.rotary, config={"rope_parameters": {"rope_theta": 500.0}})
+    elif what == "output":
+        head.norm_output = not head.norm_output
+    else:
+        head.midlayer.norm_before_residual = not head.midlayer.norm_before_residual
     return head
 
 

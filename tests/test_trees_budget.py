@@ -12,7 +12,6 @@ from foretoken.audit import enumerate as exact
 from foretoken.core import laws
 from foretoken.core.budgeted import laws_within
 from foretoken.core.draws import draw_iid
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, draw_each
 from foretoken.core.sampling import Sampling
 from foretoken.core.tree import Siblings, TreeBuilder
@@ -20,7 +19,7 @@ from foretoken.core.verifier import LawFamily
 from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Limits, Node, law_for, spend
 from foretoken.trees.gain import CHOICES, shares
 from foretoken.verify import VERIFIERS
-from tables import Hidden, table_decoding, tiny_engine, trees
+from tables import Hidden, table_decoding, trees
 
 SAMPLED: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub)
 EAGER = BudgetTree(3, depth=2, most_draws=2, mismatch=3.0)  # thinks so badly of the drafter that it branches
@@ -317,38 +316,6 @@ def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
                 assert expected == pytest.approx(plainly, abs=1e-6)
                 quick += 1 < wanted < 2 - certainty and most > 1
     assert quick > 100
-
-
-def test_the_number_of_draws_has_its_law() -> None:
-    """Each number within 5 standard errors over 4,000 draws; the seed is fixed."""
-    counts = (0.1, 0.2, 0.3, 0.4)
-    law = IID(3, counts)
-    u = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    q = torch.full((4000, 5), 0.2, dtype=torch.float64)
-    numbers = np.bincount([len(draws) for draws in draw_each([law] * 4000, q, u)], minlength=4) / 4000
-    assert np.abs(numbers - np.array(counts)).max() < 5 * 0.5 / 4000**0.5
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("batch", [1, 4])
-def test_the_engine_runs_it(batch: int) -> None:
-    engine = tiny_engine(tree="budget:6", verifier="transport", max_batch=batch)
-    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
-    together = engine.generate(prompts, max_new_tokens=8, temperature=1.0, seed=0)
-    alone = [engine.generate(x, max_new_tokens=8, temperature=1.0, seed=i) for i, x in enumerate(prompts)]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    greedy = engine.generate(prompts, max_new_tokens=8, temperature=0.0)
-    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, max_new_tokens=8, temperature=0.0)
-    assert [r.token_ids for r in greedy] == [r.token_ids for r in plain]
-
-
-def test_bad_trees_are_refused() -> None:
-    with pytest.raises(ForetokenError, match="positive integers"):
-        tiny_engine(tree="budget:0")
-    with pytest.raises(ForetokenError, match="ngram has no probabilities"):
-        tiny_engine(tree="budget:8", drafter="ngram", verifier="exact-match")
-    with pytest.raises(ForetokenError, match="does not branch"):
-        tiny_engine(tree="budget:8", verifier="block")
 
 
 def test_rules_declare_what_budget_trees_draw() -> None:

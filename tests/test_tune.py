@@ -19,6 +19,7 @@ from foretoken.tune.costs import ForwardCosts, StepCosts
 from foretoken.tune.grid import modelled
 from foretoken.tune.run import RUN, Prediction, watched
 from foretoken.vocab.slem import SLEMDrafter
+from raising import raising
 
 # Costs.
 
@@ -127,27 +128,20 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(run, tmp_path):
     assert cut["tokens per step"] < full["tokens per step"]
     assert cut["ms a step"] < full["ms a step"]
     profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
-    code, out, err = run(*profiled, "--method", "fixed")
-    assert code == 0, err
-    assert json.loads(out)["tree"] == profile.tree
-    code, out, err = run(*profiled, "--seed", 1)
-    assert code == 0, err
-    assert json.loads(out)["tree"].startswith("auto, at most")
+    assert run.json(*profiled, "--method", "fixed")["tree"] == profile.tree
+    assert run.json(*profiled, "--seed", 1)["tree"].startswith("auto, at most")
     arguments = ("--rounds", 1, "--prompts", 1, "--max-new-tokens", 4, "--temperature", 1, "--json")
-    code, out, err = run("bench", "--profile", "foretoken-profile.json", *arguments)
-    assert code == 0, err
+    rows = run.json("bench", "--profile", "foretoken-profile.json", *arguments)["rows"]
     wanted = {"chain:5", "kary:2x2"} if profile.tree == PLAIN else {profile.tree}
-    assert {row["method"] for row in json.loads(out)["rows"] if row["system"] == "foretoken"} == {PLAIN} | wanted
-    code, _, err = run("bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments)
-    assert (code, "made for another drafter" in err) == (2, True)
+    assert {row["method"] for row in rows if row["system"] == "foretoken"} == {PLAIN} | wanted
+    run.refused(
+        "made for another drafter", "bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments
+    )
 
 
 def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("foretoken.tune.run.forward_costs", interrupted)
+        patched.setattr("foretoken.tune.run.forward_costs", raising(KeyboardInterrupt))
         code, _, err = run("tune", *SMALL, "--temperature", 0)
     assert code == 130
     assert "goes on from here" in err
@@ -163,10 +157,7 @@ def test_an_interrupted_tune_goes_on(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("other", [("--compile", "off"), "drafter", "processor"])
 def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, monkeypatch, other):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("foretoken.tune.run.forward_costs", interrupted)
+    monkeypatch.setattr("foretoken.tune.run.forward_costs", raising(KeyboardInterrupt))
     assert run("tune", *SMALL)[0] == 130
     again = ()
     if other == "drafter":
@@ -177,7 +168,7 @@ def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, m
         monkeypatch.setattr("foretoken.models.identity.cpu_name", lambda: "Z80")
     else:
         again = other
-    monkeypatch.setattr("foretoken.tune.run._measure", interrupted)
+    monkeypatch.setattr("foretoken.tune.run._measure", raising(KeyboardInterrupt))
     code, _, err = run("tune", *SMALL, *again)
     assert code == 130
     assert "foretoken-profile.json.part is of other settings, models or versions: it is replaced" in err
@@ -185,18 +176,10 @@ def test_measurements_of_something_else_are_replaced_and_it_is_said(run, demo, m
 
 
 def test_tune_watches_a_drafter_without_a_distribution(run):
-    (code, out, err) = run("tune", *SMALL, "--drafter", "ngram", "--best", 1)
-    assert code == 0, err
-    rows = json.loads(out)["tables"][-1]["rows"]
+    rows = run.json("tune", *SMALL, "--drafter", "ngram", "--best", 1)["tables"][-1]["rows"]
     tokens = [row["tokens per step"] for row in sorted(rows, key=lambda row: int(row["tree"][6:] or 0))]
     assert tokens == sorted(tokens), "a deeper chain cannot bring less"
     assert read_profile("foretoken-profile.json").drafter == "ngram"
-
-
-def test_tune_refuses_a_drafter_that_remembers_earlier_runs(run):
-    code, out, err = run("tune", *SMALL, "--drafter", "suffix")
-    assert (code, out) == (2, "")
-    assert "every prompt is run several times here: take ngram for suffix" in err
 
 
 def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkeypatch):
@@ -208,9 +191,8 @@ def test_tune_tosses_coins_where_drafter_and_target_have_a_core_each(run, monkey
     def chosen(c: Recipe) -> bool:
         return c.draft_probability is not None or c.name in ("chain:1 block", "chain:4 block")
 
-    code, out, err = run("tune", *SMALL, "--best", 64)  # all: which of them are best is the machine's affair
-    assert code == 0, err
-    rows = [row for row in json.loads(out)["tables"][-1]["rows"] if row["a"] is not None]
+    found = run.json("tune", *SMALL, "--best", 64)  # all: which of them are best is the machine's affair
+    rows = [row for row in found["tables"][-1]["rows"] if row["a"] is not None]
     assert {(row["tree"], row["a"]) for row in rows} == set(grid.TOSSED)
     assert all(row["measured tokens/s"] > 0 for row in rows)
 
@@ -226,9 +208,7 @@ def strangers(demo: Path) -> Path:
 
 def test_tune_tries_every_way_to_draft_with_another_vocabulary(run, strangers):
     foreign = ("--drafter", strangers, "--vocab", "auto")
-    code, out, err = run("tune", *SMALL, "--best", 2, *foreign)
-    assert code == 0, err
-    rows = json.loads(out)["tables"][-1]["rows"]
+    rows = run.json("tune", *SMALL, "--best", 2, *foreign)["tables"][-1]["rows"]
     assert {(row["vocab"], row["predicted by"]) for row in rows} == {
         (None, "model"),
         *(("tli", by) for by in ("model", "short run")),
@@ -243,16 +223,14 @@ def test_tune_tries_every_way_to_draft_with_another_vocabulary(run, strangers):
     arguments = ("--drafter", strangers, "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
     bench = ("bench", "--rounds", 1, "--prompts", 1)
     for command in (("generate", "ab", "--method", "fixed"), ("generate", "ab"), bench):
-        code, out, err = run(*command, *arguments)
-        assert code == 0, err
+        assert run.json(*command, *arguments)
     for vocab in ("tli", "slem", "slrs", "union"):  # had plain decoding been the best
         plainly = replace(profile, tree=PLAIN, verifier="", vocab=vocab, drafter=f"{vocab} {weights}")
         plainly.write("foretoken-profile.json")
-        code, out, err = run(*bench, *arguments)
-        assert code == 0, (vocab, err)
-    code, out, err = run("tune", *SMALL, "--best", 1, "--drafter", strangers, "--vocab", "slem", "--temperature", 0)
-    assert code == 0, err
-    assert {row["vocab"] for row in json.loads(out)["tables"][-1]["rows"]} == {None, "slem"}
+        assert run.json(*bench, *arguments), vocab
+    named = ("--drafter", strangers, "--vocab", "slem", "--temperature", 0)
+    rows = run.json("tune", *SMALL, "--best", 1, *named)["tables"][-1]["rows"]
+    assert {row["vocab"] for row in rows} == {None, "slem"}
 
 
 def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
@@ -266,22 +244,12 @@ def test_ways_that_need_common_tokens_are_left_out_where_there_are_none(models):
     assert grid.able(engine, []) == []
 
 
-@pytest.mark.parametrize("name", ["nowhere/p.json", "."])
-def test_a_profile_that_cannot_be_written_is_refused_before_anything_is_loaded(run, monkeypatch, name):
-    monkeypatch.setattr("foretoken.cli.options.load_engine", None)
-    code, out, err = run("tune", *SMALL, "--out", name)
-    assert (code, out, err.startswith(f"foretoken: Cannot write {name}: ")) == (2, "", True), err
-
-
 def test_tune_takes_a_workload_file_and_refuses_what_it_cannot_do(run, tmp_path):
     (tmp_path / "w.jsonl").write_text('{"prompt": "ab"}\n')
-    code, _, err = run("tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
-    assert (code, "it has 1" in err) == (2, True)
+    run.refused("it has 1", "tune", *SMALL, "--prompts", 2, "--workload", "w.jsonl")
     for arguments, says in (
         (("--drafter", "none"), "no drafter to tune"),
-        (("--best", 0), "best is 0"),
         (("--max-new-tokens", 4), "below 16 tokens"),
         (("--max-new-tokens", 4000), "do not fit the context"),
     ):
-        code, _, err = run("tune", *SMALL, *arguments)
-        assert (code, says in err) == (2, True), err
+        run.refused(says, "tune", *SMALL, *arguments)

@@ -16,6 +16,7 @@ from foretoken.draft.lm import LMDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.measure.continuations import Workload
 from foretoken.measure.report import Report
+from raising import raising
 
 
 def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
@@ -59,9 +60,7 @@ def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, m
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
     measured = ("benchmarks", "randomised", "--prompts", 1, "--max-new-tokens", 16)
-    code, out, err = run(*measured, "--json", "--plot", "f.png")
-    assert code == 0, err
-    optima, by_a = json.loads(out)["tables"]
+    optima, by_a = run.json(*measured, "--plot", "f.png")["tables"]
     assert [row["objective"] for row in optima["rows"]] == ["paper", "throughput", "throughput"]
     assert [row["a"] for row in by_a["rows"]] == [f"{a:g}" for a in GRID]
     rates = [row["acceptance of a draft"] for row in by_a["rows"][1:]]
@@ -86,11 +85,8 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
             raise KeyboardInterrupt
         return whole(workload, engine, i, *others)
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("benchmarks.randomised.forward_costs", interrupted)
+        patched.setattr("benchmarks.randomised.forward_costs", raising(KeyboardInterrupt))
         code, _, err = run(*arguments)
     assert (code, "goes on from here" in err) == (130, True)
     texts = entries(path)
@@ -112,5 +108,4 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
     slow = {row["a"]: row["measured x plain"] < 1e-3 for row in json.loads(out)["tables"][1]["rows"]}
     assert slow == {f"{a:g}": a == 0.4 for a in GRID}, "what was measured is not measured again"
     assert not path.exists()
-    code, _, err = run(*arguments, "--part", "nowhere/x.part")
-    assert (code, "Cannot write nowhere/x.part" in err) == (2, True)
+    run.refused("Cannot write nowhere/x.part", *arguments, "--part", "nowhere/x.part")

@@ -1,74 +1,46 @@
 """Block verification: the exact law of whole chains and trees, more tokens than node by node; and in the engine."""
 
-import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
 
 from foretoken.audit import decoding
-from foretoken.audit.branching import outcomes
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan
 from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
-from foretoken.core.verifier import LawFamily
+from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import PathVerifier, walk, walk_of
 from foretoken.measure.teacher_forcing import block_survival
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
-from tables import PlainNumbers, each, table_decoding, tiny_engine
+from tables import PlainNumbers, each, table_decoding
+from whole_texts import Path, Table, add_text, chance, deviation, paths, steps, table
 
 BLOCK, STANDARD, TRANSPORT = VERIFIERS["block"], VERIFIERS["standard"], VERIFIERS["block-transport"]
 UNEVEN = static.StaticTree((-1, 0, 0, 1, 1, 2))
-Table = dict[tuple[int, ...], Tensor]
 
 
-def tables(v: int, length: int, seed: int, sharpness: float = 1.5) -> tuple[Table, Table]:
+def tables(v: int, length: int, seed: int) -> tuple[Table, Table]:
     """p and q after every prefix of up to `length` tokens."""
     rng = torch.Generator().manual_seed(seed)
-    prefixes = [prefix for n in range(length + 1) for prefix in itertools.product(range(v), repeat=n)]
-    p, q = (
-        {x: torch.softmax(sharpness * torch.randn(v, generator=rng, dtype=torch.float64), 0) for x in prefixes}
-        for _ in range(2)
-    )
-    return p, q
+    return table(v, length, rng), table(v, length, rng)
 
 
-def drafted(q: Table, tokens: tuple[int, ...]) -> TokenTree:
-    records = [Siblings((x,), q[tokens[:i]], IID(1)) for i, x in enumerate(tokens)]
-    return chain([0, *tokens], [*records, None])
-
-
-def law_and_length(rule, p: Table, q: Table, v: int, length: int) -> tuple[dict[tuple[int, ...], float], float]:
+def law_and_length(rule: Verifier, p: Table, q: Table, v: int, length: int) -> tuple[dict[Path, float], float]:
     """({first length + 1 tokens: probability}, expected tokens per step); after the last token comes the target's
     own text, as from a next step that is lossless."""
-    law: dict[tuple[int, ...], float] = {}
+    law: dict[Path, float] = {}
     expected = 0.0
-    run = walk_of(rule)
-    for tokens in itertools.product(range(v), repeat=length):
-        tree = drafted(q, tokens)
-        chance = math.prod(float(q[tokens[:i]][x]) for i, x in enumerate(tokens))
-        for (path, token), prob in outcomes(
-            lambda rng, tree=tree, tokens=tokens: run(tree, each(lambda node: p[tokens[:node]]), rng)
-        ):
-            assert path == tuple(range(len(path)))
-            expected += chance * prob * len(path)
-            out = (*tokens[: len(path) - 1], token)
-            for rest in itertools.product(range(v), repeat=length + 1 - len(out)):
-                whole = (*out, *rest)
-                after = math.prod(float(p[whole[:i]][whole[i]]) for i in range(len(out), len(whole)))
-                law[whole] = law.get(whole, 0.0) + chance * prob * after
+    for tokens in paths(v, length):
+        for (kept, token), prob in steps(rule, p, q, tokens):
+            expected += chance(q, tokens) * prob * (len(kept) + 1)
+            add_text(law, (*kept, token), chance(q, tokens) * prob, p, length + 1)
     return law, expected
-
-
-def worst(law: dict[tuple[int, ...], float], p: Table) -> float:
-    return max(abs(law[x] - math.prod(float(p[x[:i]][t]) for i, t in enumerate(x))) for x in law)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -77,22 +49,15 @@ def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
     v, length = 3, 3
     p, q = tables(v, length, seed=0)
     joint: dict[tuple[tuple[int, ...], int], float] = defaultdict(float)
-    for tokens in itertools.product(range(v), repeat=length):
-        tree = drafted(q, tokens)
-        chance = math.prod(float(q[tokens[:i]][x]) for i, x in enumerate(tokens))
-
-        def walk(rng, tree=tree, tokens=tokens):
-            return BLOCK.walk(tree, each(lambda node: p[tokens[:node]]), rng)
-
-        for (path, _), prob in outcomes(walk):
-            for i in range(len(path)):
-                joint[tokens[:i], i] += chance * prob
-    for y in itertools.product(range(v), repeat=length):
+    for tokens in paths(v, length):
+        for (kept, _), prob in steps(BLOCK, p, q, tokens):
+            for i in range(len(kept) + 1):
+                joint[tokens[:i], i] += chance(q, tokens) * prob
+    for y in paths(v, length):
         ratios = torch.tensor([math.log(q[y[:i]][x] / p[y[:i]][x]) for i, x in enumerate(y)], dtype=torch.float64)
         (found,) = block_survival(ratios, length).tolist()
         for i, at_least in enumerate(found, start=1):
-            of_text = math.prod(float(p[y[:j]][y[j]]) for j in range(i))
-            assert joint[y[:i], i] == pytest.approx(of_text * at_least, abs=1e-12)
+            assert joint[y[:i], i] == pytest.approx(chance(p, y[:i]) * at_least, abs=1e-12)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -102,18 +67,18 @@ def test_the_law_of_a_whole_block_and_its_length(seed: int) -> None:
     p, q = tables(3, 3, seed)
     law, length = law_and_length(BLOCK, p, q, 3, 3)
     assert len(law) == 81
-    assert worst(law, p) < 1e-12
+    assert deviation(law, p) < 1e-12
     node_law, node_length = law_and_length(STANDARD, p, q, 3, 3)
-    assert worst(node_law, p) < 1e-12
+    assert deviation(node_law, p) < 1e-12
     assert length > node_length + 0.01
     by_weight, by_node = 1.0, 1.0
     for n in (1, 2, 3):
-        for tokens in itertools.product(range(3), repeat=n):
-            w, each, chance = 1.0, 1.0, 1.0
+        for tokens in paths(3, n):
+            w, each = 1.0, 1.0
             for i, x in enumerate(tokens):
                 ratio = float(p[tokens[:i]][x] / q[tokens[:i]][x])
-                w, each, chance = min(1, w * ratio), each * min(1, ratio), chance * float(q[tokens[:i]][x])
-            by_weight, by_node = by_weight + chance * w, by_node + chance * each
+                w, each = min(1, w * ratio), each * min(1, ratio)
+            by_weight, by_node = by_weight + chance(q, tokens) * w, by_node + chance(q, tokens) * each
     assert length == pytest.approx(by_weight, abs=1e-12)
     assert node_length == pytest.approx(by_node, abs=1e-12)
 
@@ -135,7 +100,7 @@ def test_blocks_at_the_edges(case: str) -> None:
     else:
         p[()] = q[()].clone()
     law, length = law_and_length(BLOCK, p, q, 3, 2)
-    assert worst(law, p) < 1e-12
+    assert deviation(law, p) < 1e-12
     assert length >= law_and_length(STANDARD, p, q, 3, 2)[1] - 1e-12
 
 
@@ -143,7 +108,7 @@ def test_a_wrong_threshold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With h_i = w_i throughout the block is lossy, and the same check says so."""
     monkeypatch.setattr("foretoken.verify.block._keep", lambda w, excess: w)
     p, q = tables(3, 2, seed=1)
-    assert worst(law_and_length(BLOCK, p, q, 3, 2)[0], p) > 0.01
+    assert deviation(law_and_length(BLOCK, p, q, 3, 2)[0], p) > 0.01
 
 
 def test_trees_without_drafts_or_without_q() -> None:
@@ -195,11 +160,6 @@ def test_the_compiled_decision_is_the_plain_one(dtype: torch.dtype, sharpness: f
 def test_it_takes_one_draw_a_node_and_no_more(family: type[IID]) -> None:
     assert BLOCK.accepts(family(1))
     assert not BLOCK.accepts(family(2))
-
-
-def test_the_engine_refuses_trees_that_branch() -> None:
-    with pytest.raises(ForetokenError, match="does not branch"):
-        tiny_engine(tree="kary:2x2", verifier="block")
 
 
 # Trees.
@@ -394,11 +354,3 @@ def test_trees_at_the_edges(case: str) -> None:
         assert all(p[tree.tokens[node]] > 0 for node in path[1:])
         assert p[token] > 0
     assert walk_of(TRANSPORT)(root_only(0), each(lambda node: eye[1]), rng) == ((0,), 1)
-
-
-@pytest.mark.parametrize(("tree", "verifier"), [("chain:4", "block"), ("budget:8", "block-transport")])
-def test_the_engine_takes_them_and_greedy_text_is_the_targets(tree: str, verifier: str) -> None:
-    plain, engine = tiny_engine(drafter=None, tree="chain:1"), tiny_engine(tree=tree, verifier=verifier)
-    assert len(engine.generate([3, 1, 4], max_new_tokens=12, temperature=1.0, seed=0).token_ids) == 12
-    greedy = {"max_new_tokens": 12, "temperature": 0.0}
-    assert engine.generate([3, 1, 4], **greedy).token_ids == plain.generate([3, 1, 4], **greedy).token_ids

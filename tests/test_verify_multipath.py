@@ -20,22 +20,15 @@ from foretoken.trees.paths import PathTree
 from foretoken.verify import VERIFIERS, multipath
 from foretoken.verify.multipath import choose
 from tables import each, table_decoding, trees
+from whole_texts import Path, Table, add_text, chance, deviation, table
 
 Outcomes = dict[tuple[tuple[int, ...], int], float]
-Path = tuple[int, ...]
 Ties = Literal["one order", "as published"]
-Table = dict[Path, Tensor]
 GBV = VERIFIERS["gbv"]
 
 
-def rows(v: int, depth: int, seed: int, sharpness: float = 1.5) -> Table:
-    rng = torch.Generator().manual_seed(seed)
-    paths = [path for n in range(depth + 1) for path in product(range(v), repeat=n)]
-    return {path: torch.softmax(sharpness * torch.randn(v, generator=rng, dtype=torch.float64), 0) for path in paths}
-
-
-def chance(q: Table, path: Path) -> float:
-    return prod(float(q[path[:i]][x]) for i, x in enumerate(path))
+def rows(v: int, depth: int, seed: int) -> Table:
+    return table(v, depth, torch.Generator().manual_seed(seed))
 
 
 def block_verification(p: Table, q: Table, path: Path) -> Outcomes:
@@ -95,20 +88,11 @@ def published(paths: list[Path], p: Table, q: Table, ties: Ties = "one order") -
 
 def law_of_published(p: Table, q: Table, v: int, k: int, length: int, ties: Ties) -> dict[Path, float]:
     """The law of the next length + 1 tokens, what comes after the step from the target."""
-    law: dict[Path, float] = defaultdict(float)
-    for paths in product(list(product(range(v), repeat=length)), repeat=k):
-        drawn = prod(chance(q, path) for path in paths)
-        for (path, token), prob in published(list(paths), p, q, ties).items():
-            out = (*path, token)
-            for rest in product(range(v), repeat=length + 1 - len(out)):
-                whole = (*out, *rest)
-                after = prod(float(p[whole[:i]][whole[i]]) for i in range(len(out), len(whole)))
-                law[whole] += drawn * prob * after
+    law: dict[Path, float] = {}
+    for drawn in product(list(product(range(v), repeat=length)), repeat=k):
+        for (path, token), prob in published(list(drawn), p, q, ties).items():
+            add_text(law, (*path, token), prod(chance(q, each) for each in drawn) * prob, p, length + 1)
     return law
-
-
-def deviation(law: dict[Path, float], p: Table) -> float:
-    return max(abs(law[path] - chance(p, path)) for path in law)
 
 
 @pytest.mark.parametrize(("v", "k", "length"), [(3, 2, 2), (2, 3, 2), (2, 2, 3), (4, 3, 1)])

@@ -13,7 +13,7 @@ from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outco
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate
 from foretoken.verify import VERIFIERS
-from foretoken.verify.published import plan, solvers
+from foretoken.verify.published import plan
 from foretoken.verify.published.global_resolution import (
     MOST_TOKENS,
     Failure,
@@ -23,8 +23,7 @@ from foretoken.verify.published.global_resolution import (
     greedy_residuals,
 )
 from foretoken.verify.published.plan import feasible
-from foretoken.verify.published.sets import DrawSets, draw_sets, enumerated_sets, hall_set
-from foretoken.verify.published.solvers import OptimisedMaxFlow
+from foretoken.verify.published.sets import draw_sets, enumerated_sets, hall_set
 from rates import optimum
 from tables import tiny_engine
 
@@ -61,32 +60,6 @@ def test_a_flow_that_breaks_its_limits_is_cut() -> None:
     assert cut.min() >= 0
     assert (sets.per_set(cut) <= sets.prob + 1e-15).all()
     assert (sets.per_token(cut) <= p + 1e-15).all()
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_optimised_flow_solves_the_outer_half_alone_where_that_is_enough(
-    law: Law, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Equation 8: one smaller flow for draws that are not all in H, both for the others."""
-    solved, whole = [], solvers.maximal_flow
-
-    def counted(sets: DrawSets, p: np.ndarray, used: np.ndarray) -> np.ndarray:
-        solved.append(used)
-        return whole(sets, p, used)
-
-    monkeypatch.setattr(solvers, "maximal_flow", counted)
-    kinds = set()
-    for p, q in PAIRS:
-        p_array, q_array = arrays(p, q)
-        for draws in draw_sets(law, q_array).index:
-            found = OptimisedMaxFlow().solve(p_array, q_array, law)
-            solved.clear()
-            assert found.row(draws).sum() == pytest.approx(1)
-            inside = bool(found.hall[list(draws)].all())
-            assert len(solved) == (2 if inside else 1)
-            kinds.add(inside)
-    assert kinds == {True, False}
 
 
 @pytest.mark.parametrize("name", SOLVERS)

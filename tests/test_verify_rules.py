@@ -5,7 +5,7 @@ import math
 import pytest
 
 from foretoken.audit import enumerate as exact
-from foretoken.core.laws import IID, Hub, WithoutReplacement, outcomes
+from foretoken.core.laws import IID, Hub, outcomes
 from foretoken.core.tree import Siblings
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
@@ -15,17 +15,6 @@ from rates import f64, optimum
 
 HUB, SPECHUB, KSEQ = VERIFIERS["hub"], VERIFIERS["spechub"], VERIFIERS["kseq"]
 PAIR = f64(0.1, 0.6, 0.3), f64(0.5, 0.3, 0.2)  # of Sun et al. 2024 (SpecHub), Figures 4 and 5
-
-
-def test_rrsw_on_the_published_example() -> None:
-    """With k = 2 it rejects both draws with 0.06."""
-    p, q = PAIR
-    law = WithoutReplacement(2)
-    rejected = 0.0
-    for draws, prob in outcomes(law, q):
-        row = VERIFIERS["rrsw"](p, Siblings(draws, q, law))
-        rejected += prob * float(row.sum() - row[list(draws)].sum())
-    assert rejected == pytest.approx(0.06, abs=0.005)
 
 
 def test_hub() -> None:

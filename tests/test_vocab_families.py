@@ -1,14 +1,15 @@
 """Every family of tokenizers as target and as drafter, in the engine, by every method; and `foretoken vocab`."""
 
-import json
+import copy
 import warnings
 
 import pytest
+import torch
 
 import foretoken
 import tiny
 import tokenizers_zoo as zoo
-from command import run
+from foretoken.build import plain
 from foretoken.decode import DraftFailedWarning
 
 FAMILIES = {**zoo.BYTE_COMPLETE, "wordpiece": zoo.wordpiece}
@@ -37,6 +38,36 @@ def test_every_method_writes_the_plain_text_at_temperature_0(source, dest):
         assert sum(r.stats.num_drafted for r in (*results, *sampled)) > 0, vocab
 
 
+# Many bytes a character, runs of spaces, special tokens, and an id that ends inside a character.
+AWKWARD = ["the hello", "  two\n\n \t lines   ", "é 日本 🙂🙂 \u200d x =", "<|end|>", [0], [1], [5, 200]]
+DRAFTERS = {"bytes": zoo.byte_only, "few": lambda: zoo.byte_level(zoo.MERGES[:5]), "llama": zoo.sentencepiece_bpe}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("vocab", "drafter", "options"),
+    [
+        ("tli", "bytes", {"tree": "chain:3"}),
+        ("tli", "bytes", {"tree": "kary:2x2"}),
+        ("slem", "bytes", {"tree": "kary:2x3"}),
+        ("slem", "bytes", {"tree": "kary:2x3", "law": "iid"}),
+        *(("slrs", drafter, {"tree": "chain:3"}) for drafter in DRAFTERS),
+    ],
+)
+def test_text_is_the_plain_text_alone_and_in_a_batch(vocab, drafter, options):
+    target, other = model(0, zoo.byte_level()), DRAFTERS[drafter]()
+    small = model(1, other)
+    before = copy.deepcopy(small.state_dict())
+    both = {"tokenizer": zoo.byte_level(), "drafter_tokenizer": other, "device": "cpu"}
+    engine = foretoken.load(target, drafter=small, vocab=vocab, **both, **options)
+    want = [r.token_ids for r in plain(engine).generate(AWKWARD, max_new_tokens=10, temperature=0.0)]
+    assert [r.token_ids for r in engine.generate(AWKWARD, max_new_tokens=10, temperature=0.0)] == want
+    alone = [engine.generate(p, max_new_tokens=10, temperature=0.8, seed=5 + i) for i, p in enumerate(AWKWARD)]
+    together = engine.generate(AWKWARD, max_new_tokens=10, temperature=0.8, seed=5)
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert all(torch.equal(before[name], now) for name, now in small.state_dict().items())  # never modified
+
+
 @pytest.fixture
 def folders(tmp_path):
     for name, make in (("target", zoo.byte_level), ("drafter", zoo.sentencepiece_bpe)):
@@ -48,18 +79,13 @@ def folders(tmp_path):
     return tmp_path
 
 
-def test_the_command_compares_two_vocabularies(folders, monkeypatch, capsys):
-    both = (folders / "target", folders / "drafter")
-    code, out, err = run(monkeypatch, capsys, "vocab", *both, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+def test_the_command_compares_two_vocabularies(folders, cli):
+    both = ("vocab", folders / "target", folders / "drafter")
+    found = cli.json(*both)
     assert found["method"] in ("tli", "slem")
-    code, out, err = run(monkeypatch, capsys, "vocab", *both, "--text", folders / "text.txt")
+    code, out, err = cli(*both, "--text", folders / "text.txt")
     assert code == 0, err
     for word in ("tokens", "common", found["method"]):
         assert word in out
-    for text, says in (("nowhere.txt", "nowhere.txt"), ("broken.txt", "broken.txt")):
-        code, out, err = run(monkeypatch, capsys, "vocab", *both, "--text", folders / text)
-        assert code == 2
-        assert says in err
-        assert "Traceback" not in err
+    for text in ("nowhere.txt", "broken.txt"):
+        cli.refused(text, *both, "--text", folders / text)

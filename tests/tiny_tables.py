@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import tokenizers_zoo as zoo
 from foretoken.audit.branching import outcomes
-from foretoken.audit.decoding import Ids
+from foretoken.audit.decoding import Decoding, Ids, deviation, own_law
 from foretoken.audit.table import TableLM, random_table
 from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
@@ -33,6 +33,12 @@ def lms(drafter=DRAFTER, target=TARGET, seed=0) -> tuple[TableLM, TableLM]:
         TableLM("T", random_table(len(target), seed)),
         TableLM("D", random_table(len(drafter), seed + 1)),
     )
+
+
+def deviates(lm: TableLM, drafter, verifier, **sampling) -> float:
+    """How far the law of two tokens is from the target's own."""
+    case = Decoding(LMTarget(lm), drafter, verifier, (1, 2), 2, Sampling(**sampling), frozenset({0}))
+    return deviation(law_of(lm, drafter, verifier, 2, **sampling), own_law(case))
 
 
 def law_of(lm: TableLM, drafter, verifier, num_tokens: int, prompt: Ids = (1, 2), **sampling) -> dict[Ids, float]:
