@@ -94,8 +94,10 @@ def _streams() -> Iterator[None]:
         sys.exit(0)  # typer, if it has seen the error, would exit with 1
     except OSError as error:
         _drop_output()
+        if error.errno is None:  # raised by a library, which says more itself
+            raise ForetokenError(f"{type(error).__name__}: {str(error).removesuffix('.')}.") from error
         what = f"use {error.filename}" if error.filename else "write the output"
-        raise ForetokenError(f"Cannot {what}: {error.strerror or error}.") from error
+        raise ForetokenError(f"Cannot {what}: {error.strerror}.") from error
 
 
 def _open_missing() -> None:
