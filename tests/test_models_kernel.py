@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from foretoken.kernel import attention
+from foretoken.kernel import attention, rounding, tile
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import times
@@ -413,7 +413,7 @@ def test_pack_leaves_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.kernel import product, tile
+    from foretoken.kernel import product
 
     def wrong(x: Any, w: int, form: int, width: int, y: Any, threads: Any) -> None:
         right(x, w, form, width, y, threads)
@@ -426,15 +426,26 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
     assert not panels._works.__wrapped__()
 
 
-def test_the_product_on_a_processor_without_wide_registers(pytestconfig: pytest.Config) -> None:
-    """As other machines have it: numba is told to compile for no more than every one can do. What it compiles is kept
-    from run to run, and apart from the loops of this machine, which it would replace."""
+@pytest.mark.parametrize(
+    ("processor", "wide", "dots"),
+    [("generic", False, False), ("sapphirerapids", True, False), ("znver4", True, True)],
+)
+def test_the_product_on_another_processor(pytestconfig: pytest.Config, processor: str, wide: bool, dots: bool) -> None:
+    """numba is told to compile for no more than every processor can do, or for the features of this one by the other
+    maker's name. What it compiles is kept from run to run, apart from this machine's own, which it would replace."""
+    if (wide, dots) == (tile.WIDE, rounding.DOTS):
+        pytest.skip("what this processor runs is tested by all other tests")
+    if (wide and not tile.WIDE) or (dots and "+avx512bf16" not in rounding.FEATURES):
+        pytest.skip("this processor has no such registers or no such instruction")
     code = (
         "from foretoken.kernel import rounding, tile; from foretoken.models import panels; "
-        "assert not tile.WIDE and not rounding.DOTS; assert panels._works()"
+        f"assert (tile.WIDE, rounding.DOTS) == ({wide}, {dots}); assert panels._works()"
     )
-    folder = str(pytestconfig.cache.mkdir("generic"))
-    settings = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": folder}
+    folder = str(pytestconfig.cache.mkdir(processor))
+    settings = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": folder}
+    settings.pop("NUMBA_CPU_FEATURES", None)
+    if not wide:
+        settings["NUMBA_CPU_FEATURES"] = ""
     subprocess.run([sys.executable, "-c", code], env=settings, check=True)
 
 

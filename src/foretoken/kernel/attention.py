@@ -31,7 +31,7 @@ QUERIES = 48  # queries that share one block of scores
 class Attention(NamedTuple):
     """What the attention of one layer reads and writes, for n nodes of each of `batch` sequences.
 
-    qkv: queries, keys and values of the nodes, ready to be used [batch * n, (query_heads + 2 key_heads) dim].
+    qkv: queries, keys and values of the nodes, ready before they are used [batch * n, (query_heads + 2 key_heads) dim].
     keys: as above [batch, key_heads, panels, dim or dim / 2, 64].
     values: as above [batch, key_heads, slots or slots / 2, dim].
     slots: where each node's key and value go [batch, n].

@@ -91,7 +91,7 @@ def columns_of(product, panel, y, y_row, after):
     # Up to so many rows one pass reads memory in order.
     streamed = (HALVED_ROWS if form == HALVED else ROWS) if WIDE else 2 if form == WHOLE else 1
     if m <= streamed or (words <= HELD and form != WHOLE):
-        ahead = 0 if form == WHOLE else at + AHEAD if m <= streamed else after
+        ahead = at + AHEAD if m <= streamed else after
         strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, y, y_row, 1, ahead)
         return
     pieces = (words + CHUNK - 1) // CHUNK

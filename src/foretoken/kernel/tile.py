@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from foretoken.kernel.compile import linked
 from foretoken.kernel.rounding import DOTS, FEATURES, ROUNDED, BFloat
-from foretoken.kernel.simd import FAR, NEAR, fetch
+from foretoken.kernel.simd import FAR, NEAR, fetch, spread
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
 WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
@@ -87,12 +87,16 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     """Whether product.py and attention.py may ask for this tile: others are not compiled."""
     if rows > ROWS:
-        return units == WIDEST[rows] and form == ROUNDED
+        return units == WIDEST[rows] and form == ROUNDED and fetch != NEAR
     if units < WIDEST[rows]:  # a head's dims, or the end of its slots; nothing is fetched behind them
         return not fetch and form in (WHOLE, ROUNDED)
-    if form == WHOLE or not WIDE:
-        return not fetch or (fetch == NEAR if rows > 1 else fetch == FAR and form != WHOLE)
-    return fetch == FAR or rows > 2 or not fetch  # one and two rows are no part of seven or more
+    if not fetch:
+        return True
+    if form == HALVED and WIDE and rows > HALVED_ROWS:
+        return False
+    if fetch == NEAR:
+        return rows > 2 or (rows == 2 and form != WHOLE and not WIDE)  # fewer rows do not go by in chunks
+    return form == WHOLE or WIDE or rows == 1
 
 
 def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
@@ -100,7 +104,7 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
     vector = ir.VectorType(ir.FloatType(), LANES)
     whole = ir.VectorType(ir.IntType(32), LANES)
     size = length.type
-    zero, undefined = ir.Constant(vector, [0.0] * LANES), ir.Constant(vector, ir.Undefined)
+    zero = ir.Constant(vector, [0.0] * LANES)
     w_base = b.inttoptr(w, ir.IntType(32).as_pointer())
     places = [[b.bitcast(at, vector.as_pointer()) for at in of_row] for of_row in out]
     sums = []
@@ -111,9 +115,8 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             before.align = 4
             sums[-1].append(cgutils.alloca_once_value(b, b.select(fresh, zero, before)))
 
-    def spread(at: Any, index: Any) -> Any:
-        one = b.insert_element(undefined, b.load(b.gep(at, [index])), ir.IntType(32)(0))
-        return b.shuffle_vector(one, undefined, ir.Constant(whole, [0] * LANES))
+    def spread_of(at: Any, index: Any) -> Any:
+        return spread(b, b.load(b.gep(at, [index])))
 
     def add(total: Any, x: Any, weight: Any) -> None:
         b.store(b.fadd(b.load(total), b.fmul(x, weight, flags=("contract",)), flags=("contract",)), total)
@@ -144,12 +147,12 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
                 "llvm.x86.avx512bf16.dpbf16ps.512", (), ir.FunctionType(vector, [vector, pairs, pairs])
             )
             for at, of_row in zip(x_rows, sums, strict=True):
-                x = b.bitcast(spread(at, loop.index), pairs)
+                x = b.bitcast(spread_of(at, loop.index), pairs)
                 for word, total in zip(words, of_row, strict=True):
                     b.store(b.call(dot, [b.load(total), x, b.bitcast(word, pairs)]), total)
         for at, of_row in zip(x_rows, sums, strict=True):
             for i, weights in enumerate(parts):  # each sum in the order of k
-                x = spread(at, b.add(b.mul(loop.index, size(len(parts))), size(i)))
+                x = spread_of(at, b.add(b.mul(loop.index, size(len(parts))), size(i)))
                 for weight, total in zip(weights, of_row, strict=True):
                     add(total, x, weight)
     for of_row, totals in zip(places, sums, strict=True):
@@ -170,7 +173,9 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
     height = TALL if tall else HALVED_ROWS if ahead > 0 and WIDE and form == HALVED else ROWS
     done, blocks = 0, (rows + height - 1) // height
     # The second cache takes a whole panel, the first is nearer: which is short depends on the arithmetic of a chunk.
-    far = form != WHOLE and (rows == 1 or (WIDE and (blocks <= 2 or words > CHUNK)))
+    far = rows == 1 or (WIDE and (blocks <= 2 or words > CHUNK))
+    if form == WHOLE:
+        far = rows <= 2 or words > CHUNK
     fetch = 0 if ahead == 0 else FAR if far else NEAR
     for block in range(blocks):
         r = (rows - done + blocks - block - 1) // (blocks - block)  # blocks of nearly equal height

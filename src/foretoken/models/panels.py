@@ -1,9 +1,9 @@
 """Weights laid out for few rows: what a CPU does best when a handful of tree nodes is scored at a time.
 
 torch's `linear` slows down steeply from 1 row to 5, since its kernel is made for many rows. Here every weight is read
-once for up to six rows (tile.py). A float32 weight whose values are bfloat16 values, as those of nearly all published
-models are, is stored in half the space, and no value changes. A weight of a model that computes in bfloat16 meets rows
-that are rounded to bfloat16, as there; sums are float32.
+once for five rows, or more where registers suffice (tile.py). A float32 weight whose values are bfloat16 values, as
+those of nearly all published models are, is stored in half the space, and no value changes. A weight of a model that
+computes in bfloat16 meets rows that are rounded to bfloat16, as there; sums are float32.
 """
 
 import warnings
@@ -252,8 +252,8 @@ def check_quantised() -> None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine: 13 rows times a matrix of one chunk (tile.CHUNK) and
-    one of many, in every form."""
+    """Whether the compiled product is right on this machine: few rows and many times a matrix of one chunk
+    (tile.CHUNK) and one of many, in every form."""
     for out, k in ((70, 5), (330, 1100)):
         x, weight = torch.arange(13.0 * k).view(13, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()
         linear = nn.Linear(k, out, bias=False)
@@ -261,7 +261,8 @@ def _works() -> bool:
             for values in (weight, weight.bfloat16().float(), weight.bfloat16()):
                 linear.weight = nn.Parameter(values, requires_grad=False)
                 rows = x.to(values.dtype)
-                got = PanelLinear(linear, Arena())(rows.float())
-                if not torch.allclose(got, rows.float() @ values.float().T, atol=1e-5 * k):
-                    return False
+                packed, want = PanelLinear(linear, Arena()), rows.float() @ values.float().T
+                for m in (1, 2, 7, 13):
+                    if not torch.allclose(packed(rows[:m].float()), want[:m], atol=1e-5 * k):
+                        return False
     return True
