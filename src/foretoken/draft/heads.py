@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
 from foretoken.core.laws import Law, Opaque
 from foretoken.core.sequence import Sequence
-from foretoken.core.shapes import Float, Int
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.draft.growth import Growth
-from foretoken.draft.lm import DraftRows, LMDrafter, LMDraftSession
+from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.heads.lm import HeadLM
+from foretoken.heads.rows import HeadRows
 
 
 class HeadDrafter(LMDrafter):
@@ -29,28 +30,14 @@ class HeadDrafter(LMDrafter):
         return HeadDraftSession(self, self.lm.open(batch, slots))
 
 
-@runtime_checkable
-class LearningRows(DraftRows, Protocol):
-    """See heads.rows.HeadRows."""
-
-    @property
-    def columns(self) -> Int[Tensor, " c"] | None: ...
-
-    def learn(self, features: Seq[Float[Tensor, "_ f"]]) -> None: ...
-
-    def score_own(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ c"]]: ...
-
-    def whole(self, own: Float[Tensor, "m _"], rest: float) -> Float[Tensor, "m v"]: ...
-
-
 class HeadDraftSession(LMDraftSession):
     """A head that scores a vocabulary of its own is asked for q, and drawn from, over that one alone: q is zero
     elsewhere. Its trees speak of the target's tokens."""
 
     drafter: HeadDrafter
-    rows: LearningRows
+    rows: HeadRows[Any]
 
-    def __init__(self, drafter: HeadDrafter, rows: LearningRows) -> None:
+    def __init__(self, drafter: HeadDrafter, rows: HeadRows[Any]) -> None:
         super().__init__(drafter, rows)
         self._columns = None if rows.columns is None else rows.columns.tolist()
 
