@@ -7,6 +7,7 @@ import foretoken
 import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
+from benchmarks.overlap import longest_overlap
 from foretoken.audit.decoding import Decoding, deviation, own_law
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
@@ -20,7 +21,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
 from foretoken.vocab.slem import Row, SLEMDrafter
-from foretoken.vocab.strings import Context, Healing, continuation, incomplete, longest_overlap
+from foretoken.vocab.strings import Context, Healing, continuation, incomplete
 from foretoken.vocab.translation import FIRM, Translation
 from foretoken.vocab.vocabulary import vocabulary
 
