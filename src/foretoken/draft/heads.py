@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
-from foretoken.core.laws import Law, Opaque
+from foretoken.core.laws import Opaque
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
@@ -64,16 +64,10 @@ class HeadDraftSession(LMDraftSession):
             logits = self.rows.whole(logits, float("-inf"))
         return self._q(seq, g, logits, suffixes)
 
-    def _add(
-        self,
-        g: Growth,
-        nodes: Seq[int],
-        laws: Seq[Law],
-        q: Float[Tensor, "m _"],
-        draws: Seq[tuple[int, ...]],
-        states: Seq[Seq[Any]],
-    ) -> None:
-        if self._columns is not None and q.shape[1] < self.drafter.vocab_size:
-            draws = [tuple(self._columns[token] for token in drawn) for drawn in draws]
-            q = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
-        super()._add(g, nodes, laws, q, draws, states)
+    def _of_target(
+        self, g: Growth, q: Float[Tensor, "m _"], draws: list[tuple[int, ...]]
+    ) -> tuple[Float[Tensor, "m _"], list[tuple[int, ...]]]:
+        if self._columns is None or q.shape[1] == self.drafter.vocab_size:
+            return q, draws
+        whole = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
+        return whole, [tuple(self._columns[token] for token in drawn) for drawn in draws]

@@ -224,7 +224,8 @@ class LMDraftSession:
             u = g.uniforms[g.depth - 1 : g.depth]
         draws = draw_each(drawn_by, q, u)
         first = len(g.states)
-        self._add(g, nodes, laws, q, draws, g.policy.grow(planned, q, draws))
+        states = g.policy.grow(planned, q, draws)
+        g.add(nodes, laws, *self._of_target(g, q, draws), states)
         if g.depth < self._deepest(seq) and len(g.states) > first:
             g.frontier = g.policy.select(g.states, first)
 
@@ -232,17 +233,11 @@ class LMDraftSession:
         """The depth at which the sequence's next tree ends at the latest."""
         return seq.depth_left
 
-    def _add(
-        self,
-        g: Growth,
-        nodes: Seq[int],
-        laws: Seq[Law],
-        q: Float[Tensor, "m _"],
-        draws: Seq[tuple[int, ...]],
-        states: Seq[Seq[Any]],
-    ) -> None:
-        """The children of m nodes, by tokens and columns of q."""
-        g.add(nodes, laws, q, draws, states)
+    def _of_target(
+        self, g: Growth, q: Float[Tensor, "m _"], draws: list[tuple[int, ...]]
+    ) -> tuple[Float[Tensor, "m _"], list[tuple[int, ...]]]:
+        """q and the draws of m nodes, by the target's tokens."""
+        return q, draws
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         """The trees, once they have grown."""
