@@ -136,7 +136,7 @@ def test_the_drafters_last_token_may_grow():
 def test_a_drafter_that_does_not_heal_keeps_its_last_token(heals: bool, kept: bytes):
     translation = Translation(T, D)
     row = Row(Context(translation), Healing(translation, 300), heals)
-    assert D.spell(row.ids([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
+    assert D.spell(row.follow([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
     assert row.healing.edge.taken == b"hel\n"[len(kept) :]
 
 

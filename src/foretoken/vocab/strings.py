@@ -6,6 +6,7 @@ word, and never reaches behind a special token.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -78,6 +79,29 @@ class Healing:
         if closed is None:
             closed = self._masks[self.edge] = torch.from_numpy(self.edge.closed(self.width))
         return closed
+
+
+@dataclass(eq=False)
+class Followed:
+    """A text that grows in the target's ids, as a drafter with another vocabulary reads it.
+
+    heals: whether the drafter may write its last token again as a longer one.
+    ids: the drafter's, but for a last one that is taken back.
+    seen: target ids so far.
+    """
+
+    context: Context
+    healing: Healing
+    heals: bool
+    ids: list[int] = field(default_factory=list)
+    seen: int = 0
+
+    def follow(self, target_ids: Sequence[int]) -> list[int]:
+        """The drafter's ids for the text so far."""
+        self.seen = len(target_ids)
+        ids = self.context.follow(target_ids)
+        self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
+        return self.ids
 
 
 def window(vocabulary: Vocabulary, ids: Sequence[int], floor: int = 0) -> int:
