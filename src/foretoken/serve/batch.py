@@ -20,7 +20,7 @@ from foretoken.models.text import TextStream
 from foretoken.serve.jobs import Deliver, Failed, Job, Progress, StepTree, TokenLogprob
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
-from foretoken.serve.watch import step_logprobs, step_tree
+from foretoken.serve.watch import step_logprobs
 
 log = logging.getLogger(__name__)
 
@@ -304,7 +304,7 @@ class Batch:
         if job.top_logprobs is not None:
             text.logprobs = step_logprobs(tree, scores, path, token, job.top_logprobs)
         if job.shows_trees:
-            text.tree = step_tree(tree, path)
+            text.tree = StepTree(tree.tokens, tree.parents, path)
 
     def _fail(self, text: Text, message: str) -> None:
         del self._texts[text.sequence]
