@@ -293,7 +293,3 @@ def _prefill(decoder: Decoder, prompt: list[int]) -> None:
         rows, b = decoder.target.rows, len(decoder.sequences)
         rows.score([read] * b, [range(-1, len(read) - 1)] * b)
         rows.keep([range(len(read))] * b)
-
-
-def failed_drafter(error: DraftFailedWarning) -> Section:
-    return Section("Drafter", "It must not fail.", (Check("drafter", FAILED, str(error)),))
