@@ -160,8 +160,8 @@ class Batch:
             self._reading.append(text)
 
     def _look_up(self, text: Text) -> list[Block]:
-        """The blocks of a prompt that the prefix cache holds."""
-        chain = self.cache.look_up(text.sequence.ids)
+        """The blocks of a prompt that the prefix cache holds; its last id is never read before a step."""
+        chain = self.cache.match(text.sequence.ids[:-1])
         text.num_cached = BLOCK * len(chain)
         return chain
 
