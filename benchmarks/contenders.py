@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from benchmarks.budgeted import budgeted_laws
 from benchmarks.exactly import standard_error
-from foretoken.core.budgeted import budgeted_laws
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float

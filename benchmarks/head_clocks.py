@@ -6,14 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.shapes import Float
-from foretoken.draft.heads import LearningRows
+from foretoken.heads.rows import HeadRows
 from foretoken.measure.clocks import Clock, record
 
 # Gumiho's parallel part is its later levels; a whole chain is one compiled call for all of them.
 PARTS = ("prefill", "1st level", "2nd level", "later levels", "whole chain")
 
 
-def record_parts(rows: LearningRows, clocks: dict[str, Clock]) -> None:
+def record_parts(rows: HeadRows[Any], clocks: dict[str, Clock]) -> None:
     """From now on the clocks, one for each of PARTS, run during what runs the head."""
     level, score_own, keep = 0, rows.score_own, rows.keep
 

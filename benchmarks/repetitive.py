@@ -25,7 +25,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_counts
 from foretoken.draft.auto import AutoDrafter, auto_drafter
-from foretoken.draft.hybrid import hybrid
+from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.store import Store
 from foretoken.engine import Engine
@@ -70,7 +70,7 @@ def engines(target: str, method: str) -> dict[str, Engine]:
         return replace(own, drafter=chosen(drafter, sizes), verifier=exact, source=source)
 
     store, beside = Store(), Store()
-    both = hybrid(LookupDrafter(longest, beside), chosen(model, of_model.sizes()), of_model.sizes())
+    both = HybridDrafter(chosen(model, of_model.sizes()), LookupDrafter(longest, beside), of_model.sizes())
     return {
         PLAIN: plain(own),
         RULE: looked_up(NgramRule(of_rule.max_nodes - 1), of_rule.sizes()),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from benchmarks.expand import Expand, check_expansion, expanded_pair
+from benchmarks.overlap import longest_overlap
 from foretoken.audit import fit
 from foretoken.audit.models import last_logits, sample
 from foretoken.build import assembled, plain
@@ -39,7 +40,7 @@ from foretoken.trees.grammar import read_tree
 from foretoken.vocab.slem import SLEMDrafter
 from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.source import TranslatedSource
-from foretoken.vocab.strings import continuation, longest_overlap
+from foretoken.vocab.strings import continuation
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -183,6 +184,12 @@ def _plain(way: Way, runs: dict[int, Runs], ways: Sequence[Way]) -> Runs:
     return next(runs[i] for i, other in enumerate(ways) if (other.system, other.method) == (way.system, PLAIN))
 
 
+def later_s(run: Run) -> float:
+    """Seconds per token after those that came first; 0 where there was none."""
+    later = run.num_tokens - run.num_first
+    return (run.wall_s - run.ttft_s) / later if later else 0.0
+
+
 def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | None]:
     head: list[str | float | None] = [f"{way.system} {way.method}", Path(way.drafter_name).name, way.tree]
     done = runs.taken
@@ -203,7 +210,7 @@ def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | No
         empty / nodes if nodes else None,
         sum(own) / sum(t.wall_s for t in done.values()) if own else None,
         1000 * median(t.ttft_s for t in done.values()),
-        1000 * median(t.later_s for t in done.values()),
+        1000 * median(later_s(t) for t in done.values()),
         law,
     ]
 

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from benchmarks.budgeted import MOST, budgeted_laws
 from benchmarks.exactly import enumerated
 from foretoken.audit import enumerate as exact
-from foretoken.core.budgeted import MOST, budgeted_laws, expected_distinct
+from foretoken.core.budgeted import expected_distinct
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, outcomes
 from foretoken.verify import VERIFIERS

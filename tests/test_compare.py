@@ -7,7 +7,6 @@ from torch import Tensor
 import tiny
 from benchmarks import pairs as rows
 from benchmarks.exactly import enumerated, standard_error
-from foretoken.audit import enumerate as exact
 from foretoken.audit.models import plain_logits
 from foretoken.audit.wrong import EachAlone
 from foretoken.build import load
@@ -32,7 +31,6 @@ def test_paper_000_figure_4b() -> None:
 
 def test_a_wrong_rule_deviates() -> None:
     outcome = enumerated(EachAlone(), IID(2), P, Q)
-    assert outcome.total_variation(P) == pytest.approx(exact.total_variation(EachAlone(), IID(2), P, Q), abs=1e-12)
     assert outcome.total_variation(P) > 0.01
 
 

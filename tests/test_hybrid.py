@@ -21,7 +21,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings, TokenTree, chain, root_only
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.fastest import FastestDrafter
-from foretoken.draft.hybrid import HybridDrafter, HybridSession, hybrid
+from foretoken.draft.hybrid import HybridDrafter, HybridSession
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.own import OwnDrafter
 from foretoken.recipe import in_a_row
@@ -46,7 +46,7 @@ PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "ab ab ab ab", "import os\n
 def test_whole_decodings_have_the_targets_law(monkeypatch, rule, family, policy):
     """Each drafter in turn, as the text has it: a step of the lookup may follow one of the model, and the reverse."""
     target, inner = table_pair(policy, family, 2, seed=3)
-    drafter = hybrid(LookupDrafter(static.chain(3)), inner, policy.sizes())
+    drafter = HybridDrafter(inner, LookupDrafter(static.chain(3)), policy.sizes())
     by = set[bool]()
     propose = HybridSession.propose
 
@@ -73,7 +73,7 @@ def in_row(models, first="suffix", **options) -> foretoken.Engine:
     assert isinstance(looked_up.drafter, LookupDrafter)
     sizes = foretoken.tree(engine.recipe.tree).sizes()
     return replace(
-        engine, drafter=hybrid(looked_up.drafter, engine.drafter, sizes), max_batch=options.get("max_batch", 8)
+        engine, drafter=HybridDrafter(engine.drafter, looked_up.drafter, sizes), max_batch=options.get("max_batch", 8)
     )
 
 
@@ -137,7 +137,7 @@ def text(ids: list[int]) -> Sequence:
 def test_each_text_of_a_batch_is_drafted_by_the_one_that_gains_more_there():
     """One repeats itself, the other does not; the model sees the first as a text for which nothing is drafted."""
     model = Recorded()
-    session = hybrid(LookupDrafter(static.chain(8)), model, (0, 1, 2)).open(2, 200)
+    session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(2, 200)
     session.join()
     session.join()
     sequences = [text([*range(10, 40), *range(10, 30)]), text([*range(50, 90)])]
@@ -154,7 +154,7 @@ def test_each_text_of_a_batch_is_drafted_by_the_one_that_gains_more_there():
 
 def test_where_all_texts_are_looked_up_the_model_is_not_asked():
     model = Recorded()
-    session = hybrid(LookupDrafter(static.chain(8)), model, (0, 1, 2)).open(1, 200)
+    session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(1, 200)
     session.join()
     (tree,) = session.propose([seq := text([*range(10, 40), *range(10, 30)])])
     seq.ids += [30, 1]
@@ -168,7 +168,7 @@ def test_a_model_whose_drafts_fail_loses_its_turn_to_a_short_match():
     def chosen_after(useless: int) -> tuple[int, int]:
         """(how often the model was asked, the first draft token) at a match of one token after useless drafts."""
         model = Recorded()
-        session = hybrid(LookupDrafter(static.chain(8)), model, (0, 1, 2)).open(1, 200)
+        session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(1, 200)
         session.join()
         seq = text([1, 2, *range(20, 40)])
         for new in range(100, 100 + useless):
@@ -237,9 +237,9 @@ def test_a_head_after_a_lookup_is_still_told_the_hidden_states(models):
         def learn(self, features) -> None:
             Head.learnt += len(features)
 
-    drafter = hybrid(LookupDrafter(static.chain(4)), Head(), (0, 1, 2))
+    drafter = HybridDrafter(Head(), LookupDrafter(static.chain(4)), (0, 1, 2))
     assert isinstance(drafter, FeatureDrafter)
-    assert not isinstance(hybrid(LookupDrafter(static.chain(4)), Recorded(), (0, 1, 2)), FeatureDrafter)
+    assert not isinstance(HybridDrafter(Recorded(), LookupDrafter(static.chain(4)), (0, 1, 2)), FeatureDrafter)
     session = drafter.open(1, 64)
     assert isinstance(session, LearningSession)
     session.learn([torch.zeros(1, 2)])

@@ -78,8 +78,6 @@ def test_long_prompts_beside_running_texts_change_no_text(folders, drafter, opti
         assert listener.wait() == want.token_ids, i
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
     assert [listener.steps[-1].num_cached for listener in listeners] == [0, 0, 0, 0, 64, 0, 256, 320, 128]
-    assert worker.prefix_queries == sum(map(len, prompts))
-    assert worker.prefix_hits == 64 + 256 + 320 + 128
     assert worker.chunks >= 3  # prompts of which a block or more is new
     worker.stop()
 

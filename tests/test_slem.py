@@ -7,6 +7,11 @@ import foretoken
 import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
+<<<<<<< HEAD
+=======
+from benchmarks.overlap import longest_overlap
+from foretoken.audit.decoding import Decoding, deviation, own_law
+>>>>>>> shrink-src
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -18,7 +23,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
 from foretoken.vocab.slem import Row, SLEMDrafter
-from foretoken.vocab.strings import Context, Healing, continuation, incomplete, longest_overlap
+from foretoken.vocab.strings import Context, Healing, continuation, incomplete
 from foretoken.vocab.translation import FIRM, Translation
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -127,7 +132,7 @@ def test_the_drafters_last_token_may_grow():
 def test_a_drafter_that_does_not_heal_keeps_its_last_token(heals: bool, kept: bytes):
     translation = Translation(T, D)
     row = Row(Context(translation), Healing(translation, 300), heals)
-    assert D.spell(row.ids([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
+    assert D.spell(row.follow([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
     assert row.healing.edge.taken == b"hel\n"[len(kept) :]
 
 

@@ -5,7 +5,6 @@ import torch
 
 from benchmarks.exactly import enumerated
 from benchmarks.objective import accepted, throughput
-from foretoken.audit.enumerate import total_variation
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.tree import Siblings
@@ -19,13 +18,14 @@ from rates import f64
 @pytest.mark.usefixtures("unchecked")
 def test_rrs_on_draws_without_replacement_can_be_nearly_as_wrong_as_any_rule() -> None:
     p, q = f64(0, 0.995, 0.005), f64(0.998, 0, 0.002)
-    assert total_variation(RRS(), WithoutReplacement(2), p, q) == pytest.approx(0.995, abs=5e-4)
+    assert enumerated(RRS(), WithoutReplacement(2), p, q).total_variation(p) == pytest.approx(0.995, abs=5e-4)
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("k", "b", "off"), [(2, 0.5, 0.25), (6, 0.7, 0.58), (9, 0.75, 0.67)])
 def test_a_rule_that_tests_each_draft_alone_is_off_by_b_minus_b_to_the_k(k: int, b: float, off: float) -> None:
-    worst = total_variation(EachAlone(), IID(k), f64(1 - b, b), f64(1, 0))
+    p = f64(1 - b, b)
+    worst = enumerated(EachAlone(), IID(k), p, f64(1, 0)).total_variation(p)
     assert worst == pytest.approx(b - b**k)
     assert worst == pytest.approx(off, abs=0.01)
 

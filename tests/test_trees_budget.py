@@ -10,7 +10,7 @@ import torch
 from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.core import laws
-from foretoken.core.budgeted import laws_within
+from foretoken.core.budgeted import law_with, number
 from foretoken.core.draws import draw_iid
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, draw_each
 from foretoken.core.sampling import Sampling
@@ -304,12 +304,13 @@ def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
     """Without a look at q: the law that the loops over q give."""
     q = torch.softmax(3 * torch.randn(40, 30, generator=torch.Generator().manual_seed(3)), 1)
     quick = 0
-    for i, row in enumerate(q):
+    for row in q:
         certainty = float((row.double() ** 2).sum())
         for wanted in (1.0, *CHOICES.tolist()):
             for most in (1, 2, 5):
                 n, one_more, on_hubs, expected = law_for(row.numpy(), certainty, wanted, most, NO_HUBS)
-                (plain,), (plainly,) = laws_within(q[i : i + 1], [wanted], [most])
+                plain_n, plain_more, plainly = number(row.numpy(), wanted, most)
+                plain = law_with(plain_n, plain_more)
                 assert not on_hubs
                 assert (plain.k, plain.counts is None) == (n + (one_more > 0), one_more == 0)
                 assert plain.counts is None or plain.counts[-1] == pytest.approx(one_more, abs=1e-6)

@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import math
 
 import pytest
 
 from foretoken.core.errors import ForetokenError
 from foretoken.names import tree_policy
 from foretoken.trees.grammar import read_acceptance
-from foretoken.trees.sequoia import expected_tokens, sequoia
+from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import StaticTree, chain
 
 
@@ -21,6 +22,15 @@ def all_trees(nodes: int, children: int, levels: int):
             depths.append(depths[parent] + 1)
         if max(depths) <= levels and max(map(parents.count, range(nodes + 1))) <= children:
             yield tree
+
+
+def expected_tokens(tree: StaticTree, acceptance: list[float]) -> float:
+    """Tokens per step, the bonus counted, where children are accepted with these probabilities."""
+    reach, seen = [1.0], [0] * len(tree.parents)
+    for parent in tree.parents[1:]:
+        reach.append(reach[parent] * acceptance[seen[parent]])
+        seen[parent] += 1
+    return math.fsum(reach)
 
 
 @pytest.mark.parametrize("acceptance", [[0.7, 0.2, 0.05], [0.4, 0.35, 0.2], [0.9, 0.01], [0.5]])

@@ -17,7 +17,7 @@ from foretoken.draft.auto import AutoDrafter, auto_drafter
 from foretoken.draft.controller import WEIGHT, Experience, expected_extra
 from foretoken.draft.fastest import FastestDrafter
 from foretoken.draft.heads import HeadDrafter
-from foretoken.draft.hybrid import HybridDrafter, hybrid
+from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.product import ProductDrafter
@@ -363,7 +363,7 @@ def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
             f"after {source.first} does: name the model alone."
         )
     longest = tree_policy(usual_tree(source.first, FIXED))
-    return hybrid(LookupDrafter(longest, source.store), drafter, policy.sizes()), rule
+    return HybridDrafter(drafter, LookupDrafter(longest, source.store), policy.sizes()), rule
 
 
 def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:

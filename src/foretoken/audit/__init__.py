@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from foretoken.audit import bits, decoding, models
 from foretoken.audit import enumerate as exact
-from foretoken.audit.report import APPROXIMATE, OK, AuditReport, Check, Section, verdict
+from foretoken.audit.report import APPROXIMATE, FAILED, OK, AuditReport, Check, Section, verdict
 from foretoken.audit.wrong import EachAlone, PeekingDrafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
@@ -39,7 +39,7 @@ def run(
         sections.append(models.greedy(engine, seed))
         sections.append(models.sampled(engine, temperature, samples, seed, progress))
     except DraftFailedWarning as error:
-        sections.append(models.failed_drafter(error))
+        sections.append(Section("Drafter", "It must not fail.", (Check("drafter", FAILED, str(error)),)))
     subject = {
         "target": engine.target.name,
         "drafter": engine.drafter.name,

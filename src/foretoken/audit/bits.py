@@ -8,6 +8,7 @@ shape of a forward.
 """
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -64,16 +65,18 @@ def _scores(
     return [logits.clone() for logits in rows.score(trees, parents)]
 
 
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes behind a text from its first one down to `node`; parents: -1 for those that follow the text."""
+    return [] if node < 0 else [*path_to(parents, parents[node]), node]
+
+
 def _by_token(lm: CausalLM, text: list[int], tree: list[int], parents: list[int]) -> Float[Tensor, "n v"]:
     """The same of one text, each path by itself and each token in a forward of its own."""
     scores: list[Float[Tensor, " v"]] = []
     for node in range(NODES):
-        path = [node]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
         rows = lm.open(1, len(text) + NODES)
         rows.extend(rows.join(), text)
-        for place in path:
+        for place in path_to(parents, node):
             (logits,) = rows.score([[tree[place]]], [[-1]])
             if place == node:
                 scores.append(logits[0].clone())

@@ -101,12 +101,6 @@ def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v
     return max(float(error.nan_to_num(nan=float("inf"))), -lowest)
 
 
-def total_variation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
-    """Distance of the law that the rule really emits from p, in [0, 1]."""
-    emitted = sum((prob * rule(p, Siblings(draws, q, law)) for draws, prob in outcomes(law, q)), torch.zeros_like(p))
-    return float((emitted - p).abs().sum() / 2)
-
-
 def all_pairs(seed: int, most: int = 5, num_random: int = 1) -> list[Pair]:
     """float64 pairs at every vocabulary size up to `most`: the adversarial ones and `num_random` random ones each."""
     rng = torch.Generator().manual_seed(seed)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.audit import fit
-from foretoken.audit.bits import KERNEL
+from foretoken.audit.bits import KERNEL, path_to
 from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, verdict
 from foretoken.audit.wrong import LikeliestDraft
 from foretoken.core.interfaces import Drafter
@@ -111,12 +111,12 @@ def tree_scores(engine: Engine, seed: int) -> Section:
         scores = rows.score(tokens, parents)
         for r, ids in enumerate(texts):
             for node in range(sizes[r]):
-                path = _path(parents[r], node)
+                path = path_to(parents[r], node)
                 want = last_logits(target, [ids + [tokens[r][i] for i in path]])[0]
                 worst = max(worst, float((scores[r][node].to(want.dtype) - want).abs().max()))
                 allowed = max(allowed, tolerance(target, want))
                 num_nodes += 1
-        kept = [_path(parents[r], rng.randrange(sizes[r])) for r in range(len(texts))]
+        kept = [path_to(parents[r], rng.randrange(sizes[r])) for r in range(len(texts))]
         rows.keep(kept)
         texts = [ids + [tokens[r][i] for i in kept[r]] for r, ids in enumerate(texts)]
     check = Check(
@@ -126,10 +126,6 @@ def tree_scores(engine: Engine, seed: int) -> Section:
         {"worst": worst, "allowed": allowed, "num_nodes": num_nodes},
     )
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
-
-
-def _path(parents: Sequence[int], node: int) -> list[int]:
-    return [] if node < 0 else [*_path(parents, parents[node]), node]
 
 
 def greedy(engine: Engine, seed: int) -> Section:
@@ -297,7 +293,3 @@ def _prefill(decoder: Decoder, prompt: list[int]) -> None:
         rows, b = decoder.target.rows, len(decoder.sequences)
         rows.score([read] * b, [range(-1, len(read) - 1)] * b)
         rows.keep([range(len(read))] * b)
-
-
-def failed_drafter(error: DraftFailedWarning) -> Section:
-    return Section("Drafter", "It must not fail.", (Check("drafter", FAILED, str(error)),))

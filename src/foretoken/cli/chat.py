@@ -99,10 +99,10 @@ class Conversation:
         try:
             for last in self.engine.stream(messages, **arguments):
                 text += last.text
-                _write(tints.push(last) if tints else last.text)
-            _write("\n")
+                print(tints.push(last) if tints else last.text, end="", flush=True)
+            print(flush=True)
         except KeyboardInterrupt:
-            _write("\n")
+            print(flush=True)
             _say("the answer was ended; the conversation goes on.")
         if last is None:
             return
@@ -194,15 +194,10 @@ def _read() -> str | None:
         return input("> " if asks else "")
     except EOFError:
         if asks:
-            _write("\n")
+            print(flush=True)
         return None
     except UnicodeDecodeError as error:
         raise ForetokenError(f"The message is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _say(line: str) -> None:

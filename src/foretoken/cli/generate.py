@@ -77,7 +77,11 @@ def generate(
         _on_ray(engine, prompts, text, max_batch, cluster, out, batch_file)
         return
     loaded = engine.load(text.seed, max_batch)
-    record = None if trace is None else _trace(loaded)
+    record = None
+    if trace is not None:
+        from foretoken.trace import Trace
+
+        record = Trace(loaded)
     try:
         if batch_file is None:
             _one(loaded, prompts[0], text, json_, compare, record)
@@ -110,12 +114,6 @@ def _on_ray(
     load, named = partial(anywhere.load, seed, max_batch), anywhere.named(seed)
     done = generate_on_ray(load, prompts, seed, options, Path(out), cluster.ray, max_batch, named, **resources)
     print(f"{_num(done, 'text')} written to {out}, which has all {len(prompts)}", file=sys.stderr)
-
-
-def _trace(engine: "Engine") -> "Trace":
-    from foretoken.trace import Trace
-
-    return Trace(engine)
 
 
 @dataclass
@@ -176,7 +174,7 @@ def _one(
             if not as_json:
                 if begins:
                     _begin(prompt, options.show_drafts)
-                _write(added)
+                print(added, end="", flush=True)
     except KeyboardInterrupt:
         if text.last is None:
             raise
@@ -192,7 +190,7 @@ def _one(
     if as_json:
         print(json.dumps(record))
     else:
-        _write("\n")
+        print(flush=True)
         print(_summary(text, record), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
@@ -213,7 +211,7 @@ def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_jso
             print(json.dumps({"index": i, **asked, **text.record()}), flush=True)
         elif chunk.finished:
             print(f"--- {i + 1}: {_num(chunk.stats.num_tokens, 'token')}, {chunk.finish_reason}", file=sys.stderr)
-            _write((text.prompt if isinstance(text.prompt, str) else "") + shown[i] + "\n")
+            print((text.prompt if isinstance(text.prompt, str) else "") + shown[i], flush=True)
 
 
 def _begin(prompt: Prompt, tinted: bool) -> None:
@@ -221,7 +219,7 @@ def _begin(prompt: Prompt, tinted: bool) -> None:
     if tinted:
         print(f"foretoken: {legend()}\n", file=sys.stderr)
     if isinstance(prompt, str):
-        _write(prompt)
+        print(prompt, end="", flush=True)
 
 
 def _summary(text: Text, record: dict[str, Any]) -> str:
@@ -277,8 +275,3 @@ def _plain_steps(text: Text) -> list[str]:
 
 def _num(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

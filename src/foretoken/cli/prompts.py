@@ -2,10 +2,10 @@
 
 import json
 import sys
-from pathlib import Path
 
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import read_text
 from foretoken.core.messages import Message, check_messages, check_text
 
 Prompt = str | list[Message]  # a text to continue, or a conversation to answer
@@ -76,11 +76,7 @@ def read_batch(path: str) -> list[Prompt]:
 
 def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
     """The same, each behind its "kind", None where its line names none."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # with the mark that some editors put first
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ForetokenError(f"Cannot read batch file {path}: {why}.") from error
+    lines = read_text(path, "batch file", "utf-8-sig").split("\n")  # with the mark that some editors put first
     prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise ForetokenError(f"Batch file {path} has no prompts.")

@@ -8,18 +8,14 @@ D(n) = sum_x 1 - (1 - q(x))^n be their expected number among n draws. Take N = n
 N is chosen from q alone, before any draw, so the law is IID with a random count, and every rule for it stays exact.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.shapes import Float
 from foretoken.kernel.compile import compiled
 
-MOST = 64  # draws at one node: where q is nearly one-hot no number of draws reaches the budget
 ROUNDING = 1e-12
 LANES = 16  # sums side by side, in an order that is the same on every machine and fits vector registers
 
@@ -27,25 +23,6 @@ LANES = 16  # sums side by side, in an order that is the same on every machine a
 def expected_distinct(q: Float[Tensor, "m v"], n: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     """D(n) for each row, with its own n."""
     return -torch.expm1(n[:, None] * torch.log1p(-q.double().clamp(max=1))).sum(1)
-
-
-def budgeted_laws(q: Float[Tensor, "m v"], budget: float | int, most: int = MOST) -> list[IID]:
-    """The law of each row's draws, with E[distinct tokens] = budget, or `most` draws where that is out of reach."""
-    if budget < 1:
-        raise ForetokenError(f"budget is {budget}: it must be at least 1 distinct token.")
-    return laws_within(q, [float(budget)] * len(q), [most] * len(q))[0]
-
-
-def laws_within(
-    q: Float[Tensor, "m v"], budgets: Sequence[float], most: Sequence[int]
-) -> tuple[list[IID], list[float]]:
-    """(laws, E[distinct tokens]) of each row for its own budget >= 0, with at most `most` draws; O(v n) a row.
-
-    E[distinct tokens] is the budget, or below it where `most` draws do not reach it.
-    """
-    rows = np.ascontiguousarray(q.detach().cpu().numpy())
-    found = [number(row, float(budget), n) for row, budget, n in zip(rows, budgets, most, strict=True)]
-    return [law_with(n, one_more) for n, one_more, _ in found], [expected for *_, expected in found]
 
 
 @compiled

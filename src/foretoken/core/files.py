@@ -32,13 +32,13 @@ def append(path: Path, text: str) -> None:
         raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
 
 
-def read_text(path: str) -> str:
-    """The UTF-8 text in a file."""
+def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> str:
+    """The UTF-8 text in a file. what: what the file is called where it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ForetokenError(f"Cannot read text file {path}: {why}.") from error
+        raise ForetokenError(f"Cannot read {what} {path}: {why}.") from error
 
 
 def check_readable(path: str) -> None:

@@ -24,7 +24,8 @@ class TreePolicy(Protocol):
     """`plan` may look at q and at earlier randomness, never at the draws it decides for: else the law is another.
 
     A state is whatever the policy wants to remember of a node, a past whatever of a sequence's earlier trees. The
-    policy itself is the same for all sequences and remembers nothing.
+    policy itself is the same for all sequences and remembers nothing. What has a body here is the answer of most
+    policies, which a class below this one need not repeat.
     """
 
     def root(self, past: Any) -> Any:
@@ -33,7 +34,7 @@ class TreePolicy(Protocol):
 
     def past(self, states: Sequence[Any]) -> Any:
         """What the sequence's next tree is to know, from the states of all nodes of this one, as they were drawn."""
-        ...
+        return None
 
     @property
     def max_nodes(self) -> int:
@@ -52,7 +53,7 @@ class TreePolicy(Protocol):
     @property
     def weighs(self) -> bool:
         """Whether q must be a distribution for opaque children too; else any score that ranks the same will do."""
-        ...
+        return False
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
         """The largest laws by which children may be drawn, where laws of `family` are asked for."""
@@ -60,7 +61,7 @@ class TreePolicy(Protocol):
 
     def at(self, family: LawFamily, temperature: float) -> "TreePolicy":
         """The policy for children of this family at this temperature; itself, if it is the same for all."""
-        ...
+        return self
 
     def plan(self, states: Sequence[Any], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         """The law of the children of each of m nodes, all of one level and one tree; None where there are to be none.
@@ -82,7 +83,7 @@ class TreePolicy(Protocol):
 
     def keep(self, states: Sequence[Any]) -> list[int] | None:
         """Of all nodes of a grown tree, in order, those that stay; None: all, as it must be where any was sampled."""
-        ...
+        return None
 
 
 @runtime_checkable

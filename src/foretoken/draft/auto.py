@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession, Saved
+from foretoken.core.interfaces import Drafter, DraftSession, Path, PrefixSession, Saved
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra
@@ -65,8 +65,6 @@ class AutoSession(WrappedSession[DraftSession]):
         self._deep = len(controller.experience.extra) - 1  # of the last step that drafted
         self._limits: list[int] = []
         self._lengths: list[int] = []
-        if isinstance(inner, LearningSession):
-            self.learn = inner.learn
         if isinstance(inner, PrefixSession):
             self._prefix, self.save = inner, inner.save
             self.read, self.restore = self._read, self._restore
@@ -137,16 +135,6 @@ class AutoSession(WrappedSession[DraftSession]):
         self.controller.learn_cost(self._depth, sum(map(len, paths)) / len(paths), took, usual)
 
 
-@dataclass(frozen=True)
-class FeatureAutoDrafter(AutoDrafter):
-    """The same of a drafter that reads the target's hidden states."""
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        assert isinstance(self.inner, FeatureDrafter)
-        return self.inner.feature_layers
-
-
 def auto_drafter(
     inner: Drafter, sizes: tuple[int, ...], device: torch.device, known: Experience | None = None
 ) -> AutoDrafter:
@@ -154,8 +142,7 @@ def auto_drafter(
 
     sizes: as in `expected_extra`. device: of the target. known: costs and acceptance, which then need no clock.
     """
-    kind = FeatureAutoDrafter if isinstance(inner, FeatureDrafter) else AutoDrafter
     if known is not None:
-        return kind(inner, known, None)
+        return AutoDrafter(inner, known, None)
     alone = device.type == "cpu" and not isinstance(inner, RandomisedDrafter)  # which has a thread of its own
-    return kind(inner, Experience(expected_extra(sizes)), alone=alone)
+    return AutoDrafter(inner, Experience(expected_extra(sizes)), alone=alone)

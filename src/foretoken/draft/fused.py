@@ -1,47 +1,25 @@
 """Drafting for one sequence in compiled calls that do what growing level by level does, bit for bit, in less time."""
 
 from collections.abc import Sequence as Seq
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.policy import ShapePolicy, TreePolicy
-from foretoken.core.sampling import TINY, Truncation
+from foretoken.core.sampling import TINY
 from foretoken.core.sequence import Sequence
-from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, chain
 from foretoken.draft.growth import Growth
-from foretoken.kernel.sizes import ALL
+from foretoken.heads.serial import SerialRows
+from foretoken.models.fused_rows import FusedRows
 
 LOOKED_UP = 4096  # tokens of a text in which its next ones are looked up: 60 microseconds of each step
-
-
-@runtime_checkable
-class ScoringRows(Protocol):
-    """Rows that may score nodes and make probabilities of the scores in one call: models.fused_rows.FusedRows."""
-
-    def score_tree(
-        self, row: int, tokens: Seq[int], parents: Seq[int], temperature: float
-    ) -> Float[Tensor, "_ v"] | None: ...
-
-
-@runtime_checkable
-class ChainRows(Protocol):
-    """Rows that may draft a chain in one call: models.fused_rows.FusedRows, heads.serial_rows.SerialRows."""
-
-    def drafts_chains(self, row: int, nodes: int) -> bool: ...
-
-    def draft_chain(
-        self, row: int, tokens: Seq[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL, past: Seq[int] = (),
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]: ...  # fmt: skip
 
 
 class FusedChain:
     """The call that drafts a whole chain."""
 
-    def __init__(self, rows: ChainRows, floor: float) -> None:
+    def __init__(self, rows: FusedRows | SerialRows, floor: float) -> None:
         """floor: a chain ends where the drafter is less sure of it than this."""
         self._rows, self._floor = rows, floor
 
@@ -73,6 +51,6 @@ class FusedChain:
 
 def fused_chain(rows: object, policy: TreePolicy) -> FusedChain | None:
     """The call for the chains of a policy; None where these rows have none, or its trees are no chains."""
-    if isinstance(policy, ShapePolicy) and policy.chain_depth > 0 and isinstance(rows, ChainRows):
+    if isinstance(policy, ShapePolicy) and policy.chain_depth > 0 and isinstance(rows, FusedRows | SerialRows):
         return FusedChain(rows, policy.floor)
     return None

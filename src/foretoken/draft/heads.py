@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
-from foretoken.core.laws import Law, Opaque
+from foretoken.core.laws import Opaque
 from foretoken.core.sequence import Sequence
-from foretoken.core.shapes import Float, Int
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.draft.growth import Growth
-from foretoken.draft.lm import DraftRows, LMDrafter, LMDraftSession
+from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.heads.lm import HeadLM
+from foretoken.heads.rows import HeadRows
 
 
 class HeadDrafter(LMDrafter):
@@ -29,28 +30,14 @@ class HeadDrafter(LMDrafter):
         return HeadDraftSession(self, self.lm.open(batch, slots))
 
 
-@runtime_checkable
-class LearningRows(DraftRows, Protocol):
-    """See heads.rows.HeadRows."""
-
-    @property
-    def columns(self) -> Int[Tensor, " c"] | None: ...
-
-    def learn(self, features: Seq[Float[Tensor, "_ f"]]) -> None: ...
-
-    def score_own(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ c"]]: ...
-
-    def whole(self, own: Float[Tensor, "m _"], rest: float) -> Float[Tensor, "m v"]: ...
-
-
 class HeadDraftSession(LMDraftSession):
     """A head that scores a vocabulary of its own is asked for q, and drawn from, over that one alone: q is zero
     elsewhere. Its trees speak of the target's tokens."""
 
     drafter: HeadDrafter
-    rows: LearningRows
+    rows: HeadRows[Any]
 
-    def __init__(self, drafter: HeadDrafter, rows: LearningRows) -> None:
+    def __init__(self, drafter: HeadDrafter, rows: HeadRows[Any]) -> None:
         super().__init__(drafter, rows)
         self._columns = None if rows.columns is None else rows.columns.tolist()
 
@@ -77,16 +64,10 @@ class HeadDraftSession(LMDraftSession):
             logits = self.rows.whole(logits, float("-inf"))
         return self._q(seq, g, logits, suffixes)
 
-    def _add(
-        self,
-        g: Growth,
-        nodes: Seq[int],
-        laws: Seq[Law],
-        q: Float[Tensor, "m _"],
-        draws: Seq[tuple[int, ...]],
-        states: Seq[Seq[Any]],
-    ) -> None:
-        if self._columns is not None and q.shape[1] < self.drafter.vocab_size:
-            draws = [tuple(self._columns[token] for token in drawn) for drawn in draws]
-            q = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
-        super()._add(g, nodes, laws, q, draws, states)
+    def _of_target(
+        self, g: Growth, q: Float[Tensor, "m _"], draws: list[tuple[int, ...]]
+    ) -> tuple[Float[Tensor, "m _"], list[tuple[int, ...]]]:
+        if self._columns is None or q.shape[1] == self.drafter.vocab_size:
+            return q, draws
+        whole = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
+        return whole, [tuple(self._columns[token] for token in drawn) for drawn in draws]

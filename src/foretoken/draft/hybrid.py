@@ -16,7 +16,7 @@ low; here both sides are expected gains).
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, LearningSession, Path, PrefixSession
+from foretoken.core.interfaces import Drafter, DraftSession, Path, PrefixSession
 from foretoken.core.sequence import ANY_DEPTH, Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.auto import AutoSession
@@ -52,22 +52,6 @@ class HybridDrafter(WrappedDrafter[Drafter]):
         return HybridSession(self.inner.open(batch, slots), self.lookup.open(batch, slots), self.sizes)
 
 
-@dataclass(frozen=True)
-class FeatureHybridDrafter(HybridDrafter):
-    """The same with a model that reads the target's hidden states."""
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        assert isinstance(self.inner, FeatureDrafter)
-        return self.inner.feature_layers
-
-
-def hybrid(lookup: LookupDrafter, model: Drafter, sizes: tuple[int, ...]) -> HybridDrafter:
-    """The lookup and the model in a row; sizes as in HybridDrafter."""
-    kind = FeatureHybridDrafter if isinstance(model, FeatureDrafter) else HybridDrafter
-    return kind(model, lookup, sizes)
-
-
 @dataclass
 class Brought:
     """What a model's drafts brought to one text; older steps count less.
@@ -98,8 +82,6 @@ class HybridSession(WrappedSession[DraftSession]):
         self._models: list[Brought] = []
         self._drawn: list[TokenTree] | None = None  # the model's trees of this step, None where it was not asked
         self._taken: list[bool] = []  # per text, whether the model's tree is the one that is scored
-        if isinstance(inner, LearningSession):
-            self.learn = inner.learn
         if isinstance(inner, PrefixSession):
             self.read, self.save, self.restore = inner.read, inner.save, inner.restore
 

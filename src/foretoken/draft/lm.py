@@ -3,23 +3,26 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.core.interfaces import DraftSession, Path, Saved
+from foretoken.core.interfaces import DraftSession, Path
 from foretoken.core.laws import Law, Opaque, draw_each
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
-from foretoken.draft.fused import ScoringRows, fused_chain
+from foretoken.draft.fused import fused_chain
 from foretoken.draft.growth import Growth
 from foretoken.draft.source import Source
 from foretoken.heads.lm import HeadLM
+from foretoken.heads.rows import HeadRows
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.fused_rows import FusedRows
+from foretoken.models.rows import Rows
 
 CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
 FAINT = -1e15  # a score that counts for nothing beside any other of a model, at every temperature that is not tiny
@@ -60,33 +63,6 @@ def same(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
     return LMDrafter(source.model, policy, law, source.vocab_size)
 
 
-@runtime_checkable
-class DraftRows(Protocol):
-    """What a session asks of the rows that score its trees: models.rows.Rows or heads.rows.HeadRows."""
-
-    @property
-    def lengths(self) -> list[int]: ...
-
-    def join(self) -> int: ...
-
-    def leave(self, row: int) -> None: ...
-
-    def extend(self, row: int, tokens: Seq[int]) -> None: ...
-
-    def score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ v"]]: ...
-
-    def keep(self, paths: Seq[Seq[int]]) -> None: ...
-
-
-@runtime_checkable
-class SavingRows(DraftRows, Protocol):
-    """Rows that can copy the beginning of a text to others: models.rows.Rows."""
-
-    def save(self, row: int, start: int, end: int) -> Saved | None: ...
-
-    def restore(self, row: int, saved: Saved) -> None: ...
-
-
 class LMDraftSession:
     """The cache of one batch, and the trees of the step under way.
 
@@ -94,7 +70,7 @@ class LMDraftSession:
     may do the same in less time: whether there are any is asked here, once.
     """
 
-    def __init__(self, drafter: LMDrafter, rows: DraftRows) -> None:
+    def __init__(self, drafter: LMDrafter, rows: Rows | HeadRows[Any]) -> None:
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
@@ -102,8 +78,8 @@ class LMDraftSession:
         self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ShapePolicy) else 0
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
         self._chains = fused_chain(rows, drafter.policy) if same_vocabulary else None
-        self._scoring = rows if same_vocabulary and isinstance(rows, ScoringRows) else None
-        if isinstance(rows, SavingRows):  # then it is a PrefixSession
+        self._scoring = rows if same_vocabulary and isinstance(rows, FusedRows) else None
+        if isinstance(rows, Rows):  # then it is a PrefixSession
             self.save, self.restore = rows.save, rows.restore
             self.read = self._read
 
@@ -248,7 +224,8 @@ class LMDraftSession:
             u = g.uniforms[g.depth - 1 : g.depth]
         draws = draw_each(drawn_by, q, u)
         first = len(g.states)
-        self._add(g, nodes, laws, q, draws, g.policy.grow(planned, q, draws))
+        states = g.policy.grow(planned, q, draws)
+        g.add(nodes, laws, *self._of_target(g, q, draws), states)
         if g.depth < self._deepest(seq) and len(g.states) > first:
             g.frontier = g.policy.select(g.states, first)
 
@@ -256,17 +233,11 @@ class LMDraftSession:
         """The depth at which the sequence's next tree ends at the latest."""
         return seq.depth_left
 
-    def _add(
-        self,
-        g: Growth,
-        nodes: Seq[int],
-        laws: Seq[Law],
-        q: Float[Tensor, "m _"],
-        draws: Seq[tuple[int, ...]],
-        states: Seq[Seq[Any]],
-    ) -> None:
-        """The children of m nodes, by tokens and columns of q."""
-        g.add(nodes, laws, q, draws, states)
+    def _of_target(
+        self, g: Growth, q: Float[Tensor, "m _"], draws: list[tuple[int, ...]]
+    ) -> tuple[Float[Tensor, "m _"], list[tuple[int, ...]]]:
+        """q and the draws of m nodes, by the target's tokens."""
+        return q, draws
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         """The trees, once they have grown."""

@@ -8,7 +8,6 @@ are logits of another context, so the text's law changes: tests/test_product_tre
 import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -17,7 +16,9 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, opaque_tree
 from foretoken.draft.growth import Growth
-from foretoken.draft.heads import HeadDrafter, HeadDraftSession, LearningRows
+from foretoken.draft.heads import HeadDrafter, HeadDraftSession
+from foretoken.heads.eagle import GumihoRows
+from foretoken.heads.flat import MedusaRows
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,9 @@ class Level:
     below: list[int]
 
 
-@runtime_checkable
-class ParallelRows(LearningRows, Protocol):
-    def parallel_scores(self, places: Seq[tuple[int, int]]) -> Float[Tensor, "n m v"]: ...
-
-
 class ProductSession(HeadDraftSession):
     drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
-    rows: ParallelRows  # pyright: ignore[reportIncompatibleVariableOverride]
+    rows: GumihoRows | MedusaRows  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
         if g.depth < self.drafter.serial:  # nodes below have their parallel levels read instead

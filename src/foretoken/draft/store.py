@@ -29,10 +29,6 @@ class Store:
         with self._lock:
             return self._index.tokens()
 
-    def _fill(self, tokens: np.ndarray) -> None:
-        """Append what `tokens` gave before."""
-        self._index.extend(tokens)
-
     def __len__(self) -> int:
         """Tokens and borders that are remembered."""
         return min(len(self._index), len(self._index.ring.tokens))

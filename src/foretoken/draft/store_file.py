@@ -35,7 +35,7 @@ class KeptStore(Store):
         self._path, self._vocab_size = Path(path), vocab_size
         check_file(self._path)
         if self._path.exists():
-            self._fill(read(path, vocab_size))
+            self._index.extend(read(path, vocab_size))
         self._written, self._saving = time.monotonic(), Lock()
         atexit.register(self.save)
 

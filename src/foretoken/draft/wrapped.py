@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from foretoken.core.interfaces import Drafter, DraftSession, GuestSession, Path
+from foretoken.core.interfaces import Drafter, DraftSession, FeatureDrafter, GuestSession, LearningSession, Path
 from foretoken.core.laws import Law
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
@@ -18,6 +18,10 @@ class WrappedDrafter(Generic[D]):
     """Everything but `open`."""
 
     inner: D
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, FeatureDrafter):  # then this is one too
+            object.__setattr__(self, "feature_layers", self.inner.feature_layers)
 
     @property
     def name(self) -> str:
@@ -37,6 +41,8 @@ class WrappedSession(Generic[S]):
         self.inner = inner
         if isinstance(inner, GuestSession):
             self.share = inner.share
+        if isinstance(inner, LearningSession):
+            self.learn = inner.learn
 
     def join(self) -> None:
         self.inner.join()

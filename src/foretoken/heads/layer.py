@@ -69,12 +69,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         b, n, _ = x.shape
-        q, k, v = (p(x).view(b, n, -1, self.shape.head_dim).transpose(1, 2) for p in self._projections())
+        projections = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (p(x).view(b, n, -1, self.shape.head_dim).transpose(1, 2) for p in projections)
         y = attend(_turned(q, cos, sin), _turned(k, cos, sin), v)
         return self.o_proj(y.transpose(1, 2).reshape(b, n, -1))
-
-    def _projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        return self.q_proj, self.k_proj, self.v_proj
 
 
 class MLP(nn.Module):

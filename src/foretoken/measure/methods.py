@@ -48,12 +48,6 @@ class Run:
     num_nodes: int = 0
     num_empty: int = 0
 
-    @property
-    def later_s(self) -> float:
-        """Seconds per token after those that came first; 0 where there was none."""
-        later = self.num_tokens - self.num_first
-        return (self.wall_s - self.ttft_s) / later if later else 0.0
-
     def record(self) -> dict[str, Any]:
         """The fields that a line of JSONL has."""
         left_out = ("texts", "cpu_s", "target_s", "drafting_s", "own_s", "num_nodes", "num_empty")

@@ -20,7 +20,7 @@ from foretoken.models.text import TextStream
 from foretoken.serve.jobs import Deliver, Failed, Job, Progress, StepTree, TokenLogprob
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
-from foretoken.serve.watch import step_logprobs, step_tree
+from foretoken.serve.watch import step_logprobs
 
 log = logging.getLogger(__name__)
 
@@ -160,8 +160,8 @@ class Batch:
             self._reading.append(text)
 
     def _look_up(self, text: Text) -> list[Block]:
-        """The blocks of a prompt that the prefix cache holds."""
-        chain = self.cache.look_up(text.sequence.ids)
+        """The blocks of a prompt that the prefix cache holds; its last id is never read before a step."""
+        chain = self.cache.match(text.sequence.ids[:-1])
         text.num_cached = BLOCK * len(chain)
         return chain
 
@@ -304,7 +304,7 @@ class Batch:
         if job.top_logprobs is not None:
             text.logprobs = step_logprobs(tree, scores, path, token, job.top_logprobs)
         if job.shows_trees:
-            text.tree = step_tree(tree, path)
+            text.tree = StepTree(tree.tokens, tree.parents, path)
 
     def _fail(self, text: Text, message: str) -> None:
         del self._texts[text.sequence]

@@ -31,15 +31,11 @@ class Block:
 
 
 class PrefixCache:
-    """Blocks of earlier texts, within a bound of bytes.
-
-    queries: tokens that were looked for. hits: those of them that were there.
-    """
+    """Blocks of earlier texts, within a bound of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.num_bytes = 0
-        self.queries, self.hits = 0, 0
         self._first: dict[tuple[int, ...], Block] = {}
         self._order: OrderedDict[Block, None] = OrderedDict()  # least recently used first
 
@@ -54,13 +50,6 @@ class PrefixCache:
             chain.append(block)
             level = block.children
         self._use(chain)
-        return chain
-
-    def look_up(self, prompt: Seq[int]) -> list[Block]:
-        """`match` of a prompt but for its last id, which is never read before a step; counted in `queries`, `hits`."""
-        chain = self.match(prompt[:-1])
-        self.queries += len(prompt)
-        self.hits += BLOCK * len(chain)
         return chain
 
     def keep(self, decoder: Decoder, row: int, ids: Seq[int], chain: list[Block]) -> None:

@@ -1,4 +1,4 @@
-"""What a step showed of one text besides its tokens: the target's log probabilities, and the token tree."""
+"""What a step showed of one text besides its tokens: the target's log probabilities."""
 
 from collections.abc import Sequence as Seq
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import LogitScores, NodeScores
-from foretoken.serve.jobs import StepTree, TokenLogprob
+from foretoken.serve.jobs import TokenLogprob
 
 
 def step_logprobs(
@@ -30,8 +30,3 @@ def token_logprobs(logits: Float[Tensor, "m v"], tokens: Seq[int], top: int) -> 
         TokenLogprob(token, float(row[token]), tuple(zip(*of_row, strict=True)))
         for token, row, of_row in zip(tokens, logprobs, pairs, strict=True)
     )
-
-
-def step_tree(tree: TokenTree, path: tuple[int, ...]) -> StepTree:
-    """The token tree of a step, for those who draw it."""
-    return StepTree(tuple(tree.tokens), tuple(tree.parents), path)

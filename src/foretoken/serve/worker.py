@@ -77,16 +77,6 @@ class Worker:
         return self._batch.num_ids / (self.max_batch * self.context)
 
     @property
-    def prefix_queries(self) -> int:
-        """Prompt tokens that were looked for in the prefix cache."""
-        return self._batch.cache.queries
-
-    @property
-    def prefix_hits(self) -> int:
-        """Prompt tokens that the prefix cache held."""
-        return self._batch.cache.hits
-
-    @property
     def chunks(self) -> int:
         """Pieces of prompts that were read between steps."""
         return self._batch.prefill.num_chunks

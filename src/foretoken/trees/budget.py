@@ -20,7 +20,7 @@ but for one draw of each chosen node after it in its level. Nothing is ever drop
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -116,7 +116,7 @@ class Born(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BudgetTree:
+class BudgetTree(TreePolicy):
     """`budget` expected nodes a tree besides the root, over a text, on at most `depth` levels.
 
     most_draws: at one node.
@@ -133,7 +133,10 @@ class BudgetTree:
     hub: bool = False
     joint: bool = False
     temperature: float = 1.0
-    weighs: bool = field(default=True, init=False)
+
+    @property
+    def weighs(self) -> bool:
+        return True
 
     def root(self, past: Account | None) -> Node:
         account = past or Account(0.0, SURE * self.budget, SURE * self.budget)
@@ -193,9 +196,6 @@ class BudgetTree:
         if ledger.level >= self.depth or self._left(ledger) < 1:
             return []
         return [i for i in range(first, len(states)) if states[i].reach > ledger.price]
-
-    def keep(self, states: Sequence[Node]) -> None:
-        return None
 
     def plan(self, states: Sequence[Node], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         assert q is not None

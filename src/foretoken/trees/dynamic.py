@@ -11,9 +11,9 @@ nothing is drawn: the tree is a function of the text so far.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -33,22 +33,22 @@ NEVER = 1e-300  # stands for probability 0, which has no logarithm
 
 
 @dataclass(frozen=True)
-class RankedTree(ABC):
+class RankedTree(TreePolicy):
     """At most `budget` nodes besides the root, on at most `depth` levels; up to `width` children at a node."""
 
     budget: int
     width: int
     depth: int
-    weighs: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         check_size(self.budget)
 
+    @property
+    def weighs(self) -> bool:
+        return True
+
     def root(self, past: None) -> Scored:
         return 0.0, 0
-
-    def past(self, states: Sequence[Scored]) -> None:
-        return None
 
     @property
     def max_nodes(self) -> int:
@@ -69,9 +69,6 @@ class RankedTree(ABC):
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
         return (Opaque(self.max_draws),)
-
-    def at(self, family: LawFamily, temperature: float) -> TreePolicy:
-        return self
 
     def plan(self, states: Sequence[Scored], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         law = Opaque(self.max_draws)

@@ -23,16 +23,12 @@ Place = tuple[int, int]  # a node's depth, and how many paths lead through it
 
 
 @dataclass(frozen=True)
-class PathTree:
+class PathTree(TreePolicy):
     """One path of `trunk` draft tokens, and behind it k paths of `length` each. A node's state is its Place."""
 
     trunk: int
     k: int
     length: int
-
-    @property
-    def weighs(self) -> bool:
-        return False
 
     def sizes(self) -> tuple[int, ...]:
         """Nodes besides the root when the tree is cut at depth 0, 1, .. trunk + length."""
@@ -40,9 +36,6 @@ class PathTree:
 
     def root(self, past: None) -> Place:
         return 0, 1
-
-    def past(self, states: Sequence[Place]) -> None:
-        return None
 
     @property
     def max_nodes(self) -> int:
@@ -54,9 +47,6 @@ class PathTree:
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
         return (family(self.k),)
-
-    def at(self, family: LawFamily, temperature: float) -> "PathTree":
-        return self
 
     def plan(self, states: Sequence[Place], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         plans: list[Plan | None] = []
@@ -77,9 +67,6 @@ class PathTree:
 
     def select(self, states: Sequence[Place], first: int) -> list[int]:
         return [i for i in range(first, len(states)) if states[i][0] < self.trunk + self.length]
-
-    def keep(self, states: Sequence[Place]) -> None:
-        return None
 
 
 def delayed(depth: int, k: int, length: int) -> TreePolicy:

@@ -7,8 +7,6 @@ root counted as 1, on at most l levels below it, and B[m][l][b] the same where t
     B[m][l][b] = max over y of  B[m - y][l][b - 1] + a_b T[y][l - 1],    B[m][l][0] = 1,    T[m][l] = max over b of B
 """
 
-import math
-
 import numpy as np
 
 from foretoken.trees.grammar import check_acceptance
@@ -48,12 +46,3 @@ def sequoia(acceptance: list[float], budget: int, levels: int = LEVELS) -> Stati
 
     add(0, levels, nodes)
     return StaticTree(tuple(parents))
-
-
-def expected_tokens(tree: StaticTree, acceptance: list[float]) -> float:
-    """Tokens per step, the bonus counted, where children are accepted with these probabilities."""
-    reach, seen = [1.0], [0] * len(tree.parents)
-    for parent in tree.parents[1:]:
-        reach.append(reach[parent] * acceptance[seen[parent]])
-        seen[parent] += 1
-    return math.fsum(reach)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law, weights_of
-from foretoken.core.policy import Plan
+from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.grammar import check_parents
@@ -22,7 +22,7 @@ Place = tuple[int, float]  # a node of the shape, and the product of q down to i
 
 
 @dataclass(frozen=True)
-class StaticTree:
+class StaticTree(TreePolicy):
     """The shape with a given parent list. A node's state is its Place.
 
     parents: parents[0] = -1 (the root), parents[i] < i.
@@ -59,9 +59,6 @@ class StaticTree:
     def root(self, past: None) -> Place:
         return 0, 1.0
 
-    def past(self, states: Sequence[Place]) -> None:
-        return None
-
     @property
     def max_nodes(self) -> int:
         return len(self.parents)
@@ -77,9 +74,6 @@ class StaticTree:
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
         return (family(self.max_draws),)
-
-    def at(self, family: LawFamily, temperature: float) -> "StaticTree":
-        return self
 
     def plan(self, states: Sequence[Place], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         return [
@@ -102,9 +96,6 @@ class StaticTree:
 
     def select(self, states: Sequence[Place], first: int) -> list[int]:
         return [i for i in range(first, len(states)) if self._children[states[i][0]] and states[i][1] >= self.floor]
-
-    def keep(self, states: Sequence[Place]) -> None:
-        return None
 
 
 def chain(depth: int, floor: float = 0.0) -> StaticTree:

@@ -1,13 +1,13 @@
 """The drafter's scored nodes after one text, shared by all that is asked in a step, and psi computed from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from foretoken.core.sampling import Sampling
 from foretoken.vocab.segmentation import CLOSED, Plan, Segmentation
-from foretoken.vocab.strings import Context, Healing
+from foretoken.vocab.strings import Followed
 from foretoken.vocab.translation import Edge
 
 
@@ -40,22 +40,12 @@ class Trie:
 
 
 @dataclass(eq=False)
-class Row:
+class Row(Followed):
     """One sequence in the drafter's ids. committed: what the cache holds. ids, healing.edge: the context now."""
 
-    context: Context
-    healing: Healing
-    heals: bool
     committed: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
     trie: Trie = field(default_factory=Trie)
     sampling: Sampling = field(default_factory=Sampling)
-    seen: int = 0  # target ids
-
-    def follow(self, target_ids: Sequence[int]) -> None:
-        self.seen = len(target_ids)
-        ids = self.context.follow(target_ids)
-        self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 from foretoken.vocab.source import TranslatedSource
-from foretoken.vocab.strings import Context, Healing, common_prefix, continuation
+from foretoken.vocab.strings import Context, Followed, Healing, common_prefix, continuation
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import Vocabulary
 
@@ -92,20 +92,11 @@ class Inner(Sequence):
         return self.healing.first(logits) if self.healing is not None and not any(suffixes) else logits
 
 
-@dataclass
-class Row:
+@dataclass(eq=False)
+class Row(Followed):
     """One sequence in the drafter's ids; `inner` is what its own drafter sees."""
 
-    context: Context
-    healing: Healing
-    heals: bool
     inner: Inner | None = None
-    seen: int = 0  # target ids
-
-    def ids(self, target_ids: list[int]) -> list[int]:
-        self.seen = len(target_ids)
-        ids = self.context.follow(target_ids)
-        return self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
 
 
 class SLEMSession:
@@ -141,9 +132,9 @@ class SLEMSession:
 
     def _inner(self, index: int, row: Row, seq: Sequence) -> Sequence:
         if row.inner is None:
-            row.inner = Inner(row.ids(seq.ids), seq.sampling.without_ids(), seq.rng, ENDLESS, healing=row.healing)
+            row.inner = Inner(row.follow(seq.ids), seq.sampling.without_ids(), seq.rng, ENDLESS, healing=row.healing)
         elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
-            old, new = row.inner.ids, row.ids(seq.ids)
+            old, new = row.inner.ids, row.follow(seq.ids)
             length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])
             self._cut(index, length)
             row.inner.ids = new
@@ -201,7 +192,7 @@ class SLEMSession:
         agreed: list[int] = []
         for row, seq, tree in zip(self._rows, sequences, self._trees, strict=True):
             assert row.inner is not None
-            old, new = row.inner.ids, row.ids(seq.ids)
+            old, new = row.inner.ids, row.follow(seq.ids)
             same = common_prefix(old, new)
             path = [0]
             if same == len(old):

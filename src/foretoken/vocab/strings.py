@@ -6,6 +6,7 @@ word, and never reaches behind a special token.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -80,6 +81,29 @@ class Healing:
         return closed
 
 
+@dataclass(eq=False)
+class Followed:
+    """A text that grows in the target's ids, as a drafter with another vocabulary reads it.
+
+    heals: whether the drafter may write its last token again as a longer one.
+    ids: the drafter's, but for a last one that is taken back.
+    seen: target ids so far.
+    """
+
+    context: Context
+    healing: Healing
+    heals: bool
+    ids: list[int] = field(default_factory=list)
+    seen: int = 0
+
+    def follow(self, target_ids: Sequence[int]) -> list[int]:
+        """The drafter's ids for the text so far."""
+        self.seen = len(target_ids)
+        ids = self.context.follow(target_ids)
+        self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
+        return self.ids
+
+
 def window(vocabulary: Vocabulary, ids: Sequence[int], floor: int = 0) -> int:
     """Where the look-behind window of `ids` begins: WINDOW tokens back, or up to twice as many to begin at a word."""
     tokens = vocabulary.tokens
@@ -111,25 +135,6 @@ def continuation(vocabulary: Vocabulary, ids: Sequence[int], drafted: bytes) -> 
         spelled += len(vocabulary.tokens[encoded[at]] or b"")
         at += 1
     return encoded[at:] if spelled == len(before) else vocabulary.encode(drafted)
-
-
-def longest_overlap(vocabulary: Vocabulary, ids: Sequence[int], drafted: bytes) -> list[int]:
-    """How `vocabulary` goes on after `ids` by the longest run of tokens that the window has both before and after it is
-    encoded together with the draft: what comes after that run, the first one of equals.
-
-    Where the run ends before the window does, what comes after it repeats some of the text. Where there is none, the
-    draft is encoded alone. Source: Timor et al. 2025, section 3.2.
-    """
-    drafted = drafted[: len(drafted) - incomplete(drafted)]
-    old = list(ids[window(vocabulary, ids) :])
-    encoded = vocabulary.encode(vocabulary.spell(old) + drafted)
-    longest, end = 0, 0
-    runs = [0] * (len(old) + 1)  # runs[i]: of equal tokens that end at old[i - 1] and at the last of `encoded` so far
-    for j, token in enumerate(encoded):
-        runs = [0, *(runs[i] + 1 if other == token else 0 for i, other in enumerate(old))]
-        if max(runs) > longest:
-            longest, end = max(runs), j + 1
-    return encoded[end:] if longest else vocabulary.encode(drafted)
 
 
 def incomplete(data: bytes) -> int:
