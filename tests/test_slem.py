@@ -7,11 +7,7 @@ import foretoken
 import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
-<<<<<<< HEAD
-=======
 from benchmarks.overlap import longest_overlap
-from foretoken.audit.decoding import Decoding, deviation, own_law
->>>>>>> shrink-src
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling

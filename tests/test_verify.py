@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.exactly import enumerated
 from foretoken.audit import enumerate as exact
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
