@@ -1,4 +1,4 @@
-"""The Python of the pages runs: whole pages on tiny models, clients against a server, and what CONTRIBUTING.md adds."""
+"""The Python of the pages runs: whole pages on tiny models, and clients against a server."""
 
 import random
 from pathlib import Path

@@ -223,6 +223,13 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
     assert (done.returncode, done.stderr) == (2, "foretoken: Cannot write the output: No space left on device.\n")
 
 
+def test_what_a_library_cannot_find_is_not_called_output() -> None:
+    """Such an error has no number: nothing failed to be written."""
+    code = "from foretoken.cli.main import _streams\nwith _streams(): raise FileNotFoundError('no library llama.')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("ForetokenError: FileNotFoundError: no library llama.\n")
+
+
 @pytest.mark.parametrize(
     ("line", "code", "err"),
     [

@@ -1,7 +1,7 @@
 """Forwards of language models and of draft heads on a CPU, in machine code: arrays in, arrays out, without torch.
 
 A drafted tree has few nodes, so that a forward multiplies few rows with large matrices. Such a product is as fast as
-memory brings the weights, if nothing else is in the way. Here a weight is read once for up to six rows, what is used
+memory brings the weights, if nothing else is in the way. Here a weight is read once for a handful of rows, what is used
 next is fetched meanwhile, and no operator is dispatched in between: a whole forward, or a whole drafted chain, is one
 compiled call. numba compiles it on first use, and compile.py keeps the machine code on disk.
 
@@ -24,10 +24,10 @@ Quantised weights of GGUF files have forms of their own: their panels hold codes
 (quantised.py), and meet rows in blocks of 8 bits (dots.py).
 
 **A tile** takes one word of each column after the other, multiplies it with x[row, k] of every row, and adds to the
-sums (tile.py). Up to six rows are one tile; more rows are several tiles per panel, and a panel that does not fit the
-cache goes by in chunks, each for all rows. While a tile computes, it fetches what is used next into the cache
-(product.py). Every sum runs over k in the same order, however many rows there are. So a node's logits do not depend on
-the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
+sums (tile.py). Five to ten rows, by the form of the weights, are one tile; more rows are several tiles per panel, and a
+panel that does not fit the cache goes by in chunks, each for all rows. While a tile computes, it fetches what is used
+next into the cache (product.py). Every sum runs over k in the same order, however many rows there are. So a node's
+logits do not depend on the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
 
 **A layer** is six steps, each shared out to the threads by panels or by heads (layer.py), and two more in models with
 norms before the sums, as Gemma 3 has them:
@@ -51,8 +51,8 @@ norms before the sums, as Gemma 3 has them:
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
     quantised.py  GGUF's blocks as panels              dots.py       their products, in whole numbers
 
-An architecture whose layers are like Llama's needs a branch in models/decoder_layer.py, which names its matrices and
-norms. One whose layer differs needs a step of its own in layer.py, too.
+An architecture whose layers compute what Llama's do needs a branch in models/decoder_layer.py, which names their
+matrices and norms, if its modules have other names. One whose layers differ needs a step of its own in layer.py, too.
 
 Threads are used where the work is worth starting them. One thread is None, not 1: a type of its own, for which numba
 leaves the code for threads out.

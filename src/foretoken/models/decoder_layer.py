@@ -3,11 +3,11 @@
 An architecture whose layers have other modules than those known here needs a branch in this file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from foretoken.kernel.sizes import COLUMNS
@@ -98,18 +98,10 @@ def norm_eps(norm: Any) -> float:
     return norm.eps if isinstance(norm, Gemma3RMSNorm) else norm.variance_epsilon
 
 
-def splits_in_panels(model: nn.Module, dim: int) -> bool:
-    """Whether the parts of every matrix that holds several begin with a panel. dim: width of an attention head."""
-    for module in model.modules():
-        if hasattr(module, "qkv_proj"):
-            attention: Any = module
-            if attention.o_proj.in_features % COLUMNS or attention.num_key_value_heads * dim % COLUMNS:
-                return False
-        if hasattr(module, "gate_up_proj"):
-            mlp: Any = module
-            if mlp.gate_up_proj.out_features // 2 % COLUMNS:
-                return False
-    return True
+def begin_with_panels(layers: Iterable[Any], dim: int) -> bool:
+    """Whether every matrix of these layers begins with a panel, as a part of a larger one need not. Arguments: as
+    `read_layer` takes them."""
+    return all(matrix.first % COLUMNS == 0 for layer in layers for matrix in read_layer(layer, dim).matrices)
 
 
 def bias_of(linear: PanelLinear) -> np.ndarray:

@@ -20,7 +20,7 @@ from transformers import (
 from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float
 from foretoken.kernel.sizes import ALL, DOTTED, GELU, LANES, QUANTISED, SILU
-from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, splits_in_panels
+from foretoken.models.decoder_layer import begin_with_panels, bias_of, norm_eps, norm_weight
 from foretoken.models.features import FeatureStore
 from foretoken.models.kernel_layers import (
     NEVER,
@@ -170,7 +170,7 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     if not is_plain(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
     dim = inner.layers[0].self_attn.head_dim
-    if dim % LANES or not splits_in_panels(model, dim):
+    if dim % LANES or not begin_with_panels(inner.layers, dim):
         return None
     forms = {module.form for module in model.modules() if isinstance(module, PanelLinear)}
     if DOTTED in forms and max(forms) >= QUANTISED:  # rows are rounded or quantised, not both
