@@ -1,8 +1,8 @@
 """Foretoken: faster generation from decoder-only language models, with exactly the same output distribution."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from foretoken.core.lazy import imported
 from foretoken.version import __version__
 
 if TYPE_CHECKING:
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 # Names are imported when first used: torch takes seconds, and `foretoken --help` must not wait for it.
 _HOMES = {
-    "Chunk": ("engine", "Chunk"),
-    "Engine": ("engine", "Engine"),
-    "ForetokenError": ("core.errors", "ForetokenError"),
-    "Grammar": ("models.grammar", "Grammar"),
-    "Result": ("engine", "Result"),
-    "Sampling": ("core.sampling", "Sampling"),
-    "Siblings": ("core.tree", "Siblings"),
-    "Stats": ("stats", "Stats"),
-    "TokenTree": ("core.tree", "TokenTree"),
-    "Trace": ("trace", "Trace"),
-    "acceptance": ("verify.acceptance", "acceptance"),
-    "alpha_star": ("verify.acceptance", "alpha_star"),
-    "custom_generate": ("hf", "custom_generate"),
-    "fetch": ("catalogue.fetch", "fetch"),
-    "known_model": ("catalogue.known", "known_model"),
-    "law": ("names", "law"),
-    "load": ("build", "load"),
-    "tree": ("names", "tree_policy"),
-    "verifier": ("names", "verifier"),
+    "Chunk": "engine:Chunk",
+    "Engine": "engine:Engine",
+    "ForetokenError": "core.errors:ForetokenError",
+    "Grammar": "models.grammar:Grammar",
+    "Result": "engine:Result",
+    "Sampling": "core.sampling:Sampling",
+    "Siblings": "core.tree:Siblings",
+    "Stats": "stats:Stats",
+    "TokenTree": "core.tree:TokenTree",
+    "Trace": "trace:Trace",
+    "acceptance": "verify.acceptance:acceptance",
+    "alpha_star": "verify.acceptance:alpha_star",
+    "custom_generate": "hf:custom_generate",
+    "fetch": "catalogue.fetch:fetch",
+    "known_model": "catalogue.known:known_model",
+    "law": "names:law",
+    "load": "build:load",
+    "tree": "names:tree_policy",
+    "verifier": "names:verifier",
 }
 
 __all__ = [
@@ -71,5 +71,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'foretoken' has no attribute {name!r}")
-    home, attribute = _HOMES[name]
-    return getattr(import_module(f"foretoken.{home}"), attribute)
+    return imported(_HOMES[name])

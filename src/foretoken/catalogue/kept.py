@@ -13,7 +13,7 @@ from foretoken.catalogue.known import models_folder
 
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # which files this was made of, and the sizes of what was made
-FORMAT = 3  # of what is kept: raised whenever another version could not read it, or makes something else
+FORMAT = 4  # of what is kept: raised whenever another version could not read it, or makes something else
 HEADER = 1 << 16  # bytes at the beginning of a file that are compared
 BLOCKS, BLOCK = 64, 1 << 12  # and of so many blocks of so many bytes, spread over the file
 

@@ -1,5 +1,6 @@
 """Groups of options that several commands share, and the engine that they name."""
 
+import gc
 import json
 import os
 import random
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+import foretoken
 from foretoken.cli.command import option
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
@@ -286,7 +288,7 @@ def load_engine(
 ) -> "Engine":  # fmt: skip
     """The engine, once all that can be refused without torch is checked. named: as `foretoken.load` takes them."""
     check_models(target, drafter, profile, device, **named)
-    from foretoken.build import load
+    load = foretoken.load  # before other imports of what takes seconds: see core/lazy.py
     from foretoken.models.packed import num_weights
     from foretoken.profile import read_profile
 
@@ -297,6 +299,7 @@ def load_engine(
     engine = load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
         spare_threads(num_weights(engine.target.lm.model))
+    gc.freeze()  # what was imported and loaded stays: nobody need search it for garbage, at the end of the command either
     return engine
 
 

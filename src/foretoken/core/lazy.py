@@ -1,5 +1,6 @@
-"""Tables whose names are known at once and whose things are imported when asked for, since torch takes seconds."""
+"""Names that are known at once, of things that are imported when they are asked for, since torch takes seconds."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
@@ -7,9 +8,25 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def imported(home: str) -> Any:
+    """The thing at "module:attribute", the module as below `foretoken`.
+
+    Importing torch and transformers makes a million objects, none of them garbage. To search them again and again
+    takes a second, so the garbage collector rests meanwhile.
+    """
+    module, attribute = home.split(":")
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(import_module(f"foretoken.{module}"), attribute)
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class Lazy(Mapping[str, T]):
-    """homes: name -> "module:attribute", the module as below `foretoken`. make: from that attribute to the thing, once;
-    by default it is the attribute itself."""
+    """homes: name -> "module:attribute", see `imported`. make: from that attribute to the thing, once; by default it is
+    the attribute itself."""
 
     def __init__(self, homes: Mapping[str, str], make: Callable[[Any], T] = lambda found: found) -> None:
         self._homes = homes
@@ -18,8 +35,7 @@ class Lazy(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._made:
-            module, attribute = self._homes[name].split(":")
-            self._made[name] = self._make(getattr(import_module(f"foretoken.{module}"), attribute))
+            self._made[name] = self._make(imported(self._homes[name]))
         return self._made[name]
 
     def __contains__(self, name: object) -> bool:

@@ -1,5 +1,6 @@
 """A GGUF file -> an ordinary Hugging Face folder: configuration, tokenizer, and weights in bfloat16."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,10 @@ def write_texts(found: Contents, folder: Path) -> None:
         raise
     except Exception as error:  # what the tokenizers library raises where it cannot write is of no class of its own
         raise OSError(f"{folder / 'tokenizer.json'}: {error}") from error
+    # Where these are not told apart, transformers parses the whole vocabulary once more to find them.
+    settings = folder / "tokenizer_config.json"
+    added = {index: token.__getstate__() for index, token in found.tokenizer.added_tokens_decoder.items()}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"added_tokens_decoder": added}, indent=2))
 
 
 def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:
