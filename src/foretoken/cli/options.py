@@ -299,7 +299,7 @@ def load_engine(
     engine = load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
         spare_threads(num_weights(engine.target.lm.model))
-    gc.freeze()  # what was imported and loaded stays: nobody need search it for garbage, at the end of the command either
+    gc.freeze()  # what was imported and loaded stays: it need not be searched for garbage, at the end either
     return engine
 
 
