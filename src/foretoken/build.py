@@ -8,14 +8,13 @@ import torch
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import Coins, Opaque
+from foretoken.core.laws import Coins
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
-from foretoken.draft.auto import AutoDrafter, auto_drafter
+from foretoken.draft.auto import auto_drafter
 from foretoken.draft.controller import WEIGHT, Experience, expected_extra
-from foretoken.draft.fastest import FastestDrafter
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lm import LMDrafter
@@ -80,7 +79,6 @@ from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
 T = TypeVar("T")
-FASTEST = ("slem", "tli")  # methods of another vocabulary that were the fastest somewhere: docs/drafters.md
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 
 
@@ -135,8 +133,7 @@ def load(
         max_batch: sequences decoded side by side.
         trust_remote_code: run the code that comes with a model's folder.
         vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto; needs both tokenizers.
-            Under method auto, auto is slem or tli, whichever is measured to be faster; else it goes by the share of
-            common tokens.
+            auto is tli where 90% of the target's tokens are the drafter's too, else slem.
         drafter_tokenizer: needed with `vocab` if the drafter is a model object.
         compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and
             packed weights for others in float32 and bfloat16 on a CPU, plain torch elsewhere. "on" also runs
@@ -229,8 +226,7 @@ def load(
         return plain(engine)
     if method != AUTO or isinstance(proposing, NoDrafter):
         return engine
-    rule_is_open = all(x is None for x in (verifier, law, draft_probability, tuned))
-    return _controlled(engine, policy, tuned, by_the_clock=vocab == AUTO and rule_is_open)
+    return _controlled(engine, policy, tuned)
 
 
 def _best(tuned: Profile, method: str) -> tuple[str | None, str | None, float | None]:
@@ -292,40 +288,20 @@ def _source(
     return TranslatedSource(kind, model.vocab_size, lm, translation)
 
 
-def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None, by_the_clock: bool) -> Engine:
+def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> Engine:
     """The engine of method auto: its drafter cuts the tree at the depth that pays.
 
-    policy: the tree. tuned: the profile whose costs are taken; None where they are measured. by_the_clock: whether the
-    method between two vocabularies, where there are two, is the one that is measured to be the fastest.
+    policy: the tree. tuned: the profile whose costs are taken; None where they are measured.
     """
-    proposing, rule, source = engine.drafter, engine.verifier, engine.source
+    proposing = engine.drafter
     known = None
     if tuned is not None:
         known = Experience(expected_extra(policy.sizes(), tuned.extra), tuned.acceptance * WEIGHT, WEIGHT)
     inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
     controlled: Drafter = auto_drafter(inner, policy.sizes(), engine.target.lm.device, known)
-    if by_the_clock and isinstance(source, TranslatedSource) and source.has_common_tokens:
-        controlled, rule = _fastest(engine, controlled, policy)
     if isinstance(proposing, HybridDrafter):
         controlled = replace(proposing, inner=controlled)
-    return replace(engine, drafter=controlled, verifier=rule)
-
-
-def _fastest(engine: Engine, first: AutoDrafter, policy: TreePolicy) -> tuple[FastestDrafter, Verifier]:
-    """The drafter with another vocabulary that uses the method that is measured to be the fastest, and its rule.
-
-    Args:
-        engine: one that drafts by the method that the vocabularies speak for.
-        first: the drafter of that method, under a controller.
-        policy: the tree of every method.
-    """
-    drafters, rule = [first], engine.verifier
-    for vocab in (other for other in FASTEST if other != engine.recipe.vocab):
-        drafter, usual = assembled(replace(engine.recipe, vocab=vocab), replace(engine.source, first=None))
-        drafters.append(auto_drafter(drafter, policy.sizes(), engine.target.lm.device))
-        if not usual.accepts(Opaque(1)):  # the rule that weighs q; draft tokens without one any walk matches exactly
-            rule = usual
-    return FastestDrafter(tuple(drafters)), rule
+    return replace(engine, drafter=controlled)
 
 
 def with_recipe(engine: Engine, recipe: Recipe) -> Engine:

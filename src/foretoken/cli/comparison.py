@@ -22,16 +22,13 @@ def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
     """
     from foretoken.build import plain
     from foretoken.draft.auto import AutoDrafter
-    from foretoken.draft.fastest import FastestDrafter
     from foretoken.draft.hybrid import HybridDrafter
 
     engine = replace(engine, eos_ids=frozenset())
     arguments = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, arguments["max_new_tokens"])}
     model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
-    drafters = model.drafters if isinstance(model, FastestDrafter) else (model,)
-    for drafter in drafters:
-        if isinstance(drafter, AutoDrafter):
-            replace(engine, drafter=drafter.inner).generate(prompt, **arguments)
+    if isinstance(model, AutoDrafter):
+        replace(engine, drafter=model.inner).generate(prompt, **arguments)
     for each in (engine, plain(engine)):
         each.generate(prompt, **arguments)
 

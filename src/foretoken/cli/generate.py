@@ -261,9 +261,8 @@ def _summary(text: Text, record: dict[str, Any]) -> str:
 def _plain_steps(text: Text) -> list[str]:
     """Of method auto: at how many steps it did not draft, and what that was decided by."""
     from foretoken.draft.auto import AutoDrafter
-    from foretoken.draft.fastest import FastestDrafter
 
-    if not isinstance(text.engine.drafter, AutoDrafter | FastestDrafter) or text.last is None:
+    if not isinstance(text.engine.drafter, AutoDrafter) or text.last is None:
         return []
     stats, (acceptance, cost) = text.last.stats, text.engine.drafter.outlook
     return [

@@ -74,7 +74,7 @@ def write_texts(found: Contents, folder: Path) -> None:
         raise
     except Exception as error:  # what the tokenizers library raises where it cannot write is of no class of its own
         raise OSError(f"{folder / 'tokenizer.json'}: {error}") from error
-    # Where these are not told apart, transformers parses the whole vocabulary once more to find them.
+    # Where these are not listed, transformers parses the whole vocabulary once more to find them.
     settings = folder / "tokenizer_config.json"
     added = {index: token.__getstate__() for index, token in found.tokenizer.added_tokens_decoder.items()}
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"added_tokens_decoder": added}, indent=2))
