@@ -8,8 +8,9 @@ sum min(p, a q) over the workload (objective.py),
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -27,19 +28,20 @@ from foretoken.core.limits import check_counts, check_sampling, check_seed
 from foretoken.core.shapes import Float
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Workload, continued
-from foretoken.measure.harness import Progress
+from foretoken.measure.forwards import OurPath, Place, measure
+from foretoken.measure.harness import Progress, blocks
 from foretoken.measure.machine import machine
 from foretoken.measure.plot import Line, Panel
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
+from foretoken.measure.teacher_forcing import ScoredText, drafter_lm, logits_at, written
+from foretoken.models.causal_lm import CausalLM
 from foretoken.recipe import Recipe
-from foretoken.tune.acceptance import drafting_model, forced, has_distribution
-from foretoken.tune.costs import ForwardCosts, forward_costs
-from foretoken.tune.run import written_texts
 
 DEFAULT_PART = "foretoken-randomised.part"
 GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+FORWARDS = 5  # turns of each forward
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,15 @@ def randomised(
     engine: Engine, workload: Workload, rounds: int, journal: Journal, report: Report, progress: Progress
 ) -> list[Point]:
     """Fill the report; what the plots draw."""
-    if not has_distribution(engine):
-        raise ForetokenError(
-            f"Drafter {engine.drafter.name} is no language model with the target's vocabulary: name one with --drafter."
-        )
+    lm = drafter_lm(engine, "is no language model with the target's vocabulary")
     if workload.temperature == 0:
         raise ForetokenError("Randomised drafting wins nothing at temperature 0: give a temperature above it.")
-    p, q = _distributions(engine, workload, journal, progress)
-    ratios = _ratios(engine, workload, journal, progress)
+    p, q = _distributions(engine, lm, workload, journal, progress)
+    ratios = _ratios(engine, lm, workload, journal, progress)
     _optima(report, p, q, ratios)
     engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}
-    runs = continued(engines, workload, rounds, progress, journal)
+    every = blocks(rounds, len(workload.prompts), [workload.temperature])
+    runs = continued(engines, workload, every, progress, journal)
     plain = runs["a = 0"].tokens_per_s
     grid = torch.tensor(GRID, dtype=torch.float64)
     z, one = accepted(p, q, grid), accepted(p[:1], q[:1], grid)
@@ -108,22 +108,39 @@ def with_coins(engine: Engine, a: float) -> Engine:
     return plain(engine) if a == 0 else with_recipe(engine, Recipe("chain:1", draft_probability=a))
 
 
-def _distributions(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> tuple[Tensor, Tensor]:
-    texts = written_texts(engine, workload, journal, progress)
+def _distributions(
+    engine: Engine, lm: CausalLM, workload: Workload, journal: Journal, progress: Progress
+) -> tuple[Tensor, Tensor]:
+    """p and q before every token of the texts that the target writes behind the prompts."""
     rows = []
-    for prompt, ids in zip(workload.prompts, texts, strict=True):
-        text = forced(engine, prompt, ids, workload.temperature)
-        rows.append((text.p, text.q))
+    for i, prompt in enumerate(workload.prompts):
+        new, t = workload.max_new_tokens, workload.temperature
+
+        def write(prompt: list[int] = prompt, i: int = i, new: int = new, t: float = t) -> list[int]:
+            progress(f"the target continues prompt {i + 1}/{len(workload.prompts)}")
+            return written(engine, [prompt], new, t, workload.seed + i)[0]
+
+        ids, places = journal.once(f"text {i + 1}", write), [(0, len(prompt) - 1 + j) for j in range(new)]
+        v, both = engine.target.vocab_size, (engine.target.lm, lm)
+        rows.append(ScoredText(*(logits_at(each, [[*prompt, *ids]], places, v) for each in both)).rows(t))
     return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
 
 
-def _ratios(engine: Engine, workload: Workload, journal: Journal, progress: Progress) -> Ratios:
-    lms = {"target": engine.target.lm, "drafter": drafting_model(engine)}
-    times = journal.once("forwards", lambda: forward_costs(lms, workload.now, progress))
-    target, drafter = ForwardCosts(**times["target"]), ForwardCosts(**times["drafter"])
-    context = sum(map(len, workload.prompts)) / len(workload.prompts) + workload.max_new_tokens / 2
-    plain = target.at(1, context)
-    return Ratios(drafter.at(1, context) / plain, target.at(2, context) / plain - 1)
+def forward_times(lms: Mapping[str, CausalLM], context: int, workload: Workload, progress: Progress) -> dict[str, Any]:
+    """Seconds of a forward of every model with one node and with two after `context` tokens: medians of turns."""
+    times: dict[str, list[list[float]]] = {name: [[], []] for name in lms}
+    places = [Place(nodes, context, 1) for nodes in (1, 2)]
+    for turn in measure({name: OurPath(lm) for name, lm in lms.items()}, places, FORWARDS, workload.now, progress):
+        times[turn.name][turn.block.place.nodes - 1].append(turn.result)
+    return {name: [median(found) for found in of_nodes] for name, of_nodes in times.items()}
+
+
+def _ratios(engine: Engine, lm: CausalLM, workload: Workload, journal: Journal, progress: Progress) -> Ratios:
+    context = sum(map(len, workload.prompts)) // len(workload.prompts) + workload.max_new_tokens // 2
+    lms = {"target": engine.target.lm, "drafter": lm}
+    times = journal.once("forwards", lambda: forward_times(lms, context, workload, progress))
+    (plain, two), (draft, _) = times["target"], times["drafter"]
+    return Ratios(draft / plain, two / plain - 1)
 
 
 def _optima(report: Report, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], ratios: Ratios) -> None:

@@ -37,7 +37,7 @@ def written(models, path: Path, tree: str, **changed) -> str:
     rule = "" if tree == PLAIN else "transport"
     profile = Profile(
         *(fingerprint(one), fingerprint(other), host(one), tree, rule, None, None, 0.01, (0.0, 0.2, 0.1), 0.8),
-        *(versions(), {}, [], []),
+        *(versions(), {}, []),
     )
     replace(profile, **changed).write(str(path))
     return str(path)
@@ -111,17 +111,6 @@ def test_a_profile_tells_how_to_spell_and_whether_to_toss_coins(models, tmp_path
     auto = foretoken.load(target, drafter=drafter, profile=coins, method="auto")
     assert (auto.tree, auto.verifier.name) == ("auto, at most chain:20", "block"), "whose costs the profile has"
     assert foretoken.load(target, drafter=drafter, profile=coins, tree="chain:1").verifier.name == "block"
-
-
-def test_a_profile_of_the_last_format_is_read(models, tmp_path):
-    path = Path(written(models, tmp_path / "p.json", "kary:2x2"))
-    now = json.loads(path.read_text())
-    then = {name: value for name, value in now.items() if name not in ("vocab", "draft_probability")}
-    path.write_text(json.dumps({**then, "format": 2}))
-    assert read_profile(str(path)) == Profile(**{**now, "extra": tuple(now["extra"])})
-    path.write_text(json.dumps({**then, "format": 1}))
-    with pytest.raises(ForetokenError, match=r"of another version of foretoken: run foretoken tune again\.$"):
-        read_profile(str(path))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +190,6 @@ def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, 
         ("acceptance", float("nan")),
         ("versions", []),
         ("settings", 1),
-        ("forwards", {}),
         ("configurations", [1]),
     ],
 )

@@ -58,7 +58,7 @@ def test_coins_and_costs(demo):
 
 def test_the_command_prints_predicted_and_measured_and_draws_both_figures(run, monkeypatch, tmp_path, unchecked):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
+    monkeypatch.setattr("benchmarks.randomised.FORWARDS", 1)
     measured = ("benchmarks", "randomised", "--prompts", 1, "--max-new-tokens", 16)
     optima, by_a = run.json(*measured, "--plot", "f.png")["tables"]
     assert [row["objective"] for row in optima["rows"]] == ["paper", "throughput", "throughput"]
@@ -75,7 +75,7 @@ def entries(path):
 
 
 def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, unchecked):
-    monkeypatch.setattr("foretoken.tune.costs.ROUNDS", 1)
+    monkeypatch.setattr("benchmarks.randomised.FORWARDS", 1)
     arguments = ("benchmarks", "randomised", "--prompts", 2, "--max-new-tokens", 16, "--json")
     path = tmp_path / "foretoken-randomised.part"
     whole = Workload.run
@@ -86,7 +86,7 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
         return whole(workload, engine, i, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr("benchmarks.randomised.forward_costs", raising(KeyboardInterrupt))
+        patched.setattr("benchmarks.randomised.forward_times", raising(KeyboardInterrupt))
         code, _, err = run(*arguments)
     assert (code, "goes on from here" in err) == (130, True)
     texts = entries(path)

@@ -1,6 +1,5 @@
 """Block verification: the exact law of whole chains and trees, more tokens than node by node; and in the engine."""
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -14,7 +13,6 @@ from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import PathVerifier, walk, walk_of
-from foretoken.measure.teacher_forcing import block_survival
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
@@ -54,9 +52,10 @@ def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
             for i in range(len(kept) + 1):
                 joint[tokens[:i], i] += chance(q, tokens) * prob
     for y in paths(v, length):
-        ratios = torch.tensor([math.log(q[y[:i]][x] / p[y[:i]][x]) for i, x in enumerate(y)], dtype=torch.float64)
-        (found,) = block_survival(ratios, length).tolist()
-        for i, at_least in enumerate(found, start=1):
+        at_least, ratio = 1.0, 1.0
+        for i, x in enumerate(y, start=1):
+            ratio *= float(q[y[: i - 1]][x] / p[y[: i - 1]][x])
+            at_least = min(at_least, ratio)
             assert joint[y[:i], i] == pytest.approx(chance(p, y[:i]) * at_least, abs=1e-12)
 
 

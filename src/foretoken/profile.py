@@ -10,8 +10,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 
-FORMAT = 3
-SINCE_3: dict[str, Any] = {"vocab": None, "draft_probability": None}  # what earlier files do not have: nobody tried
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,7 @@ class Profile:
     tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. vocab, draft_probability:
     of the same; None where the drafter has the target's vocabulary, or tosses no coins. plain_s: seconds of a plain
     step. extra: what a drafted step takes beyond it, in plain steps: once, a level, a node. acceptance: of one draft,
-    mean over the workload. versions, settings: how it was made. forwards: milliseconds by model, context and nodes.
-    configurations: tokens per step, predicted and measured tokens/s.
+    mean over the workload. versions, settings: how it was made. configurations: what was compared.
     """
 
     target: str
@@ -37,7 +35,6 @@ class Profile:
     acceptance: float
     versions: dict[str, str]
     settings: dict[str, Any]
-    forwards: list[dict[str, Any]]
     configurations: list[dict[str, Any]]
     format: int = FORMAT
 
@@ -77,8 +74,6 @@ def read_profile(path: str) -> Profile:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.") from error
     if not isinstance(record, dict) or "format" not in record:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.")
-    if record["format"] == 2:
-        record = {**record, **SINCE_3, "format": FORMAT}
     if record["format"] != FORMAT or set(record) != {field.name for field in fields(Profile)}:
         raise _of_another_version(path)
     for name, good in GOOD.items():
@@ -116,5 +111,5 @@ GOOD: dict[str, Callable[[Any], bool]] = {
     "extra": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_number, value)),
     "acceptance": _number,
     "settings": lambda value: isinstance(value, dict),
-    **dict.fromkeys(("forwards", "configurations"), _rows),
+    "configurations": _rows,
 }

@@ -40,16 +40,16 @@ def tune(
     out: str = DEFAULT_OUT,
     json_: bool = False,
 ) -> None:
-    """Predict tokens/s of many configurations, plain decoding included, run the best, and write a profile.
+    """Run many trees beside plain decoding, prompt by prompt the faster half of them, and write a profile.
 
     Chains, also such as end early; trees; coins before drafts; for a drafter with another vocabulary and --vocab auto
-    every way to draft with it. What no model predicts is ranked by a short run.
+    every way to draft with it.
 
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
-    the same command goes on where it stopped. docs/choosing.md has the cost model and how to read the tables.
+    the same command goes on where it stopped. docs/choosing.md says how to read the table.
 
     temperature: Temperature to tune for.
-    best: Predicted best configurations that are run.
+    best: Trees that are run on all prompts.
     out: Profile file, replaced if it exists; OUT.part holds what is measured so far.
     json_: Print JSON instead of text.
     """
@@ -60,16 +60,20 @@ def tune(
     check_alone(models.drafter)
     check_forgets(models.drafter)
     options.check_models(**vars(models))
-    from foretoken.measure.clocks import clock_named, seconds
+    from foretoken.measure.clocks import WALL, clock_named, seconds
     from foretoken.measure.continuations import Workload
     from foretoken.measure.machine import machine
     from foretoken.measure.report import Report
     from foretoken.recipe import AUTO, VOCABS
+    from foretoken.tune.candidates import candidates
     from foretoken.tune.run import tune as measure
 
     engine = options.load_engine(**vars(models))
     device = engine.target.lm.device
-    clock, ids = clock_named(device), encoded(engine, texts, work.max_new_tokens)
+    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if models.vocab == AUTO else [str(models.vocab)]
+    tried, ids = candidates(engine, vocabs, temperature), encoded(engine, texts, work.max_new_tokens)
+    with_coins = any(recipe.draft_probability is not None for recipe in tried)  # whose drafter has its own thread
+    clock = WALL if with_coins else clock_named(device)
     chosen = Workload(ids, work.max_new_tokens, temperature, seconds(clock, device), work.seed)
     settings = {
         **names(models.target, models.drafter),
@@ -81,9 +85,8 @@ def tune(
         "compile": models.compile,
     }
     report = Report("foretoken tune", {**machine(device), **settings})
-    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if models.vocab == AUTO else [str(models.vocab)]
     with open_journal(f"{out}.part", engine, settings) as journal:
-        profile = measure(engine, chosen, best, work.rounds, vocabs, journal, report, options.progress)
+        profile = measure(engine, chosen, tried, best, work.rounds, journal, report, options.progress)
     profile.write(out)
     journal.close()
     show(report, json_, False)

@@ -7,7 +7,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Processor
 from foretoken.engine import Engine
-from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
+from foretoken.measure.harness import WARM_TOKENS, Block, Progress, interleave
 from foretoken.measure.results import Journal
 
 
@@ -93,12 +93,15 @@ class Workload:
 def continued(
     engines: Mapping[str, Engine],
     workload: Workload,
-    rounds: int,
+    every: Sequence[Block],
     progress: Progress,
     journal: Journal | None = None,
+    cold: bool = True,
 ) -> dict[str, Runs]:
-    """Every engine on every prompt, round after round. journal: remembers whole blocks, which are not run again."""
-    every = blocks(rounds, len(workload.prompts), [workload.temperature])
+    """Every engine on every block of a workload, in turn.
+
+    journal: remembers whole blocks, which are not run again. cold: whether the engines are to run a little first.
+    """
     found: dict[Block, dict[str, Any]] = {}
 
     def entry(block: Block) -> str:
@@ -115,7 +118,7 @@ def continued(
     def warm(engine: Engine) -> None:
         workload.run(engine, 0, 0, WARM_TOKENS)
 
-    for turn in interleave(engines, every, run, warm, progress, known):
+    for turn in interleave(engines, every, run, warm if cold else None, progress, known):
         found.setdefault(turn.block, {})[turn.name] = [turn.result.tokens, turn.result.seconds]
         if turn.last and journal is not None:
             journal.add(entry(turn.block), found[turn.block])

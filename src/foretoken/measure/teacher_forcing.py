@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,29 +72,3 @@ def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple
 def columns(logits: Tensor, v: int) -> Tensor:
     """[n, v]: those beyond v are dropped, missing ones are -inf."""
     return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)
-
-
-def block_survival(log_ratios: Float[Tensor, " t"], depth: int) -> Float[Tensor, "s d"]:
-    """P(a chain under block verification has at least i drafts accepted | the text), i = 1 .. depth.
-
-    log_ratios: ln q - ln p of each of the text's t tokens, in float64.
-    Returns [s = t - depth + 1, depth], for a step that begins before each token with enough of them after it:
-    min(1, Q_1 / P_1, .., Q_i / P_i), with Q_j and P_j the products of q and p of the next j tokens. Proof:
-    docs/theory.md, Theorem 13.
-    """
-    return log_ratios.unfold(0, depth, 1).cumsum(1).cummin(1).values.clamp(max=0).exp()
-
-
-def begins(survival: np.ndarray) -> np.ndarray:
-    """P(a step begins before each token of a text): where steps begin is a Markov chain, the first at place 0.
-
-    survival: [s, d], P(a step from each place has at least i = 1 .. d drafts accepted).
-    Returns [s + d + 1]; the places from s on are those at which decoding to place s ends.
-    """
-    places, depth = survival.shape
-    stops = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # P(exactly i drafts are accepted)
-    found = np.zeros(places + depth + 1)
-    found[0] = 1.0
-    for t in range(places):
-        found[t + 1 : t + depth + 2] += found[t] * stops[t]
-    return found

@@ -1,1 +1,1 @@
-"""What pays here. objective: the draft probability of randomised drafting, exact, by the paper's rate and by ours."""
+"""What pays here: recipes are run on the user's own prompts, and the better half of them goes on to the next prompt."""
