@@ -1,14 +1,17 @@
-# demo: the answer of a chat model, and its speed.  test: the fast suite.  lint: ruff, pyright, layers.  paper: a PDF.
+# demo: the answer of a chat model, and its speed.  test: the fast suite, test-long: the rest of what CI runs.  lint: ruff, pyright, layers.  paper: a PDF.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test site lint lint-style lint-types lint-layers bench audit paper clean
+.PHONY: demo test test-long site lint lint-style lint-types lint-layers bench audit paper clean
 
 demo: .venv/installed
 	$(BIN)/foretoken demo
 
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-long: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
 
 site: .venv/site  # the pages, in site/
 	$(BIN)/python -m mkdocs build --strict

@@ -24,6 +24,8 @@ from foretoken.names import tree_policy, verifier_named
 from foretoken.verify import VERIFIERS
 from tables import table_decoding, tiny_engine
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--prompts", 1, "--max-new-tokens", 3)
 
 

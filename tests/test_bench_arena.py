@@ -34,6 +34,8 @@ from foretoken.trees.dynamic import RankedTree
 from foretoken.verify import VERIFIERS
 from tables import each, table_decoding, tiny_engine, trees
 
+pytestmark = pytest.mark.long
+
 SHAPES = ("chain:3", "chain:2@0.5", "kary:2x2", "kary:3x1", "delayed:1+2x1", "delayed:0+2x2", "budget:3", "dynamic:3")
 OF_TWO_TOKENS = ("kary:2x2", "delayed:0+2x2", "budget:3")  # else there are too many trees
 MOST_TREES = 80

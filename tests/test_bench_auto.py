@@ -9,6 +9,8 @@ from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.measure.continuations import Continued, Runs
 
+pytestmark = pytest.mark.long
+
 
 def runs(*of: tuple[tuple[int, ...], float]) -> Runs:
     return Runs(tuple(Continued(tokens, seconds) for tokens, seconds in of))

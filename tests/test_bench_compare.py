@@ -19,6 +19,8 @@ from foretoken.measure.report import Report
 from foretoken.models.panels import PackedLinear
 from serving import save_target
 
+pytestmark = pytest.mark.long
+
 LINES = [
     {"kind": "chat", "prompt": "a b"},
     {"kind": "chat", "prompt": "b a"},

@@ -13,6 +13,8 @@ from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.forwards import Place
 from foretoken.models.panels import pack
 
+pytestmark = pytest.mark.long
+
 QUICK = ["--nodes", "1,3", "--context", "8,20", "--batch", "1,2", "--rounds", 3]
 
 

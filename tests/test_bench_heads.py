@@ -14,6 +14,8 @@ from foretoken.measure.clocks import Clock
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -13,6 +13,8 @@ from foretoken.names import tree_policy
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import alpha_star
 
+pytestmark = pytest.mark.long
+
 JOINT = ("block-transport", "traversal", "gbv")
 
 

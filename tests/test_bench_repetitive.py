@@ -14,6 +14,8 @@ from foretoken.draft.store import Store
 from foretoken.measure.harness import Turn, blocks
 from serving import save_target
 
+pytestmark = pytest.mark.long
+
 NAMES = ["plain", RULE, "ngram", "suffix", "self", "suffix+self"]
 
 

@@ -23,6 +23,8 @@ from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
+pytestmark = pytest.mark.long
+
 
 class Lossy(Foretoken):
     """The temperature is half of what was asked for, and a prompt's last token is dropped."""

@@ -284,6 +284,7 @@ def test_an_interrupt_ends_the_answer_and_keeps_what_was_printed(run, monkeypatc
     assert err.count("the answer was ended") == 2
 
 
+@pytest.mark.long
 def test_an_interrupted_program_goes_on(models, tmp_path):
     file = tmp_path / "said.json"
     argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "none"]

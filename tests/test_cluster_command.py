@@ -27,7 +27,7 @@ from replicas import engine as engine  # fixtures
 from replicas import folder as folder
 from serving import COMPLETION
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 
 @pytest.fixture

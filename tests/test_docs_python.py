@@ -53,6 +53,7 @@ def test_the_client_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.long
 def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a model whose template has tools, as the last of the blocks needs it. The server draws the seeds of texts
     from a source of its own, since libraries draw from the one of the process too: with this one the call is whole."""

@@ -426,6 +426,7 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
     assert not panels._works.__wrapped__()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("processor", "wide", "dots"),
     [("generic", False, False), ("sapphirerapids", True, False), ("znver4", True, True)],

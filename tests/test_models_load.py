@@ -185,6 +185,7 @@ for asked in (torch.bfloat16, torch.float32):
 """
 
 
+@pytest.mark.long
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
     """The peak beyond what Python and its libraries take before. 30 million weights in layers, 4 million in a tied
     embedding."""

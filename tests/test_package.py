@@ -34,6 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.long
 def test_it_runs_outside_of_the_checkout(built: Path, tmp_path: Path) -> None:
     place, work = tmp_path / "place", tmp_path / "work"
     work.mkdir()

@@ -11,6 +11,8 @@ from benchmarks.reproduce import ARTEFACTS
 from command import Command
 from raising import raising
 
+pytestmark = pytest.mark.long
+
 SMALL = ["--positions", 4, "--draws", "1,2", "--temperature", "1"]
 LOSSLESS = 1e-12
 APPROXIMATE = 1e-3 / 2  # half of an L1 distance

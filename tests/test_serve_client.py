@@ -206,6 +206,7 @@ def test_log_probabilities_are_the_targets_own(engine, client):
     assert all(len(entry.top_logprobs) == 2 for entry in chat)
 
 
+@pytest.mark.long
 def test_the_load_benchmark_measures_servers_in_turn(engine, server, monkeypatch, capsys, tmp_path):
     workload = tmp_path / "prompts.jsonl"
     workload.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("hi", "def f(x):", "a")))

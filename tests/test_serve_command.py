@@ -92,6 +92,7 @@ def ask_often(url):
             httpx.get(url, timeout=serving.PATIENCE)
 
 
+@pytest.mark.long
 def test_the_first_signal_drains_and_the_second_ends(process):
     running, url = process
     with httpx.stream("POST", url + COMPLETION, json={**LONG, "stream": True}, timeout=serving.PATIENCE) as response:
@@ -107,6 +108,7 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         assert running.wait(serving.PATIENCE) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("process", [("--drain", "1")], indirect=True)
 def test_what_runs_longer_than_drain_is_told_so(process):
     running, url = process

@@ -191,6 +191,7 @@ def test_the_package_itself_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_the_package_needs_no_jaxtyping_to_run() -> None:
     code = "import sys; sys.modules['jaxtyping'] = None; import foretoken; foretoken.load, foretoken.custom_generate"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -32,6 +32,7 @@ def folder(tmp_path_factory) -> str:
     return tiny.save(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("store") / "target")
 
 
+@pytest.mark.long
 def test_a_process_begins_with_what_the_one_before_it_wrote(folder, tmp_path):
     """The same greedy text in fewer steps; the file is the same for a lookup alone and for one before a model."""
     command = [sys.executable, "-c", LOAD, folder, "suffix", str(tmp_path / "store")]

@@ -18,6 +18,8 @@ from foretoken.measure.continuations import Workload
 from foretoken.measure.report import Report
 from raising import raising
 
+pytestmark = pytest.mark.long
+
 
 def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
     rng = torch.Generator().manual_seed(0)
