@@ -80,6 +80,8 @@ def test_a_workload_that_measures_nothing_is_refused():
         Workload([[1]], 4, 1.0, float)
     with pytest.raises(ForetokenError, match="no prompts"):
         Workload([], 40, 1.0, float)
+    with pytest.raises(ForetokenError, match="ends in its first step: ask for more new tokens"):
+        Continued((), 0.0).tokens_per_s  # noqa: B018
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

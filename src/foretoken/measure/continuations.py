@@ -20,6 +20,9 @@ class Continued:
 
     @property
     def tokens_per_s(self) -> float:
+        """Raises ForetokenError for a run of one step."""
+        if not self.tokens:
+            raise ForetokenError("A text ends in its first step: ask for more new tokens (--max-new-tokens).")
         return sum(self.tokens) / self.seconds
 
 

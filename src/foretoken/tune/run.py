@@ -70,15 +70,15 @@ def tune(
     measured = halved(engine, workload, tried, best, rounds, journal, progress)
     _table(report, measured)
     winner = measured[0]
-    spoken = with_recipe(engine, measured[0].recipe if winner.x_plain > 1 else PLAINLY)
+    chosen = winner.recipe if winner.x_plain > 1 else PLAINLY
     return Profile(
         target=fingerprint(engine.target.lm),
         drafter=with_recipe(engine, winner.recipe).fingerprint,
         host=host(engine.target.lm),
-        tree=spoken.recipe.tree,
-        verifier=spoken.recipe.verifier or "",
+        tree=chosen.tree,
+        verifier=chosen.verifier or "",
         vocab=winner.recipe.vocab,
-        draft_probability=spoken.recipe.draft_probability,
+        draft_probability=chosen.draft_probability,
         plain_s=winner.plain.seconds_per_step,
         extra=extra_of([x for x in measured if x.recipe.vocab == winner.recipe.vocab]),
         acceptance=next(
