@@ -11,7 +11,7 @@ test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-long: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "long and not slow"
 
 site: .venv/site  # the pages, in site/
 	$(BIN)/python -m mkdocs build --strict

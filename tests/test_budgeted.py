@@ -8,7 +8,6 @@ import torch
 from benchmarks.budgeted import MOST, budgeted_laws
 from benchmarks.exactly import enumerated
 from foretoken.audit import enumerate as exact
-from foretoken.core.budgeted import expected_distinct
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, outcomes
 from foretoken.verify import VERIFIERS
@@ -25,13 +24,6 @@ def test_the_expected_number_of_distinct_draws_is_the_budget(budget: int) -> Non
 
 def distinct_of_most(q: torch.Tensor, most: int) -> float:
     return float((1 - (1 - q) ** most).sum())
-
-
-def test_expected_distinct_is_the_enumerated_one() -> None:
-    counts = torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64)
-    for q, n, found in zip(Q, counts, expected_distinct(Q, counts), strict=True):
-        by_hand = sum(prob * len(set(draws)) for draws, prob in outcomes(IID(int(n)), q))
-        assert float(found) == pytest.approx(by_hand, abs=1e-12)
 
 
 def test_a_budget_of_one_is_one_draw() -> None:

@@ -1,5 +1,6 @@
 """GGUF files become Hugging Face folders with the same weights, logits, tokens and chat prompts."""
 
+import json
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,8 @@ def test_byte_level_tokens(tmp_path: Path, words: str):
     vocabulary = partial(gguf_zoo.byte_level, words=words)
     _, path = converted(tmp_path, "qwen2", vocabulary=vocabulary)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    described = json.loads((Path(path) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert set(described["added_tokens_decoder"]) == {str(index) for index in tokenizer.added_tokens_decoder}
     text = "the cat sat on 2024  hats; don't <think>x</think> é 😀\n\n\tdef f(x):\n    return x"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
     begins = words == "llama-bpe"  # Llama 3's texts begin with a token, unless the file says that they do not

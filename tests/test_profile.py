@@ -36,7 +36,7 @@ def written(models, path: Path, tree: str, **changed) -> str:
     one, other = (CausalLM(model) for model in models)
     rule = "" if tree == PLAIN else "transport"
     profile = Profile(
-        *(fingerprint(one), fingerprint(other), host(one), tree, rule, None, None, 0.01, (0.0, 0.2, 0.1), 0.8),
+        *(fingerprint(one), fingerprint(other), host(one), tree, rule, None, None, (0.0, 0.2, 0.1), 0.8),
         *(versions(), {}, []),
     )
     replace(profile, **changed).write(str(path))
@@ -184,9 +184,6 @@ def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, 
         ("vocab", 1),
         ("draft_probability", 1.5),
         ("draft_probability", "half"),
-        ("plain_s", "fast"),
-        ("plain_s", 0),
-        ("plain_s", True),
         ("acceptance", float("nan")),
         ("versions", []),
         ("settings", 1),

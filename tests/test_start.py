@@ -1,11 +1,13 @@
 """How soon a command starts: help and bad input come before torch; and what becomes of the standard streams."""
 
 import errno
+import gc
 import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from typer.main import get_command
 
 import foretoken
 from foretoken.cli.main import app, main
+from foretoken.core.lazy import imported
 from foretoken.heads import HEADS
 from foretoken.names import MADE_BY, law_family
 from foretoken.recipe import KINDS, LAWS, METHODS
@@ -184,6 +187,13 @@ def test_every_option_has_its_help() -> None:
             if hasattr(command, "commands"):
                 groups.append(command)
             assert all(param.help for param in command.params), command.name
+
+
+@pytest.mark.parametrize("home", ["core.errors:ForetokenError", "core.errors:Nothing", "nowhere:Nothing"])
+def test_garbage_is_collected_again_after_an_import(home: str) -> None:
+    with suppress(ImportError, AttributeError):
+        imported(home)
+    assert gc.isenabled()
 
 
 def test_the_package_itself_is_light() -> None:

@@ -54,25 +54,38 @@ def test_the_faster_half_goes_on_to_the_next_prompt(demo, monkeypatch, tmp_path)
 
 def test_the_speed_is_the_mean_of_ratios_and_has_an_error():
     own, plain = (Runs(tuple(Continued((2,), s) for s in seconds)) for seconds in ((1.0, 4.0), (2.0, 32.0)))
-    found = run.Measured(Recipe("chain:1", "block"), own, plain)
+    found = run.Measured(Recipe("chain:1", "block"), own, plain, 2)
     assert found.x_plain == pytest.approx(4.0)
     assert found.error == pytest.approx(4.0 * math.log(2))  # of the logarithms ln 2 and ln 8
+    twice = replace(found, runs=Runs(2 * own.runs), plain=Runs(2 * plain.runs))
+    assert (twice.x_plain, twice.error) == (found.x_plain, found.error), "a second round is no other prompt"
     one = replace(found, runs=Runs(own.runs[:1]), plain=Runs(plain.runs[:1]))
     assert (one.x_plain, one.error) == (pytest.approx(2.0), None)
 
 
-def test_what_a_step_takes_beyond_a_plain_one_is_found_again():
-    """Once .3, per level .2, per node .1, in plain steps of 5 seconds; trees without a fixed shape tell nothing."""
-    sizes = {"chain:1": (1, 1), "chain:4": (4, 4), "kary:2x2": (2, 6), "kary:3x1": (1, 3)}
+@pytest.mark.parametrize(
+    ("trees", "dear", "found"),
+    [
+        (["kary:2x2", "kary:3x1"], 1.0, (0.3, 0.2, 0.1)),
+        (["kary:2x2", "kary:3x1"], 9.0, (0.3, 0.0, 0.3)),  # what chains take stays as it is
+        ([], 1.0, (0.3, 0.3, 0.0)),
+    ],
+)
+def test_what_a_step_takes_beyond_a_plain_one_is_found_again(trees, dear, found):
+    """Once .3, per level .2, per node .1, in plain steps of 5 seconds; trees without a fixed shape tell nothing.
+
+    dear: how many times as much a node takes that is one more than the levels.
+    """
+    sizes = {"chain:1": (1, 1), "chain:4": (4, 4), "chain:8": (8, 8), "kary:2x2": (2, 6), "kary:3x1": (1, 3)}
     plain = Runs((Continued((1,), 5.0),))
-    timed = [
-        run.Measured(Recipe(tree), Runs((Continued((2,), 5 * (1.3 + 0.2 * levels + 0.1 * nodes)),)), plain)
-        for tree, (levels, nodes) in sizes.items()
-    ]
-    shapeless = [
-        run.Measured(Recipe(tree), Runs((Continued((2,), 99.0),)), plain) for tree in ("budget:8", "chain:6@0.5")
-    ]
-    assert run.extra_of(timed + shapeless) == pytest.approx((0.3, 0.2, 0.1))
+
+    def timed(tree: str, seconds: float) -> run.Measured:
+        return run.Measured(Recipe(tree), Runs((Continued((2,), seconds),)), plain, 1)
+
+    took = {tree: 1.3 + 0.3 * levels + 0.1 * dear * (nodes - levels) for tree, (levels, nodes) in sizes.items()}
+    measured = [timed(tree, 5 * took[tree]) for tree in ("chain:1", "chain:4", "chain:8", *trees)]
+    shapeless = [timed(tree, 99.0) for tree in ("budget:8", "chain:6@0.5")]
+    assert run.extra_of(measured + shapeless) == pytest.approx(found)
 
 
 def test_a_workload_that_measures_nothing_is_refused():
@@ -91,7 +104,8 @@ def test_every_recipe_that_is_tried_can_be_drafted(demo, monkeypatch, drafter, t
     engine = foretoken.load(str(demo / "target"), drafter=str(demo / "drafter") if drafter == "model" else drafter)
     tried = candidates.candidates(engine, (), temperature)
     assert len(set(tried)) == len(tried)
-    assert {with_recipe(engine, recipe).recipe for recipe in tried} == set(tried)
+    for recipe in tried:
+        with_recipe(engine, recipe).generate([1, 2, 3], max_new_tokens=3, temperature=temperature)
     assert any(recipe.draft_probability for recipe in tried) == (drafter == "model" and temperature > 0)
     assert any(recipe.tree.startswith("kary") for recipe in tried) == (drafter != "ngram")
 
@@ -105,6 +119,8 @@ def test_methods_that_need_common_tokens_are_left_out_where_there_are_none(model
     assert vocabs() == {"tli", "slem", "union"}
     engine.drafter.translation.__dict__["pairs"] = {}
     assert vocabs() == {"slem"}
+    with pytest.raises(ForetokenError, match="shares no tokens with its target: take vocab slem"):
+        candidates.candidates(engine, ["tli", "union"], 1.0)
 
 
 # The command.
@@ -140,7 +156,6 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
     fastest = max(rows.values(), key=lambda row: row["x plain"])
     assert (profile.tree, profile.verifier) == (fastest["tree"], fastest["verifier"])
     assert profile.acceptance == rows["chain:1"]["tokens per step"] - 1
-    assert profile.plain_s == pytest.approx(rows[PLAIN]["ms per step"] / 1000)
     profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
     assert tune.json(*profiled, "--method", "fixed")["tree"] == profile.tree
     assert tune.json(*profiled, "--seed", 1)["tree"].startswith("auto, at most")
@@ -151,6 +166,18 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
     tune.refused(
         "made for another drafter", "bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments
     )
+
+
+def test_tune_of_coins_and_of_a_lookup(tune, monkeypatch):
+    monkeypatch.setattr(candidates, "num_cores", lambda: 2)
+    found = tune.json("tune", *SMALL, "--best", 64)
+    assert found["clock"] == "wall"
+    assert {(row["tree"], row["a"]) for row in found["tables"][0]["rows"] if row["a"] is not None} == {
+        (tree, a) for tree in ("chain:1", "chain:3") for a in candidates.COINS
+    }
+    rows = tune.json("tune", *SMALL, "--drafter", "ngram")["tables"][0]["rows"]
+    assert {row["tree"] for row in rows} == {PLAIN, "chain:1", "chain:3"}
+    assert read_profile("foretoken-profile.json").drafter == "ngram"
 
 
 def after(blocks: int, ran):

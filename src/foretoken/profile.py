@@ -18,9 +18,9 @@ class Profile:
     """target, drafter: fingerprints (build.check_profile). host: the machine (models/identity.py).
 
     tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. vocab, draft_probability:
-    of the same; None where the drafter has the target's vocabulary, or tosses no coins. plain_s: seconds of a plain
-    step. extra: what a drafted step takes beyond it, in plain steps: once, a level, a node. acceptance: of one draft,
-    mean over the workload. versions, settings: how it was made. configurations: what was compared.
+    of the same; None where the drafter has the target's vocabulary, or tosses no coins. extra: what a drafted step
+    takes beyond a plain one, in plain steps: once, a level, a node. acceptance: of the draft token of chain:1, on the
+    prompts that it ran on. versions, settings: how it was made. configurations: what was compared.
     """
 
     target: str
@@ -30,7 +30,6 @@ class Profile:
     verifier: str
     vocab: str | None
     draft_probability: float | None
-    plain_s: float
     extra: tuple[float, float, float]
     acceptance: float
     versions: dict[str, str]
@@ -107,7 +106,6 @@ GOOD: dict[str, Callable[[Any], bool]] = {
     "vocab": lambda value: value is None or _text(value),
     "draft_probability": lambda value: value is None or (_number(value) and 0 <= value <= 1),
     **dict.fromkeys(("host", "versions"), _texts),
-    "plain_s": lambda value: _number(value) and value > 0,
     "extra": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_number, value)),
     "acceptance": _number,
     "settings": lambda value: isinstance(value, dict),

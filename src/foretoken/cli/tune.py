@@ -49,7 +49,7 @@ def tune(
     the same command goes on where it stopped. docs/choosing.md says how to read the table.
 
     temperature: Temperature to tune for.
-    best: Trees that are run on all prompts.
+    best: Trees that stay when the slower half leaves, at least.
     out: Profile file, replaced if it exists; OUT.part holds what is measured so far.
     json_: Print JSON instead of text.
     """

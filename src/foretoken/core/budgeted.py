@@ -9,20 +9,12 @@ N is chosen from q alone, before any draw, so the law is IID with a random count
 """
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from foretoken.core.laws import IID
-from foretoken.core.shapes import Float
 from foretoken.kernel.compile import compiled
 
 ROUNDING = 1e-12
 LANES = 16  # sums side by side, in an order that is the same on every machine and fits vector registers
-
-
-def expected_distinct(q: Float[Tensor, "m v"], n: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """D(n) for each row, with its own n."""
-    return -torch.expm1(n[:, None] * torch.log1p(-q.double().clamp(max=1))).sum(1)
 
 
 @compiled

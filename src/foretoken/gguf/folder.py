@@ -77,7 +77,8 @@ def write_texts(found: Contents, folder: Path) -> None:
     # Where these are not listed, transformers parses the whole vocabulary once more to find them.
     settings = folder / "tokenizer_config.json"
     added = {index: token.__getstate__() for index, token in found.tokenizer.added_tokens_decoder.items()}
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"added_tokens_decoder": added}, indent=2))
+    described = json.loads(settings.read_text(encoding="utf-8")) | {"added_tokens_decoder": added}
+    settings.write_text(json.dumps(described, indent=2), encoding="utf-8")
 
 
 def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:

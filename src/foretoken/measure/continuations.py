@@ -52,10 +52,6 @@ class Runs:
             raise ForetokenError("All texts end in their first step: ask for more new tokens (--max-new-tokens).")
         return steps
 
-    def scaled(self, by: float) -> "Runs":
-        """With all times multiplied: to the scale of another clock."""
-        return Runs(tuple(replace(run, seconds=by * run.seconds) for run in self.runs))
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -24,7 +24,7 @@ def candidates(engine: Engine, vocabs: Sequence[str], temperature: float) -> lis
 
     vocabs: the methods to try for a drafter that has another vocabulary, none otherwise; those that need tokens in
     common are left out where there are none.
-    Raises ForetokenError where there is no drafter.
+    Raises ForetokenError where there is no drafter, or none of these methods fits it.
     """
     if isinstance(engine.drafter, NoDrafter):
         raise ForetokenError("There is no drafter to tune: name one with --drafter.")
@@ -41,6 +41,8 @@ def candidates(engine: Engine, vocabs: Sequence[str], temperature: float) -> lis
         found += [Recipe(tree, usual_rule(Recipe(tree), kind), vocab) for tree in trees]
         if kind in (SAME, "tli") and temperature > 0 and at_the_same_time(engine):
             found += [Recipe(tree, "randomised", vocab, a) for tree in CHAINS[:2] for a in COINS]
+    if not found:
+        raise ForetokenError(f"Drafter {engine.drafter.name} shares no tokens with its target: take vocab slem.")
     return found
 
 

@@ -6,8 +6,8 @@ the time goes to those that may be the fastest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, fsum, log
-from statistics import stdev
+from math import exp, log
+from statistics import fmean, stdev
 
 import numpy as np
 
@@ -26,16 +26,20 @@ from foretoken.recipe import PLAINLY, Recipe
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of one recipe, and those of plain decoding on the same prompts in the same turns."""
+    """The runs of one recipe, and those of plain decoding on the same prompts in the same turns.
+
+    prompts: how many different ones there are; runs of later rounds come after those of earlier ones.
+    """
 
     recipe: Recipe
     runs: Runs
     plain: Runs
+    prompts: int
 
     @property
     def x_plain(self) -> float:
         """Times as fast as plain decoding: the geometric mean over prompts."""
-        return exp(fsum(self._logs) / len(self._logs))
+        return exp(fmean(self._logs))
 
     @property
     def error(self) -> float | None:
@@ -44,7 +48,10 @@ class Measured:
 
     @property
     def _logs(self) -> list[float]:
-        return [log(a.tokens_per_s / b.tokens_per_s) for a, b in zip(self.runs.runs, self.plain.runs, strict=True)]
+        """The logarithm of the ratio for every prompt, a mean over its rounds."""
+        both = zip(self.runs.runs, self.plain.runs, strict=True)
+        every = [log(own.tokens_per_s / plain.tokens_per_s) for own, plain in both]
+        return [fmean(every[i :: self.prompts]) for i in range(min(self.prompts, len(every)))]
 
 
 def tune(
@@ -79,7 +86,6 @@ def tune(
         verifier=chosen.verifier or "",
         vocab=winner.recipe.vocab,
         draft_probability=chosen.draft_probability,
-        plain_s=winner.plain.seconds_per_step,
         extra=extra_of([x for x in measured if x.recipe.vocab == winner.recipe.vocab]),
         acceptance=next(
             x.runs.tokens_per_step - 1
@@ -107,7 +113,8 @@ def halved(
 
     def found(recipe: Recipe) -> Measured:
         own = runs[recipe]
-        return Measured(recipe, Runs(tuple(own)), Runs(tuple(runs[PLAINLY][: len(own)])))
+        plain = runs[PLAINLY][: len(own)]
+        return Measured(recipe, Runs(tuple(own)), Runs(tuple(plain)), len(workload.prompts))
 
     for block in blocks(rounds, len(workload.prompts), [workload.temperature]):
         turns, known = rotated([PLAINLY, *left], block.number), len(journal)
@@ -124,23 +131,28 @@ def halved(
 def extra_of(measured: Sequence[Measured]) -> tuple[float, float, float]:
     """What a drafted step takes beyond a plain one, in plain steps: once, per level and per node.
 
-    Fitted to the trees of a fixed shape among those that were measured, which a few chains always are.
+    A line through the chains, of which method auto drafts some, of a level and a node each; what more nodes than levels
+    take, by the branching trees of a fixed shape, says how much of its slope is the node's. Each is 0 at least.
     """
-    rows, took = [], []
+    chains, trees = [], []
     for x in measured:
         policy = tree_policy(x.recipe.tree)
         if isinstance(policy, ShapePolicy) and policy.floor == 0 and x.recipe.draft_probability is None:
-            sizes = policy.sizes()
-            rows.append([1.0, len(sizes) - 1, sizes[-1]])
-            took.append(x.runs.seconds_per_step / x.plain.seconds_per_step - 1)
-    once, level, node = np.maximum(np.linalg.lstsq(np.array(rows), np.array(took))[0], 0.0).tolist()
-    return once, level, node
+            levels, nodes = len(policy.sizes()) - 1, policy.sizes()[-1]
+            took = x.runs.seconds_per_step / x.plain.seconds_per_step - 1
+            (chains if levels == nodes else trees).append((levels, nodes, took))
+    slope, once = np.polyfit([levels for levels, _, _ in chains], [took for _, _, took in chains], 1).tolist()
+    slope, once = max(slope, 0.0), max(once, 0.0)
+    more = [(nodes - levels, took - once - slope * levels) for levels, nodes, took in trees]
+    node = sum(x * y for x, y in more) / max(sum(x * x for x, _ in more), 1)
+    node = min(max(node, 0.0), slope)
+    return once, slope - node, node
 
 
 def _table(report: Report, measured: Sequence[Measured]) -> None:
     table = report.table(
         "Recipes, the fastest first",
-        ["tree", "verifier", "vocab", "a", "prompts", "tokens per step", "ms per step", "tokens/s", "x plain", "±"],
+        ["tree", "verifier", "vocab", "a", "runs", "tokens per step", "ms per step", "tokens/s", "x plain", "±"],
         digits=2,
     )
     plain = measured[0].plain
@@ -150,6 +162,6 @@ def _table(report: Report, measured: Sequence[Measured]) -> None:
         ms = 1000 * runs.seconds_per_step
         table.add(*named, len(runs.runs), runs.tokens_per_step, ms, runs.tokens_per_s, x_plain, error)
     table.notes.append(
-        "x plain: geometric mean over the prompts that the recipe ran on, beside plain decoding in turn, ± standard "
+        "x plain: geometric mean over the prompts of the recipe's runs, beside plain decoding in turn, ± standard "
         "error. After each prompt the faster half goes on to the next one."
     )
