@@ -10,6 +10,8 @@ from command import Command
 from foretoken.cli import options
 from foretoken.measure.methods import Foretoken, Run
 
+pytestmark = pytest.mark.long
+
 LINE = {
     "system", "method", "batch", "temperature", "prompt", "round", "order", "seed", "num_tokens", "num_target_forwards",
     "num_drafted", "num_accepted", "wall_s", "ttft_s", "forward_s", "scoring_s", "memory_bytes_per_token",

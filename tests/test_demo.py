@@ -7,6 +7,8 @@ from foretoken.catalogue.known import KnownModel
 from foretoken.cli import demo
 from foretoken.core.errors import ForetokenError
 
+pytestmark = pytest.mark.long
+
 
 def test_the_small_models_run_where_nothing_can_be_fetched(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def bring(model: KnownModel) -> None:

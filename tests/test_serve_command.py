@@ -27,6 +27,8 @@ from limited import engine as engine  # fixtures
 from raising import raising
 from serving import COMPLETION
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, tells):
@@ -92,7 +94,6 @@ def ask_often(url):
             httpx.get(url, timeout=serving.PATIENCE)
 
 
-@pytest.mark.long
 def test_the_first_signal_drains_and_the_second_ends(process):
     running, url = process
     with httpx.stream("POST", url + COMPLETION, json={**LONG, "stream": True}, timeout=serving.PATIENCE) as response:
@@ -108,7 +109,6 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         assert running.wait(serving.PATIENCE) == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("process", [("--drain", "1")], indirect=True)
 def test_what_runs_longer_than_drain_is_told_so(process):
     running, url = process

@@ -12,6 +12,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.train.folder import check_out, check_own
 from foretoken.train.loop import Trainer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
