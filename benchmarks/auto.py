@@ -27,7 +27,6 @@ from foretoken.draft.source import Source
 from foretoken.engine import Engine
 from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.continuations import Runs, Workload, continued
-from foretoken.measure.harness import blocks
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report, Table
 from foretoken.models.causal_lm import CausalLM
@@ -165,8 +164,7 @@ def command(
 
     def run(title: str, engines: Mapping[str, Engine], workload: Workload) -> "tuple[Table, Mapping[str, Runs]]":
         table = report.table(title, COLUMNS)
-        every = blocks(rounds, len(workload.prompts), [workload.temperature])
-        runs = continued(engines, workload, every, lambda line: options.progress(f"{title}: {line}"))
+        runs = continued(engines, workload, workload.blocks(rounds), lambda line: options.progress(f"{title}: {line}"))
         _fill(table, runs)
         return table, runs
 

@@ -10,6 +10,7 @@ sum min(p, a q) over the workload (objective.py),
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from foretoken.core.shapes import Float
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Workload, continued
 from foretoken.measure.forwards import OurPath, Place, measure
-from foretoken.measure.harness import Progress, blocks
+from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
 from foretoken.measure.plot import Line, Panel
 from foretoken.measure.plot import plot as draw
@@ -74,12 +75,11 @@ def randomised(
     lm = drafter_lm(engine, "is no language model with the target's vocabulary")
     if workload.temperature == 0:
         raise ForetokenError("Randomised drafting wins nothing at temperature 0: give a temperature above it.")
+    engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}  # refused now, not after minutes of measuring
     p, q = _distributions(engine, lm, workload, journal, progress)
     ratios = _ratios(engine, lm, workload, journal, progress)
     _optima(report, p, q, ratios)
-    engines = {f"a = {a:g}": with_coins(engine, a) for a in GRID}
-    every = blocks(rounds, len(workload.prompts), [workload.temperature])
-    runs = continued(engines, workload, every, progress, journal)
+    runs = continued(engines, workload, workload.blocks(rounds), progress, journal)
     plain = runs["a = 0"].tokens_per_s
     grid = torch.tensor(GRID, dtype=torch.float64)
     z, one = accepted(p, q, grid), accepted(p[:1], q[:1], grid)
@@ -112,17 +112,17 @@ def _distributions(
     engine: Engine, lm: CausalLM, workload: Workload, journal: Journal, progress: Progress
 ) -> tuple[Tensor, Tensor]:
     """p and q before every token of the texts that the target writes behind the prompts."""
+    new, t, v = workload.max_new_tokens, workload.temperature, engine.target.vocab_size
+
+    def write(i: int) -> list[int]:
+        progress(f"the target continues prompt {i + 1}/{len(workload.prompts)}")
+        return written(engine, [workload.prompts[i]], new, t, workload.seed + i)[0]
+
     rows = []
     for i, prompt in enumerate(workload.prompts):
-        new, t = workload.max_new_tokens, workload.temperature
-
-        def write(prompt: list[int] = prompt, i: int = i, new: int = new, t: float = t) -> list[int]:
-            progress(f"the target continues prompt {i + 1}/{len(workload.prompts)}")
-            return written(engine, [prompt], new, t, workload.seed + i)[0]
-
-        ids, places = journal.once(f"text {i + 1}", write), [(0, len(prompt) - 1 + j) for j in range(new)]
-        v, both = engine.target.vocab_size, (engine.target.lm, lm)
-        rows.append(ScoredText(*(logits_at(each, [[*prompt, *ids]], places, v) for each in both)).rows(t))
+        ids, places = journal.once(f"text {i + 1}", partial(write, i)), [(0, len(prompt) - 1 + j) for j in range(new)]
+        target, drafter = (logits_at(each, [[*prompt, *ids]], places, v) for each in (engine.target.lm, lm))
+        rows.append(ScoredText(target, drafter).rows(t))
     return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
 
 

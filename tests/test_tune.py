@@ -38,8 +38,11 @@ def test_the_faster_half_goes_on_to_the_next_prompt(demo, monkeypatch, tmp_path)
     monkeypatch.setattr(Workload, "run", ran)
     tried = [Recipe(f"chain:{depth}", "block") for depth in (6, 1, 5, 2, 4, 3)]
     work = Workload([[1, 2], [3, 4], [5, 6], [7, 8]], 16, 1.0, float, seed=7)
-    with_journal = lambda: Journal(str(tmp_path / "part"), {})  # noqa: E731
-    found = run.halved(engine, work, tried, 2, 1, with_journal(), lambda _: None)
+
+    def halved() -> list[run.Measured]:
+        return run.halved(engine, work, tried, 2, 1, Journal(str(tmp_path / "part"), {}), lambda _: None)
+
+    found = halved()
     depths = {7: (1, 2, 3, 4, 5, 6), 8: (1, 2, 3), 9: (1, 2), 10: (1, 2)}
     assert {seed: sorted(tree for at, tree in asked if at == seed) for seed in depths} == {
         seed: sorted([PLAIN, *(f"chain:{depth}" for depth in left)]) for seed, left in depths.items()
@@ -48,7 +51,7 @@ def test_the_faster_half_goes_on_to_the_next_prompt(demo, monkeypatch, tmp_path)
     assert [len(x.runs.runs) for x in found] == [4, 4, 2, 1, 1, 1]
     assert [x.x_plain for x in found] == pytest.approx([4.0 / depth for depth in range(1, 7)])
     asked.clear()
-    again = run.halved(engine, work, tried, 2, 1, with_journal(), lambda _: None)
+    again = halved()
     assert (again, asked) == (found, []), "what was measured is not measured again"
 
 
@@ -94,7 +97,7 @@ def test_a_workload_that_measures_nothing_is_refused():
     with pytest.raises(ForetokenError, match="no prompts"):
         Workload([], 40, 1.0, float)
     with pytest.raises(ForetokenError, match="ends in its first step: ask for more new tokens"):
-        Continued((), 0.0).tokens_per_s  # noqa: B018
+        _ = Continued((), 0.0).tokens_per_s
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -115,7 +118,10 @@ def test_methods_that_need_common_tokens_are_left_out_where_there_are_none(model
         models[0], drafter=models[1], vocab="slem", tokenizer=tiny.tokenizer(), drafter_tokenizer=tiny.tokenizer()
     )
     assert isinstance(engine.drafter, SLEMDrafter)
-    vocabs = lambda: {x.vocab for x in candidates.candidates(engine, ["tli", "slem", "union"], 1.0)}  # noqa: E731
+
+    def vocabs() -> set[str | None]:
+        return {recipe.vocab for recipe in candidates.candidates(engine, ["tli", "slem", "union"], 1.0)}
+
     assert vocabs() == {"tli", "slem", "union"}
     engine.drafter.translation.__dict__["pairs"] = {}
     assert vocabs() == {"slem"}

@@ -6,14 +6,13 @@ Every name that a user may give stands here, or in the table that it is taken fr
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
-from foretoken.core.lazy import Lazy
+from foretoken.core.lazy import Lazy, imported
 from foretoken.core.limits import check_probability
 from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, is_gguf, located
 from foretoken.trees.grammar import read_tree
@@ -59,8 +58,7 @@ class Kind:
     @property
     def make(self) -> Any:
         """The function that `home` names."""
-        module, function = self.home.split(":")
-        return getattr(import_module(f"foretoken.{module}"), function)
+        return imported(self.home)
 
 
 NO_DRAFTER, NGRAM, SUFFIX, OWN, SAME, HEAD = "none", "ngram", "suffix", "self", "same", "head"

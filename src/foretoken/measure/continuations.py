@@ -7,7 +7,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import Processor
 from foretoken.engine import Engine
-from foretoken.measure.harness import WARM_TOKENS, Block, Progress, interleave
+from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.results import Journal
 
 
@@ -69,6 +69,10 @@ class Workload:
             raise ForetokenError("The workload has no prompts: give one or more.")
         if self.max_new_tokens < 16:
             raise ForetokenError(f"max_new_tokens is {self.max_new_tokens}: runs below 16 tokens measure nothing.")
+
+    def blocks(self, rounds: int) -> list[Block]:
+        """Every prompt, round after round."""
+        return blocks(rounds, len(self.prompts), [self.temperature])
 
     def run(self, engine: Engine, i: int, seed: int, new: int | None = None) -> Continued:
         """The i-th prompt's continuation by so many tokens; it does not stop at the end of a text."""

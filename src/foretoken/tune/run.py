@@ -15,7 +15,7 @@ from foretoken.build import with_recipe
 from foretoken.core.policy import ShapePolicy
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Continued, Runs, Workload, continued
-from foretoken.measure.harness import Progress, blocks, rotated
+from foretoken.measure.harness import Progress, rotated
 from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
 from foretoken.models.identity import fingerprint, host, versions
@@ -116,7 +116,7 @@ def halved(
         plain = runs[PLAINLY][: len(own)]
         return Measured(recipe, Runs(tuple(own)), Runs(tuple(plain)), len(workload.prompts))
 
-    for block in blocks(rounds, len(workload.prompts), [workload.temperature]):
+    for block in workload.blocks(rounds):
         turns, known = rotated([PLAINLY, *left], block.number), len(journal)
         engines = {recipe.name: with_recipe(engine, recipe) for recipe in turns}
         new = continued(engines, workload, [block], progress, journal, cold)
