@@ -4,6 +4,7 @@ import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
-from foretoken.draft.controller import Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import Acceptance, Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.causal_lm import CausalLM
@@ -59,7 +60,7 @@ class Work:
 def experienced() -> Experience:
     """Costs as Work has them, and an acceptance at which one step's outcome changes the next one's depth."""
     extra = (0.0, LEVEL_S, 2 * LEVEL_S)
-    return Experience(extra, 0.42, 1.0, {1: Costs(extra, PLAIN_S)})
+    return Experience(extra, Acceptance(0.42, 1.0, 1.0), {1: Costs(extra, PLAIN_S)})
 
 
 def enumerated(drafter, target, verifier, num_tokens: int, prompt=(0, 1)) -> tuple[dict, set]:
@@ -113,6 +114,40 @@ def test_whole_decodings_under_the_controller_have_the_targets_law(monkeypatch, 
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("rule", "family"),
+    [("standard", IID), ("rrsw", WithoutReplacement), ("block", IID), ("exact-match", IID), ("exact-match", Opaque)],
+)
+def test_chains_that_end_where_the_drafter_is_not_sure_have_the_targets_law(monkeypatch, rule, family):
+    """The floors follow what was accepted, and how sure the drafter was of it."""
+    target, inner = table_pair(static.chain(3), family, 2, seed=3)
+    work, ended = Work(monkeypatch), defaultdict(set)  # floors -> whether a chain was shorter than it might have been
+    work.target = target.lm.table
+
+    class Watched(AutoSession):
+        def propose(self, sequences):
+            trees = super().propose(sequences)
+            if self._asked:
+                ended[sequences[0].floors].add(max(trees[0].depths) < sequences[0].depth_left)
+            return trees
+
+    class Watching(AutoDrafter):
+        def open(self, batch, slots):
+            return Watched(self.inner.open(batch, slots), Controller(self.experience), self.clock)
+
+    def drafter() -> AutoDrafter:
+        extra = tuple(depth * LEVEL_S for depth in range(4))
+        sure = Acceptance(0.9, 1.0, 0.05, tells=True)
+        return Watching(inner, Experience(extra, sure, {1: Costs(extra, PLAIN_S)}), work)
+
+    law, _ = enumerated(drafter, target, VERIFIERS[rule], 5)
+    own = own_law(Decoding(target, inner, VERIFIERS[rule], num_tokens=5))
+    assert deviation(law, own) <= 1e-12
+    assert len(ended) > 1, "what was accepted never changed the floors"
+    assert {*chain.from_iterable(ended.values())} == {False, True}, "all or no chains ended at their floors"
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_controller_that_peeks_is_caught():
     target, inner = table_pair(static.chain(2), IID, 2, seed=3)
     law, _ = enumerated(lambda: PeekingDrafter(inner), target, VERIFIERS["standard"], 3)
@@ -146,7 +181,8 @@ class Schedule(AutoSession):
 
     def propose(self, sequences):
         number = self.number = self.number + 1
-        self.controller.choose = lambda *_: 3 if self.pattern[number % len(self.pattern)] == "d" else 0
+        drafts = self.pattern[number % len(self.pattern)] == "d"
+        self.controller.choose = lambda *_: [(0.0,) * 3 for _ in sequences] if drafts else []
         return super().propose(sequences)
 
 
@@ -180,7 +216,9 @@ def test_a_text_that_joins_while_the_controller_rests_does_not_end_drafting():
     """Nothing is chosen at its first step, and what was said of the step before says nothing of it."""
     extra, now = expected_extra(range(6)), iter(range(10**6))
     costs = {1: Costs(extra, 1.0), 2: Costs(extra, 1.0, drafting=False, balance=-2.0)}
-    session = AutoSession(NoDrafter(), Controller(Experience(extra, 90.0, 100.0, costs)), lambda: float(next(now)))
+    session = AutoSession(
+        NoDrafter(), Controller(Experience(extra, Acceptance(90.0, 100.0), costs)), lambda: float(next(now))
+    )
     sequences = []
 
     def join():

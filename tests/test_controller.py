@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Acceptance, Controller, Costs, Experience, expected_extra
 
 # The bars, on machines of known costs: plain steps that a step of each depth takes, to which noise is added.
 
@@ -35,6 +35,11 @@ def controller(experience: Experience | None = None) -> Controller:
     return found
 
 
+def depth_of(chosen: list[tuple[float, ...]]) -> int:
+    """How deep the next step drafts."""
+    return max(map(len, chosen), default=0)
+
+
 def simulate(
     acceptance, machine: list[float], num_tokens: int, experience: Experience, rng, slower: float = 1.0, stretch=100
 ) -> tuple[float, list[tuple[int, int]]]:
@@ -45,7 +50,7 @@ def simulate(
     deciding = controller(experience)
     position, total, plain_run, path = 0, 0.0, 0, []
     while position < num_tokens:
-        depth = deciding.choose(timed=position > 0) if num_tokens - position > 1 else 0
+        depth = depth_of(deciding.choose(timed=position > 0)) if num_tokens - position > 1 else 0
         limit = min(depth, num_tokens - position - 1)
         accepted = 0
         while accepted < limit and rng.random() < acceptance(position + accepted):
@@ -58,7 +63,7 @@ def simulate(
         if len(path) // stretch % 2:
             seconds *= slower
         if depth:
-            deciding.learn_acceptance([limit], [accepted])
+            deciding.learn_acceptance([limit], [accepted], [None])
         if position:
             deciding.learn_cost(limit, accepted + 1.0, seconds, not limit or plain_run <= 1)
         path.append((position, depth))
@@ -109,6 +114,77 @@ def test_auto_is_at_most_5_percent_behind_the_best_fixed_depth(machine, acceptan
     assert speed(acceptance, MACHINES[machine], num_tokens, 20 if num_tokens < 600 else 12) >= 0.95 * fixed[best]
 
 
+# A drafter that says how sure it is: every draft token has a q of its own, and is accepted with probability q ** POWER.
+
+SURE = np.array([0.999, 0.98, 0.9, 0.6, 0.3])
+POWER = 0.5
+
+
+def drafts(rng: np.random.Generator, num_texts: int) -> np.ndarray:
+    """q of the draft tokens at each of 600 positions, those of one text behind another [texts, 600]."""
+    easy = np.repeat(rng.random((num_texts, 60)) < 0.5, 10, axis=1)  # stretches of ten tokens
+    return np.where(easy, rng.choice(SURE[:2], easy.shape), rng.choice(SURE, easy.shape))
+
+
+def told(decide, learn, q: np.ndarray, machine: list[float], rng: np.random.Generator) -> float:
+    """Plain steps that a text takes whose drafts go as far as the floors say that `decide` gives."""
+    position, total = 0, 0.0
+    while position < len(q):
+        floors = decide(position)
+        most = min(len(floors), len(q) - position - 1)
+        sure = np.append(1.0, np.cumprod(q[position : position + most]))
+        depth = next((d for d in range(1, most) if sure[d] < floors[d]), most)
+        wrong = rng.random(depth) >= q[position : position + depth] ** POWER
+        accepted = int(np.argmax(wrong)) if wrong.any() else depth
+        seconds = machine[depth] * math.exp(0.1 * rng.standard_normal())
+        learn(position, depth, accepted, -math.log(sure[min(accepted + 1, depth)]), seconds)
+        total += seconds
+        position += accepted + 1
+    return total
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("machine", "least"), [("slow drafter", 1.07), ("quick drafter", 1.0)])
+def test_a_drafter_that_says_how_sure_it_is_is_followed_better_than_by_any_fixed_depth(machine, least):
+    """By these factors at least, the price of looking and learning included."""
+    times, texts = MACHINES[machine], 12
+    fixed = []
+    for depth in range(DEEPEST + 1):
+        rng = np.random.default_rng(0)
+        nothing = lambda *_: None  # noqa: E731
+        fixed.append(sum(told(lambda _, d=depth: (0.0,) * d, nothing, q, times, rng) for q in drafts(rng, texts)))
+    rng, known, total = np.random.default_rng(0), Experience(EXTRA), 0.0
+    for q in drafts(rng, texts):
+        deciding = controller(known)
+
+        def decide(position, deciding=deciding):
+            chosen = deciding.choose(timed=position > 0)
+            return chosen[0] if chosen else ()
+
+        def learn(position, depth, accepted, surprise, seconds, deciding=deciding):
+            if depth:
+                deciding.learn_acceptance([depth], [accepted], [surprise])
+            if position:
+                deciding.learn_cost(depth, accepted + 1.0, seconds)
+
+        total += told(decide, learn, q, times, rng)
+        deciding.leave(0)
+    assert known.drafts.sharpness == pytest.approx(POWER, rel=0.3)
+    assert min(fixed) / total >= least
+
+
+def test_the_floors_are_those_of_the_acceptance_that_pays():
+    """A level that has to bring .2 tokens, of which .8 are accepted where it comes so far, pays on a path that is
+    accepted with probability .25: with one rejection in two nats, down to a product of q of .25 ** 2."""
+    known = Acceptance(accepted=8.0, tried=10.0, surprise=4.0, tells=True)
+    assert known.sharpness == pytest.approx(0.5)
+    assert known.floors([0.2, 0.4, 0.9, 0.1], 9) == pytest.approx((0.0, 0.25**2, 0.5**2))
+    assert known.floors([0.2, 0.4], 2) == pytest.approx((0.0, 0.25**2))
+    assert known.floors([0.2, 0.4], 0) == ()
+    never = Acceptance(accepted=8.0, tried=10.0, surprise=4.0)
+    assert never.floors([0.2, 0.4, 0.6], 9) == (0.0, 0.0, 0.0)  # .8, .64 and .51 of them come so far: .51 < .75
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("stretch", "least"), [(20, 0.7), (100, 0.85)])
 @pytest.mark.parametrize(("machine", "acceptance"), [("quick drafter", 0.7), ("blocks of 6", 0.85)])
@@ -145,7 +221,7 @@ def test_a_text_that_changes_is_followed():
 def test_plain_steps_of_a_useless_drafter_rest(monkeypatch, look):
     """Nothing is asked or learnt of most steps until the next try, which comes when it would have come."""
     monkeypatch.setattr("foretoken.draft.controller.LOOK", look)
-    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0, drafting=False, balance=-1.0)})
+    known = Experience(EXTRA, Acceptance(0.03, 1.0), {1: Costs(EXTRA, 1.0, drafting=False, balance=-1.0)})
     deciding, steps, rests = controller(known), 0, 0
     while not deciding.choose():
         rests += deciding.resting
@@ -159,7 +235,7 @@ def test_a_rest_outlasts_the_last_token_of_a_text():
     """Of which nothing is asked: it must not be paid for again."""
     known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0, drafting=False, balance=-2.0)})
     deciding = controller(known)
-    assert deciding.choose() == 0
+    assert not deciding.choose()
     deciding.learn_cost(0, 1.0, 1.0)
     costs = known.costs[1]
     rest, balance = costs.rest, costs.balance
@@ -171,16 +247,16 @@ def test_a_rest_outlasts_the_last_token_of_a_text():
 def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
     """Each batch size has an account of its own: a full batch where nothing pays says nothing of one text."""
     extra = (0.0, 0.2, 0.3, 0.4)
-    known = Experience(extra, 0.8, 8.0)
+    known = Experience(extra, Acceptance(0.8, 8.0))
 
     def steps(batch: int, times: dict[int, float], count: int) -> list[int]:
         deciding, depths = Controller(known), []
         for _ in range(batch):
             deciding.join()
         for _ in range(count):
-            depth = deciding.choose()
+            depth = depth_of(deciding.choose())
             if depth:
-                deciding.learn_acceptance([depth] * batch, [depth - 1] * batch)
+                deciding.learn_acceptance([depth] * batch, [depth - 1] * batch, [None] * batch)
             deciding.learn_cost(depth, float(max(depth, 1)), times[min(depth, 1)])
             depths.append(depth)
         return depths
@@ -193,22 +269,22 @@ def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
 def test_one_step_shows_that_a_full_batch_does_not_pay():
     """What a draft token costs one text says little of sixteen: their forwards wait for arithmetic, not for memory."""
     extra = tuple(0.37 * depth for depth in range(13))
-    known = Experience(extra, 95.0, 100.0, {1: Costs(extra, 0.01)})
+    known = Experience(extra, Acceptance(95.0, 100.0), {1: Costs(extra, 0.01)})
     deciding, drafted = Controller(known), 0
     for _ in range(16):
         deciding.join()
     for _ in range(100):
-        depth = deciding.choose()
+        depth = depth_of(deciding.choose())
         if depth:
             drafted += 1
-            deciding.learn_acceptance([depth] * 16, [depth] * 16)
+            deciding.learn_acceptance([depth] * 16, [depth] * 16, [None] * 16)
         deciding.learn_cost(depth, depth + 1.0, 0.022 * (1 + 1.6 * depth))
     assert 1 <= drafted <= 2
 
 
 def test_a_batch_size_where_nothing_was_drafted_expects_what_the_nearest_one_shows_by_now():
     extra = tuple(0.37 * depth for depth in range(13))
-    known = Experience(extra, 95.0, 100.0, {1: Costs(extra, 0.01)})
+    known = Experience(extra, Acceptance(95.0, 100.0), {1: Costs(extra, 0.01)})
     known.costs[1].seen = {4: (1.0, 4 * 0.37)}
     for size in range(2, 33):  # a server fills up before a step of any size is drafted
         known.costs_of(size).learn(0, 0.01 + 0.001 * size)
@@ -220,7 +296,9 @@ def test_a_batch_size_where_nothing_was_drafted_expects_what_the_nearest_one_sho
 def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
     """A new batch size owes what the one before it owes, the plain steps that it rests on credit included."""
     for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0), (-60.0, 0, -DEBT)):
-        known = Experience(EXTRA, 0.03, 1.0, {8: Costs(EXTRA, 1.0, drafting=False, balance=balance, rest=rest)})
+        known = Experience(
+            EXTRA, Acceptance(0.03, 1.0), {8: Costs(EXTRA, 1.0, drafting=False, balance=balance, rest=rest)}
+        )
         assert known.costs_of(7).balance == pytest.approx(debt)
         deciding, steps = Controller(known), 0
         for _ in range(7):
@@ -232,12 +310,12 @@ def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
 
 
 def test_a_sequence_that_may_not_draft_counts_for_no_depth():
-    known = Experience((0.0, 0.9, 1.0), 90.0, 100.0, {2: Costs((0.0, 0.9, 1.0), 1.0)})
+    known = Experience((0.0, 0.9, 1.0), Acceptance(90.0, 100.0), {2: Costs((0.0, 0.9, 1.0), 1.0)})
     deciding = Controller(known)
     deciding.join()
     deciding.join()
-    assert deciding.choose(True, [2, 2]) > 0
-    assert deciding.choose(True, [2, 0]) == 0  # 1 + 2.71 tokens in 2 plain steps: fewer than the 2 of each plain one
+    assert depth_of(deciding.choose(True, [2, 2])) > 0
+    assert not deciding.choose(True, [2, 0])  # 1 + 2.71 tokens in 2 plain steps: fewer than the 2 of each plain one
 
 
 def looked(costs: Costs, plain: float = 1.0) -> int:
@@ -327,20 +405,20 @@ def test_a_slow_start_does_not_end_drafting_for_good(deepest, slow, took):
     extra = EXTRA[: deepest + 1]
     deciding, drafted = controller(Experience(extra, costs={1: Costs(extra, 1.0)})), 0
     for _ in range(4000):
-        depth = deciding.choose()
+        depth = depth_of(deciding.choose())
         drafted += depth > 0
         if depth:
-            deciding.learn_acceptance([depth], [depth])
+            deciding.learn_acceptance([depth], [depth], [None])
         deciding.learn_cost(depth, 1.0 + depth, (took if drafted <= slow else 1.0 + 0.2 * depth) if depth else 1.0)
     assert drafted > 2000
 
 
 def test_without_a_clock_nothing_is_looked_at():
-    deciding = controller(Experience(EXTRA, 0.9, 1.0))
+    deciding = controller(Experience(EXTRA, Acceptance(0.9, 1.0)))
     depths = []
     for _ in range(600):
-        depths.append(deciding.choose(timed=False))
-        deciding.learn_acceptance([depths[-1]], [depths[-1]])
+        depths.append(depth_of(deciding.choose(timed=False)))
+        deciding.learn_acceptance([depths[-1]], [depths[-1]], [None])
         deciding.learn_cost(depths[-1], 2.0, None)
     assert 0 not in depths
 
@@ -355,15 +433,15 @@ def test_a_clock_that_did_not_tick_is_no_division_by_zero():
 
 def test_a_useless_drafter_does_not_read_every_prompt():
     """What a try at a new text costs above a draft, its prompt, is booked and kept from text to text."""
-    known = Experience(EXTRA, 0.03, 1.0, {1: Costs(EXTRA, 1.0, drafting=False)})
+    known = Experience(EXTRA, Acceptance(0.03, 1.0), {1: Costs(EXTRA, 1.0, drafting=False)})
     read = 0
     for _ in range(40):
         deciding, behind = controller(known), True
         for _ in range(50):
-            depth = deciding.choose()
+            depth = depth_of(deciding.choose())
             if depth:
                 read += behind
-                deciding.learn_acceptance([depth], [0])
+                deciding.learn_acceptance([depth], [0], [None])
             seconds = 1.0 + (0.6 + 10.0 * behind if depth else 0.0)
             deciding.learn_cost(depth, 1.0, seconds, not (depth and behind))
             behind = behind and not depth

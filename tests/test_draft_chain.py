@@ -89,9 +89,9 @@ def calls(name, monkeypatch) -> list[int]:
     """The levels of each compiled call."""
     levels, draft = [], ROWS[name].draft_chain
 
-    def counted(self, row, tokens, u, *args):
-        levels.append(len(u))
-        return draft(self, row, tokens, u, *args)
+    def counted(self, row, tokens, draws, *args):
+        levels.append(len(draws.u))
+        return draft(self, row, tokens, draws, *args)
 
     monkeypatch.setattr(ROWS[name], "draft_chain", counted)
     return levels
@@ -102,10 +102,12 @@ def level_by_level(name: str, monkeypatch) -> None:
 
 
 def trees(
-    engine: foretoken.Engine, sampling: Sampling, ids: Seq[int] = range(40, 60), keeps: Seq[int] = range(4)
-) -> list[TokenTree]:
+    engine: foretoken.Engine, sampling: Sampling, ids: Seq[int] = range(40, 60), keeps: Seq[int] = range(4),
+    floors: tuple[float, ...] | None = None,
+) -> list[TokenTree]:  # fmt: skip
     """What is proposed for a text that goes on with so many of the draft tokens of each step."""
     seq = Sequence(list(ids), sampling, seeded(1), 40)
+    seq.floors = floors
     session, found = engine.drafter.open(1, 200), []
     session.join()
     width = 192 * len(engine.drafter.feature_layers) if isinstance(engine.drafter, HeadDrafter) else 0
@@ -138,6 +140,30 @@ def test_the_trees_are_the_same(name, sampling, options, calls, monkeypatch):
     level_by_level(name, monkeypatch)
     assert "@" not in options["tree"] or any(1 < len(drawn) < 7 for drawn in compiled)
     check_same(compiled, trees(engine, sampling), sampling.temperature)
+    assert len(calls) == 4
+
+
+FLOORS = (0.0, 0.05, 0.1, 0.1, 0.2)
+FLOORED = [
+    *((Sampling(t), {"tree": "chain:6", **rule}) for t in (0.0, 1.0) for rule in RULES),
+    *((Sampling(t, *cut), {"tree": "chain:6", "verifier": "exact-match"}) for t, *cut in ((0.7,), (0.7, 5), (0.0,))),
+    (Sampling(0.9), {"tree": "chain:6@0.15", "verifier": "exact-match"}),
+]
+
+
+@pytest.mark.parametrize(("sampling", "options"), FLOORED)
+def test_the_trees_end_at_the_same_floors(name, sampling, options, calls, monkeypatch):
+    engine = load(name, **options)
+    compiled = trees(engine, sampling, floors=FLOORS)
+    assert calls == [5, 5, 5, 5]
+    level_by_level(name, monkeypatch)
+    others = trees(engine, sampling, floors=FLOORS)
+    check_same(compiled, others, 0.0 if "exact-match" in options.values() else sampling.temperature)
+    for tree, plain in zip(compiled, others, strict=True):
+        assert tree.sure == pytest.approx(plain.sure, rel=1e-5)
+        assert tree.sure is not None
+        assert all(tree.sure[depth] >= FLOORS[depth] for depth in range(1, len(tree) - 1))
+    assert name in EAGLE3 or len({len(tree) for tree in compiled}) > 1  # those of random weights are never sure
     assert len(calls) == 4
 
 

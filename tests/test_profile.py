@@ -54,7 +54,7 @@ def test_load_takes_what_the_profile_found(models, tmp_path):
     assert isinstance(auto, AutoDrafter)
     assert len(auto.experience.extra) == 3, "the profile's tree, cut where it pays"
     assert auto.clock is None
-    assert auto.experience.acceptance == pytest.approx(0.8)
+    assert auto.experience.drafts.mean == pytest.approx(0.8)
     assert auto.experience.costs_of(1).steps(2) == pytest.approx(2.0)
     plain = foretoken.load(target, drafter=drafter, profile=written(models, tmp_path / "q.json", PLAIN))
     assert (plain.drafter, plain.tree) == (NoDrafter(), PLAIN)

@@ -1,5 +1,7 @@
 """SLEM: strings as drafts. Whatever is drafted, the text is the target's; and what is drafted is the drafter's text."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
+from foretoken.core.tree import opaque_tree
 from foretoken.decode import Decoder
 from foretoken.draft.lm import LMDrafter
 from foretoken.models.causal_lm import CausalLM
@@ -82,6 +85,25 @@ def test_a_draft_goes_on_where_the_target_stands():
     assert [T.tokens[i] for i in continuation(T, half, b"\xa9 the")] == [b"\xa9", b" the"]
     assert drafted("a", b"<|end|>")[0] == b"<"  # never the special token
     assert continuation(T, [T.eos], b"hello") == T.encode(b"hello")
+
+
+@pytest.mark.parametrize(
+    ("before", "target_tokens", "sure"),
+    [
+        ("a", [b"hello", b" "], [0.2, 0.1]),
+        ("a", [b"he", b"llo"], [0.9, 0.2]),
+        ("a he", [b"l", b"l", b"o"], [0.9, 0.5, 0.2]),  # the drafter writes "he" again
+    ],
+)
+def test_the_drafter_is_as_sure_of_a_target_token_as_of_its_own_that_ends_it(before, target_tokens, sure):
+    translation = Translation(T, D)
+    row = Row(Context(translation), Healing(translation, len(D.tokens)), True)
+    row.follow(T.encode(before.encode()))
+    written = [D.ids[spelled] for spelled in (b"hel", b"l", b"o", b" ")]
+    drafted = replace(opaque_tree([0, *written], range(-1, 4)), sure=(1.0, 0.9, 0.5, 0.2, 0.1))
+    drafter = SLEMDrafter(CausalLM(tiny.llama(0)), translation, static.chain(4), Opaque)
+    found = drafter.open(1, 9)._sure(row, drafted, [T.ids[spelled] for spelled in target_tokens])
+    assert found == [1.0, *sure]
 
 
 def test_the_longest_overlap_goes_on_behind_what_is_unchanged():

@@ -51,10 +51,34 @@ def test_no_node_has_a_child_below_the_floor(temperature):
     (growth,) = session.growths
     parents = set(tree.parents[1:])
     assert len(growth.states) == len(tree)
-    goes_on = [sure >= 0.01 for _, sure in growth.states]
+    goes_on = [sure >= 0.01 for sure in growth.sure]
     for node, on in enumerate(goes_on):
         assert (node in parents) == (on and len(tree.path_to(node)) < 5)
     assert {*goes_on} == {True, False}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("verifier", ["standard", "exact-match"])
+def test_a_chain_ends_below_the_floor_of_its_depth(temperature, verifier):
+    """And at the depth behind the last floor, however sure the drafter is."""
+    engine = tiny_engine(tree="chain:8", verifier=verifier)
+
+    def drafted(seed: int, floors: tuple[float, ...]) -> tuple[float, ...]:
+        seq = Sequence([3, seed, 4], Sampling(temperature), seeded(seed), 20)
+        seq.floors = floors
+        session = engine.drafter.open(1, 64)
+        session.join()
+        (tree,) = session.propose([seq])
+        assert tree.sure is not None
+        assert len(tree.sure) == len(tree)
+        return tree.sure
+
+    whole = [drafted(seed, (1.0, 0.0, 0.0, 0.0, 0.0)) for seed in range(9)]
+    assert all(len(sure) == 6 and sure[0] == 1 and sorted(sure, reverse=True) == [*sure] for sure in whole)
+    middle = sorted(sure[2] for sure in whole)[4]
+    for seed, sure in enumerate(whole):
+        cut = drafted(seed, (1.0, 0.0, middle, 0.0))
+        assert cut == pytest.approx(sure[: 5 if sure[2] >= middle else 3])
 
 
 def test_it_drafts_less_than_the_whole_chain():

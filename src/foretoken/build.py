@@ -14,7 +14,7 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import auto_drafter
-from foretoken.draft.controller import WEIGHT, Experience, expected_extra
+from foretoken.draft.controller import WEIGHT, Acceptance, Experience, expected_extra
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lm import LMDrafter
@@ -122,7 +122,7 @@ def load(
             opt-tree:N, product:N and drafters whose draft tokens have no q (ngram, suffix, vocab slem);
             string-rejection with vocab slrs or union.
         law: how children are drawn, as in `foretoken.law`; by default the law that the verifier is made for.
-        method: "fixed" drafts `tree` at every step; "auto" cuts it at the depth that pays, step by step, and does not
+        method: "fixed" drafts `tree` at every step; "auto" drafts it as far as pays, step by step, and does not
             draft where nothing pays. Its depths depend on measured times. So above temperature 0 a seed fixes the
             text only where drafts are matched exactly, or where a profile gives the costs.
         device: for models named by folder; by default the first accelerator, else the CPU.
@@ -289,14 +289,14 @@ def _source(
 
 
 def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> Engine:
-    """The engine of method auto: its drafter cuts the tree at the depth that pays.
+    """The engine of method auto: its drafter drafts as far as pays.
 
     policy: the tree. tuned: the profile whose costs are taken; None where they are measured.
     """
     proposing = engine.drafter
     known = None
     if tuned is not None:
-        known = Experience(expected_extra(policy.sizes(), tuned.extra), tuned.acceptance * WEIGHT, WEIGHT)
+        known = Experience(expected_extra(policy.sizes(), tuned.extra), Acceptance(tuned.acceptance * WEIGHT, WEIGHT))
     inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
     controlled: Drafter = auto_drafter(inner, policy.sizes(), engine.target.lm.device, known)
     if isinstance(proposing, HybridDrafter):

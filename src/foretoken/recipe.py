@@ -100,7 +100,7 @@ class Recipe:
     tree: as `foretoken.tree` reads it, or PLAIN. verifier: None for the usual one of the tree and the drafter.
     vocab: how a drafter with another vocabulary drafts. draft_probability: of the coin before each draw (randomised
     drafting). law: how children are drawn; None for the law that the verifier is made for. method: FIXED drafts the
-    tree at every step, AUTO cuts it at the depth that pays. Raises ForetokenError for names that are not known.
+    tree at every step, AUTO only as far as pays. Raises ForetokenError for names that are not known.
     """
 
     tree: str

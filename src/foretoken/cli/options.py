@@ -85,7 +85,7 @@ class EngineOptions(RecipeOptions):
 
     tree: Token tree: $trees. See docs/trees-and-rules.md. Default: chain:5, or with --method auto chain:20 as the
     largest; for ngram and suffix chain:24.
-    method: fixed: draft the tree at every step. auto: cut it at the depth that pays, step by step, and decode plainly
+    method: fixed: draft the tree at every step. auto: draft it as far as pays, step by step, and decode plainly
     where nothing pays. It goes by measured times, so at temperature > 0 a seed fixes the text only where drafts
     are matched exactly, or with --profile, whose costs it takes instead. Default: auto, but fixed where a tree,
     verifier, law or draft probability is named, or a seed without a profile.

@@ -45,7 +45,9 @@ class Sequence:
     rng: a source of random numbers of this sequence alone, so its text does not depend on the batch around it.
     depth_limit: of all its trees; 0 is plain decoding.
     shows_logits: whether an observer reads the logits of its nodes, which some compiled calls do not hand out.
-    max_depth: of the next tree; whoever sets it does so before the tree is drawn.
+    floors: of the next tree, which is no deeper than there are floors: in a chain, a draft token at depth d has a next
+        one if the product of q down to it is not below floors[d]. None: the tree is as its policy says. Whoever sets
+        them does so before anything of the tree is drawn.
     """
 
     ids: list[int]
@@ -57,7 +59,7 @@ class Sequence:
     shows_logits: bool = False
     num_prompt: int = field(init=False)
     finished: bool = False
-    max_depth: int = ANY_DEPTH
+    floors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -74,7 +76,7 @@ class Sequence:
     @property
     def depth_left(self) -> int:
         """Depth at which the next tree ends at the latest; its last token needs no draft."""
-        return min(self.num_left - 1, self.depth_limit, self.max_depth)
+        return min(self.num_left - 1, self.depth_limit, ANY_DEPTH if self.floors is None else len(self.floors))
 
     def uniforms(self, rows: int, columns: int) -> Uniforms:
         """[rows, columns] uniforms from this sequence's own source."""

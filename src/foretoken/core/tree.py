@@ -50,6 +50,7 @@ class TokenTree:
 
     tokens[i]: token id (the target's); parents[i] < i, parents[0] = -1.
     siblings[i]: the record of node i's children, None at a leaf. Repeated draws share one node.
+    sure[i]: the product of the drafter's q down to node i; None where nobody asked for it.
 
         tokens   A B C D      parents -1 0 0 1        A -> B -> D
                                                       A -> C
@@ -58,6 +59,7 @@ class TokenTree:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     siblings: tuple[Siblings | None, ...]
+    sure: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,11 +124,12 @@ class TreeBuilder:
         self.parents += [node] * len(tokens)
         self.siblings += [None] * len(tokens)
 
-    def build(self) -> TokenTree:
-        return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings))
+    def build(self, sure: Sequence[float] | None = None) -> TokenTree:
+        """sure: as in TokenTree."""
+        return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings), _tuple(sure))
 
 
-def opaque_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+def opaque_tree(tokens: Sequence[int], parents: Sequence[int], sure: Sequence[float] | None = None) -> TokenTree:
     """The tree with these nodes, none of them sampled: every node's children are recorded as opaque, in their order."""
     draws: dict[int, list[int]] = {}
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
@@ -134,7 +137,7 @@ def opaque_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
     siblings: list[Siblings | None] = [None] * len(tokens)
     for node, below in draws.items():
         siblings[node] = Siblings(tuple(below), None, Opaque(len(below)))
-    return TokenTree(tuple(tokens), tuple(parents), tuple(siblings))
+    return TokenTree(tuple(tokens), tuple(parents), tuple(siblings), _tuple(sure))
 
 
 def root_only(token: int) -> TokenTree:
@@ -142,6 +145,10 @@ def root_only(token: int) -> TokenTree:
     return TokenTree((token,), (-1,), (None,))
 
 
-def chain(tokens: Sequence[int], siblings: Sequence[Siblings | None]) -> TokenTree:
+def chain(tokens: Sequence[int], siblings: Sequence[Siblings | None], sure: Sequence[float] | None = None) -> TokenTree:
     """A path: siblings[i] is the record of the draw of tokens[i + 1], None for the last."""
-    return TokenTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(siblings))
+    return TokenTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(siblings), _tuple(sure))
+
+
+def _tuple(sure: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if sure is None else tuple(sure)

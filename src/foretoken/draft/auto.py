@@ -1,9 +1,11 @@
 """A drafter that drafts as deep as pays, and not at all where nothing pays: any other drafter under a controller.
 
-The depth of each step is chosen before anything of it is drawn, from what earlier steps accepted and how long they
-took. So every step is one of the other drafter's own, cut at a depth that is fixed beforehand, and is lossless as such.
+How far a step drafts is decided before anything of it is drawn, from what earlier steps accepted and how long they
+took: the depth, and for chains how sure the drafter must be at each depth to go on. So every step is one of the other
+drafter's own, with floors that are fixed beforehand, and is lossless as such.
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -20,12 +22,13 @@ from foretoken.draft.lookup import LookupSession
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
+SUREST_OF_NOTHING = 1e-9  # a product of q that is smaller counts as this one
 CAUGHT_UP = 2  # committed ids that a drafter reads at any step: what the last one accepted last, and the root
 
 
 @dataclass(frozen=True)
 class AutoDrafter(WrappedDrafter[Drafter]):
-    """Another drafter whose trees are cut, step by step, at the depth that pays.
+    """Another drafter whose trees end, step by step, where one more draft token would not pay.
 
     experience: what earlier texts taught of costs and acceptance, kept from one text to the next; only where the next
         one starts depends on it.
@@ -51,7 +54,7 @@ class AutoDrafter(WrappedDrafter[Drafter]):
     @property
     def outlook(self) -> tuple[float, float]:
         """(acceptance a of a draft token, a step with one draft token in plain steps): it pays if 1 + a is more."""
-        return self.experience.acceptance, self.experience.costs_of(1).steps(1)
+        return self.experience.drafts.mean, self.experience.costs_of(1).steps(1)
 
 
 class AutoSession(WrappedSession[DraftSession]):
@@ -101,16 +104,17 @@ class AutoSession(WrappedSession[DraftSession]):
         limits = [max(min(seq.num_left - 1, seq.depth_limit), 0) for seq in sequences]
         # A step that reads a prompt drafts nothing: the first token comes as soon as it does without a drafter.
         chooses = any(limits) and not self._new
-        self._depth = self.controller.choose(self.clock is not None, limits) if chooses else 0
+        chosen = self.controller.choose(self.clock is not None, limits) if chooses else []
+        self._depth = max(map(len, chosen), default=0)
         self._asked = self._depth > 0
         if not self._asked:
             return [root_only(seq.ids[-1]) for seq in sequences]
         self._lengths = [len(seq.ids) for seq in sequences]
-        for seq in sequences:
-            seq.max_depth = self._depth
+        for seq, floors in zip(sequences, chosen, strict=True):
+            seq.floors = floors
         trees = self.inner.propose(sequences)
-        # What is left of the text may end a tree earlier, and a lookup drafts only as far as it is sure. A model that
-        # drafts nothing took its time in vain; a lookup that finds nothing took none.
+        # What is left of the text may end a tree earlier, and so may a drafter that is not sure. A model that drafts
+        # nothing took its time in vain; a lookup that finds nothing took none.
         least = 0 if isinstance(self.inner, LookupSession) else 1
         depths = [max(least, max(tree.depths)) for tree in trees]
         self._limits = [min(limit, self._depth, depth) for limit, depth in zip(limits, depths, strict=True)]
@@ -130,9 +134,21 @@ class AutoSession(WrappedSession[DraftSession]):
             behind = max(length - seen for length, seen in zip(self._lengths, self._seen, strict=True))
             usual = behind <= CAUGHT_UP
             self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
-            self.controller.learn_acceptance(self._limits, [len(path) - 1 for path in paths])
+            surprises = [_surprise(tree, path[-1]) for tree, path in zip(trees, paths, strict=True)]
+            self.controller.learn_acceptance(self._limits, [len(path) - 1 for path in paths], surprises)
         took = self.clock() - self._began if self.clock else None
         self.controller.learn_cost(self._depth, sum(map(len, paths)) / len(paths), took, usual)
+
+
+def _surprise(tree: TokenTree, last: int) -> float | None:
+    """-ln of the product of q down to the last draft token that was tried, in nats; None where it is not known.
+
+    last: the accepted path's last node, after which the surest of its children was tried, if it has any.
+    """
+    if tree.sure is None:
+        return None
+    below = [sure for sure, parent in zip(tree.sure, tree.parents, strict=True) if parent == last]
+    return -math.log(max(max(below, default=tree.sure[last]), SUREST_OF_NOTHING))
 
 
 def auto_drafter(

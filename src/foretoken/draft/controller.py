@@ -1,13 +1,22 @@
-"""How deep to draft at the next step, from what past steps brought and cost: the run-time controller.
+"""How far to draft at the next step, from what past steps brought and cost: the run-time controller.
 
-    choose the depth d that maximises   E(d) / T(d),   E(d) = sum over sequences of 1 + a_1 + a_1 a_2 + .. + a_1..a_d
-    a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean per sequence
+    a      probability that a draft token is accepted where those before it were, a running mean per sequence
+    E(d)   tokens of a step of depth d, summed over the sequences: 1 + a + a^2 + .. + a^d
     T(d)   time of a step in plain steps, T(0) = 1:   T(d) = 1 + x_d,   x_d a running mean of the steps of depth d,
            which starts from what is expected of that depth, scaled as all drafted steps together turned out
+    rate   the best E(d) / T(d); nothing is drafted where d = 0 has it, which is plain decoding
 
-d = 0 is plain decoding. From there a new try is made on credit only: every step books what it won or lost against
-plain decoding, plain steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and
-the first tries, whatever the estimates say.
+A draft goes on from depth d as long as what its next token is expected to bring is worth its time at that rate,
+
+    a P(the path so far is accepted)  >=  rate (T(d + 1) - T(d))         (or of some more tokens together)
+
+which is when to leave a patch by the marginal value theorem (Charnov 1976). A drafter that tells q is asked to be sure:
+a path down to which the product of q is s is accepted with probability s^c, c the rejections per nat of -ln s so far,
+so that the rule is a floor for s at each depth. A drafter that does not is taken to be as sure as ever: a^d.
+
+From plain decoding a new try is made on credit only: every step books what it won or lost against plain decoding, plain
+steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and the first tries,
+whatever the estimates say.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -17,23 +26,25 @@ became more than 1 to 2% slower in some case without it, or because of the measu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
+
+import numpy as np
 
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
 READING = 64.0  # the same for losses by reading a prompt, which takes a drafter as long as many short steps
-FORGET, FORGET_LONG = 0.97, 0.99  # per step: the last 30 count for a text's acceptance, the last 100 for all else
+FORGET, FORGET_LONG = 0.95, 0.99  # per step: the last 20 count for a text's acceptance, the last 100 for all else
 HOPE, WEIGHT = 0.7, 8.0  # acceptance assumed of an unknown drafter and at a new try, and its weight in trials
 TRY_WEIGHT = 1.0  # the same weight at a new try, which must not go on for long
-ALIKE = 10.0  # trials by which depths share one acceptance
 EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
 EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
-DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
 LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps plain ones are measured; the last LOOKS looks count
 SETTLED_S, MEASURED = 0.005, 3  # by the median of 3 behind 5 ms in which caches settle (docs/LOG.md), within 2 * LOOK
 PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
+FLAT = 1e-9  # nats of drafts of which the drafter was entirely sure
 
 
 def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXTRA) -> tuple[float, ...]:
@@ -118,9 +129,9 @@ class Costs:
         """T, the time of a step in plain steps."""
         return self._paces(depth) / self.plain
 
-    def hope(self, depth: int) -> float:
-        """What the time of a step of this depth may come down to, as a share: the less, the fewer were measured."""
-        return 1 - DARING / (1 + self.seen.get(depth, (0.0, 0.0))[0]) ** 0.5
+    def times(self) -> list[float]:
+        """T of every depth."""
+        return [self.steps(depth) for depth in range(len(self.extra))]
 
     def plain_steps(self, seconds: float) -> float:
         """How many plain steps take so many seconds now; for costs that have a pace."""
@@ -168,32 +179,59 @@ def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[floa
 
 @dataclass
 class Acceptance:
-    """The acceptance of one sequence per depth; older steps count less.
+    """How draft tokens fared; older ones count less.
 
-    mean, weight: what is assumed before any trial, and its weight in trials.
-    hits, trials: accepted draft tokens and paths that came so far, [depth].
+    accepted, tried: draft tokens, and those that came to be judged.
+    surprise: -ln of the product of q down to the last one judged, summed over the drafts, in nats.
+    tells: whether the drafter says q; where it does not, each token counts as one nat.
     """
 
-    mean: float
-    weight: float
-    hits: list[float]
-    trials: list[float]
+    accepted: float = HOPE * WEIGHT
+    tried: float = WEIGHT
+    surprise: float = WEIGHT
+    tells: bool = False
 
-    def learn(self, limit: int, accepted: int) -> None:
-        """A step that could accept `limit` tokens accepted so many."""
-        self.weight *= FORGET
+    def new(self, mean: float, weight: float) -> "Acceptance":
+        """A start for another text: what is assumed of its drafts before any trial, with its weight in trials."""
+        return Acceptance(mean * weight, weight, self.surprise / self.tried * weight, self.tells)
+
+    def learn(self, limit: int, accepted: int, surprise: float | None, forget: float) -> None:
+        """A draft whose paths had `limit` tokens had so many accepted; surprise: of it, None where q is not known."""
         tried = min(accepted + 1, limit)
-        self.hits = [FORGET * x + (i < accepted) for i, x in enumerate(self.hits)]
-        self.trials = [FORGET * x + (i < tried) for i, x in enumerate(self.trials)]
+        self.accepted = forget * self.accepted + accepted
+        self.tried = forget * self.tried + tried
+        self.surprise = forget * self.surprise + (tried if surprise is None else surprise)
+        self.tells = surprise is not None
 
-    def expected(self) -> list[float]:
-        """E(d) for d = 0, 1, .."""
-        assumed = ALIKE * (sum(self.hits) + self.mean * self.weight) / (sum(self.trials) + self.weight)
-        reach, found = 1.0, [1.0]
-        for hits, trials in zip(self.hits, self.trials, strict=True):
-            reach *= (hits + assumed) / (trials + ALIKE)
-            found.append(found[-1] + reach)
-        return found
+    @property
+    def mean(self) -> float:
+        """Share of draft tokens that were accepted where the ones before were."""
+        return self.accepted / self.tried
+
+    @property
+    def sharpness(self) -> float:
+        """Rejections per nat: a path whose product of q is s is accepted with probability s to the power of this."""
+        return (self.tried - self.accepted) / max(self.surprise, FLAT)
+
+    def expected(self, limit: int, deepest: int) -> list[float]:
+        """E(d) for d = 0, 1, .. deepest, of a sequence whose paths end at `limit`."""
+        return list(accumulate(self.mean**depth if depth <= limit else 0.0 for depth in range(deepest + 1)))
+
+    def floors(self, least: Sequence[float], limit: int) -> tuple[float, ...]:
+        """How sure of a path to depth 0, 1, .. the drafter must be to go on; see `Sequence.floors`.
+
+        least: the tokens that a level below depth 1, 2, .. has to bring. limit: of the depth.
+        """
+        if not limit:
+            return ()
+        reach, found, sharpness = 1.0, [0.0], self.sharpness
+        for gain in least[: limit - 1]:
+            reach *= self.mean
+            need = gain / self.mean  # how likely the path must be accepted
+            if need >= 1 or (not self.tells and reach < need):
+                break
+            found.append(need ** (1 / sharpness) if self.tells and sharpness > 0 else 0.0)
+        return tuple(found)
 
 
 @dataclass
@@ -201,19 +239,13 @@ class Experience:
     """What earlier texts taught: where the next one starts.
 
     extra: as `expected_extra` gives it; a depth that it has no number for is never drafted.
-    accepted, tried: draft tokens of the last steps, of all depths; what is assumed of them before the first.
+    drafts: how draft tokens fared in all of them.
     costs: by batch size.
     """
 
     extra: tuple[float, ...]
-    accepted: float = HOPE * WEIGHT
-    tried: float = WEIGHT
+    drafts: Acceptance = field(default_factory=Acceptance)
     costs: dict[int, Costs] = field(default_factory=dict)
-
-    @property
-    def acceptance(self) -> float:
-        """Share of draft tokens that were accepted where the ones before were."""
-        return self.accepted / self.tried
 
     def costs_of(self, batch: int) -> Costs:
         """The costs at a batch size; until something was drafted there, what is expected is what the nearest one with
@@ -249,19 +281,16 @@ class Controller:
 
     def join(self) -> None:
         """A sequence joins at the end."""
-        self.sequences.append(self._new(self.experience.acceptance, WEIGHT))
+        drafts = self.experience.drafts
+        self.sequences.append(drafts.new(drafts.mean, WEIGHT))
 
     def leave(self, index: int) -> None:
         """A sequence leaves; the last one takes its place."""
         self.sequences[index] = self.sequences[-1]
         self.sequences.pop()
 
-    def _new(self, mean: float, weight: float) -> Acceptance:
-        none = [0.0] * (len(self.experience.extra) - 1)
-        return Acceptance(mean, weight, none, none)
-
-    def choose(self, timed: bool = True, limits: Sequence[int] | None = None) -> int:
-        """The depth of the next step, one for all sequences: a forward is as long as its longest.
+    def choose(self, timed: bool = True, limits: Sequence[int] | None = None) -> list[tuple[float, ...]]:
+        """How far the next step drafts: the floors of each sequence's next tree, or nothing where none drafts.
 
         timed: whether this step's time can be measured.
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
@@ -270,42 +299,45 @@ class Controller:
         self.resting = costs.rest > 0
         if self.resting:
             costs.rest -= 1
-            return 0
+            return []
         if not costs.drafting:
             return self._try_again(costs)
         if timed and costs.due:
-            return 0
-        deepest = len(self.experience.extra) - 1
-        each = zip(self.sequences, limits or [deepest] * len(self.sequences), strict=True)
-        tokens = map(sum, zip(*(_until(limit, sequence.expected()) for sequence, limit in each), strict=True))
-        rates = [expected / costs.steps(depth) for depth, expected in enumerate(tokens)]
+            return []
+        deepest, times = len(self.experience.extra) - 1, costs.times()
+        each = list(zip(self.sequences, limits or [deepest] * len(self.sequences), strict=True))
+        tokens = map(sum, zip(*(sequence.expected(limit, deepest) for sequence, limit in each), strict=True))
+        rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         if max(rates[1:]) <= rates[0]:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
-            return 0
-        return max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
+            return []
+        mean = sum(sequence.mean for sequence in self.sequences) / len(each)
+        least = (max(rates) / len(each) * prices(times, mean)).tolist()
+        return [sequence.floors(least, min(limit, deepest)) for sequence, limit in each]
 
-    def _try_again(self, costs: Costs) -> int:
-        """1 where a step may be drafted again after plain ones, else 0."""
+    def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
+        """One draft token each where a step may be drafted again after plain ones, else none."""
         if costs.balance < 0:
-            return 0
+            return []
         if not any(depth + 1 > costs.steps(depth) for depth in range(1, len(self.experience.extra))):
             # It would not win if everything were accepted. Only drafted steps could tell that it has become cheaper:
             # so it will be tried as if it had lost so much and were not known.
             costs.balance = -DEBT
             costs.forget()
-            return 0
+            return []
         costs.drafting = True
-        hope = max(HOPE, self.experience.acceptance)
-        self.sequences = [self._new(hope, TRY_WEIGHT) for _ in self.sequences]
-        return 1
+        drafts = self.experience.drafts
+        self.sequences = [drafts.new(max(HOPE, drafts.mean), TRY_WEIGHT) for _ in self.sequences]
+        return [(0.0,) for _ in self.sequences]
 
-    def learn_acceptance(self, limits: Sequence[int], accepted: Sequence[int]) -> None:
-        """What a drafted step brought, per sequence: the most tokens that it could accept, and those accepted."""
-        known = self.experience
-        for sequence, limit, n in zip(self.sequences, limits, accepted, strict=True):
-            sequence.learn(limit, n)
-            known.accepted = FORGET_LONG * known.accepted + n
-            known.tried = FORGET_LONG * known.tried + min(n + 1, limit)
+    def learn_acceptance(
+        self, limits: Sequence[int], accepted: Sequence[int], surprises: Sequence[float | None]
+    ) -> None:
+        """What a drafted step brought, per sequence: the most tokens that it could accept, those accepted, and the
+        surprise of those judged, as in `Acceptance`."""
+        for sequence, limit, count, surprise in zip(self.sequences, limits, accepted, surprises, strict=True):
+            sequence.learn(limit, count, surprise, FORGET)
+            self.experience.drafts.learn(limit, count, surprise, FORGET_LONG)
 
     def learn_cost(self, depth: int, tokens: float, seconds: float | None, usual: bool = True) -> None:
         """What a step took.
@@ -330,9 +362,22 @@ class Controller:
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
 
-def _until(limit: int, expected: list[float]) -> list[float]:
-    """E(d) of a sequence whose paths end at `limit`."""
-    return [expected[min(depth, limit)] for depth in range(len(expected))]
+def prices(times: Sequence[float], mean: float) -> np.ndarray:
+    """What levels 2, 3, .. have to bring, in plain steps for each draft token that they are reached for [depths - 1].
+
+    A level is worth its time, or that of some levels from it on together is worth what they bring: the next node may
+    begin a block, which the nodes after it share.
+
+    times: of steps of depth 0, 1, .., in plain steps. What the first level takes is no part of it: with it comes what a
+    drafted step takes once.
+    mean: the acceptance of a draft token.
+    """
+    of_depth = np.array(times[1:])
+    depths = np.arange(len(of_depth))
+    further = np.maximum(depths - depths[:, None], 0)
+    brought = np.append(0.0, np.cumsum(mean**depths))[further]
+    more = np.divide(of_depth - of_depth[:, None], brought, where=further > 0, out=np.full(further.shape, np.inf))
+    return more[:-1].min(1).clip(min=0)
 
 
 def _earn(costs: Costs) -> None:

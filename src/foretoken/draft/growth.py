@@ -27,6 +27,9 @@ class Growth:
     num_pending: scored nodes up to the root, that is the committed ids that the cache had not seen.
     frontier: nodes that will have children.
     depth: levels drawn so far.
+    floor, floors: a node gets no children if the product of q down to it is below `floor`, or below floors[d] where it
+        is at depth d and there are any.
+    sure: that product per node; only kept where there is a floor.
     uniforms: of a chain, one per level.
     decided: per node the law with the number of draws that a coin decided before q was known.
     """
@@ -39,12 +42,33 @@ class Growth:
     num_pending: int = 0
     frontier: list[int] = field(default_factory=list)
     depth: int = 0
+    floor: float = 0.0
+    floors: Seq[float] = ()
+    sure: list[float] = field(default_factory=lambda: [1.0])
     uniforms: Uniforms | None = None
     decided: dict[int, Law] = field(default_factory=dict)
 
+    @property
+    def asks(self) -> bool:
+        """Whether somebody asks how sure the drafter is of its path."""
+        return self.floor > 0 or len(self.floors) > 0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether q must be a distribution where the likeliest tokens are taken too."""
+        return self.asks or self.policy.weighs
+
     def needs_probabilities(self, sampling: Sampling) -> bool:
         """Whether q must be made as `sampling` says. Else the likeliest tokens are taken, for which scores will do."""
-        return self.law is not Opaque or (self.policy.weighs and sampling.temperature > 0)
+        return self.law is not Opaque or (self.weighs and sampling.temperature > 0)
+
+    def select(self, first: int) -> list[int]:
+        """Of the nodes of the lowest level, from node `first` on, those that will have children."""
+        chosen = self.policy.select(self.states, first)
+        if not self.asks:
+            return chosen
+        floor = max(self.floor, self.floors[self.depth] if self.floors else 0.0)
+        return [node for node in chosen if self.sure[node] >= floor]
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""
@@ -61,26 +85,31 @@ class Growth:
         q: Float[Tensor, "m v"],
         draws: Seq[tuple[int, ...]],
         states: Seq[Seq[Any]],
+        weights: Seq[Seq[float]] | None,
     ) -> None:
-        """The children of m nodes. What was not sampled is put on record by `finish`, since not all of it is kept."""
-        if self.law is Opaque:
-            for node, drawn, of_drawn in zip(nodes, draws, states, strict=True):
+        """The children of m nodes. What was not sampled is put on record by `finish`, since not all of it is kept.
+
+        weights: q of each draw; None where nobody asks for it.
+        """
+        for i, (node, drawn, of_drawn) in enumerate(zip(nodes, draws, states, strict=True)):
+            if self.law is Opaque:
                 self.builder.append(node, drawn)
-                self.states += of_drawn[: len(drawn)]  # there may be fewer tokens than were asked for
-            return
-        for node, law, of_node, drawn, of_drawn in zip(nodes, laws, q.unbind(), draws, states, strict=True):
-            added = self.builder.add(node, Siblings(drawn, of_node, law))
+                added = range(len(drawn))  # there may be fewer tokens than were asked for
+            else:
+                added = self.builder.add(node, Siblings(drawn, q[i], laws[i]))
             self.states += [of_drawn[j] for j in added]
+            if weights is not None:
+                self.sure += [self.sure[node] * weights[i][j] for j in added]
 
     def finish(self) -> TokenTree:
         """The tree, and `scored` by its nodes. Only children that were not sampled may be left out."""
-        kept = self.policy.keep(self.states)
+        kept, sure = self.policy.keep(self.states), self.sure if self.floors else None
         if self.law is not Opaque:
             assert kept is None
-            return self.builder.build()
+            return self.builder.build(sure)
         tokens, parents = self.builder.tokens, self.builder.parents
         if kept is not None:
             new = {node: i for i, node in enumerate(kept)}
             tokens, parents = [tokens[node] for node in kept], [-1, *(new[parents[node]] for node in kept[1:])]
             self.scored = {new[node]: place for node, place in self.scored.items() if node in new}
-        return opaque_tree(tokens, parents)
+        return opaque_tree(tokens, parents, sure)

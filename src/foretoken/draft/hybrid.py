@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from foretoken.core.interfaces import Drafter, DraftSession, Path, PrefixSession
-from foretoken.core.sequence import ANY_DEPTH, Sequence
+from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.auto import AutoSession
 from foretoken.draft.controller import EXTRA, FORGET, HOPE, expected_extra
@@ -101,7 +101,7 @@ class HybridSession(WrappedSession[DraftSession]):
         crowded = len(sequences) > 1 and isinstance(self.inner, AutoSession)
         found, taken = [], []
         for text, seq, model in zip(self._lookup.texts, sequences, self._models, strict=True):
-            seq.max_depth = ANY_DEPTH  # the model's controller set it for its last draft
+            seq.floors = None  # the model's controller set them for its last draft
             tree = text.draft(seq, self._lookup.store if seq.sampling.temperature == 0 else None)
             looked_up = (1 + text.gain) / (1 + EXTRA[2] * tree.num_drafted)
             found.append(root_only(seq.ids[-1]) if crowded else tree)

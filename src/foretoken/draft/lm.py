@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import DraftSession, Path
-from foretoken.core.laws import Law, Opaque, draw_each
+from foretoken.core.laws import Law, Opaque, draw_each, weights_of
 from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
@@ -113,6 +113,8 @@ class LMDraftSession:
         g = Growth(policy, law, TreeBuilder(seq.ids[-1]), [root])
         if self._deepest(seq) < 1:
             return g
+        if isinstance(policy, ShapePolicy):
+            g.floor, g.floors = policy.floor, (seq.floors or ()) if self._chain_depth else ()
         g.frontier = policy.select([root], 0)
         levels = min(self._chain_depth, seq.depth_left)
         if levels > 0:
@@ -161,7 +163,7 @@ class LMDraftSession:
         if g.needs_probabilities(seq.sampling):
             return self._scoring.score_tree(0, tokens, parents, seq.sampling.temperature)
         scores = self._scoring.score_tree(0, tokens, parents, 0.0)
-        return scores.softmax(-1) if g.policy.weighs and scores is not None else scores
+        return scores.softmax(-1) if g.weighs and scores is not None else scores
 
     def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ _"]]:
         """The model's logits after nodes of every sequence."""
@@ -204,7 +206,7 @@ class LMDraftSession:
         if g.needs_probabilities(seq.sampling):
             return seq.probabilities(logits, suffixes)
         scores = seq.scores(logits, suffixes)
-        return scores.softmax(-1) if g.policy.weighs else scores
+        return scores.softmax(-1) if g.weighs else scores
 
     def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
         """Draw the children of a level's nodes; the new frontier is those that will have children themselves."""
@@ -225,9 +227,10 @@ class LMDraftSession:
         draws = draw_each(drawn_by, q, u)
         first = len(g.states)
         states = g.policy.grow(planned, q, draws)
-        g.add(nodes, laws, *self._of_target(g, q, draws), states)
+        weights = weights_of(draws, q).tolist() if g.asks else None
+        g.add(nodes, laws, *self._of_target(g, q, draws), states, weights)
         if g.depth < self._deepest(seq) and len(g.states) > first:
-            g.frontier = g.policy.select(g.states, first)
+            g.frontier = g.select(first)
 
     def _deepest(self, seq: Sequence) -> int:
         """The depth at which the sequence's next tree ends at the latest."""

@@ -7,7 +7,7 @@ state. In the cache of a head's layers slot j - 1 holds token x_j, since a row's
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import NotFiniteError
-from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.head import Head
 from foretoken.heads.layer import Attend, LayerShape
 from foretoken.heads.layouts import EMBEDDING
 from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, slot_cache
-from foretoken.kernel.sizes import ALL
+from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
 from foretoken.models.parts import TargetParts
@@ -142,12 +141,11 @@ class EagleSlots(KernelSlots):
         return torch.from_numpy(out)
 
     def draft_chain(
-        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, u: Float[Tensor, "n 1"],
-        temperature: float, floor: float, truncation: Truncation = ALL,
-    ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:  # fmt: skip
+        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, draws: ChainDraws
+    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
-        return self._draft(self._text(row, (), read, states.float().numpy(), start), u, temperature, floor, truncation)
+        return self._draft(self._text(row, (), read, states.float().numpy(), start), draws)
 
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
@@ -218,26 +216,22 @@ class SerialRows(HeadRows[SerialRow]):
         return self.kernel is not None and self.kernel.drafts_chains and not len(self.rows[row].tree)
 
     @torch.inference_mode()
-    def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL, past: Sequence[int] = (),
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
+    def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
         """As models.fused_rows.FusedRows.draft_chain: one compiled call, whose tokens and q are those of `score` and
         draw. Nothing is looked up in `past`, since a head needs the state before each token."""
         assert self.kernel is not None
         of_row, start = self.rows[row], self.rows[row].length - 1
-        self.slots.check_room(start + len(tokens) + len(u) - 1)
+        self.slots.check_room(start + len(tokens) + len(draws.u) - 1)
         of_row.tree.grow(range(-1, len(tokens) - 1))
         states = self._inputs(of_row, 0, len(tokens))
-        u = u[: self.head.depth]
-        drafted, q, made = self.kernel.draft_chain(row, tokens, states, start, u, temperature, floor, truncation)
-        if not drafted:
+        drawn, made = self.kernel.draft_chain(row, tokens, states, start, replace(draws, u=draws.u[: self.head.depth]))
+        if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
-        read = [*tokens, *drafted[:-1]]
+        read = [*tokens, *drawn.tokens[:-1]]
         of_row.tree.grow(range(len(tokens) - 1, len(read) - 1))
         of_row.tokens += read
         of_row.states += made.unbind(0)
-        return drafted, q
+        return drawn
 
     def _run_serial(self, firsts: list[int]) -> Float[Tensor, "b n d"] | None:
         """The states of the newest nodes of all rows, also remembered; rows with fewer are padded."""

@@ -19,7 +19,6 @@ from foretoken.kernel.compile import fused
 from foretoken.kernel.draws import pick
 from foretoken.kernel.heads import parallel, step
 from foretoken.kernel.model import Nodes, embed, scores
-from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
 
 # Guesses of one forward, at most: one to begin with, twice as many after all were right, one again after a wrong one.
@@ -50,28 +49,33 @@ class Drawing(NamedTuple):
     """How tokens are taken from logits.
 
     u: uniforms in [0, 1), one per level [levels, 1].
-    factor: what logits are multiplied by, 1 / temperature; 0 takes the likeliest token.
+    likeliest: whether the likeliest tokens are taken, whatever u is.
+    factor: what logits are multiplied by, 1 / temperature.
     truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0.
-    floor: the chain ends behind a token down to which the product of probabilities is less.
+    floors: the chain ends in front of a level to which the product of probabilities is less [levels]; empty where
+        nobody asks for those of likeliest tokens.
     """
 
     u: np.ndarray
+    likeliest: bool
     factor: np.float32
     truncation: tuple[int, float, float]
-    floor: float
+    floors: np.ndarray
 
 
 class Drafted(NamedTuple):
     """What becomes of a chain.
 
     tokens: drawn, by level [levels].
-    q: what they were drawn from [levels, v], zeros before where the head has a vocabulary of its own; no rows with
-        factor 0.
+    q: what they were drawn from [levels, v], zeros before where the head has a vocabulary of its own; no rows for
+        likeliest tokens.
+    sure: the product of probabilities down to each [levels].
     states: those made of the nodes that took a forward [nodes, d], and behind them what wrong guesses left.
     """
 
     tokens: np.ndarray
     q: np.ndarray
+    sure: np.ndarray
     states: np.ndarray
 
 
@@ -79,11 +83,11 @@ class Drafted(NamedTuple):
 def choose(logits, drawing, level, q):
     """Take the token of one level from logits [1, v].
 
-    q: [1, v], becomes what the token is drawn from; with factor 0 softmax(logits), only if there is a floor.
+    q: [1, v], becomes the probabilities; not of likeliest tokens where nobody asks for them.
 
     Returns the token, -1 where logits are not finite, and its probability, 1 where that is not known.
     """
-    if drawing.factor > 0:
+    if not drawing.likeliest:
         if not softmax(logits, drawing.factor, drawing.truncation, q):
             return -1, 0.0
         token = pick(q[0], drawing.u[level, 0])
@@ -91,8 +95,8 @@ def choose(logits, drawing, level, q):
     token = np.argmax(logits)  # of NaN, if there is one
     if not np.isfinite(logits[0, token]):
         return -1, 0.0
-    if drawing.floor > 0:
-        softmax(logits, np.float32(1), ALL, q)
+    if len(drawing.floors) > 0:
+        softmax(logits, drawing.factor, drawing.truncation, q)
         return token, np.float64(q[0, token])
     return token, 1.0
 
@@ -187,18 +191,19 @@ def draft_chain(model, text, drawing, drafted, threads):
             states = x[m - 1 :]
             scores(states, head, all_logits[: 1 + guessed], threads)
             used, done, forwards, logits = used + m, done + m, forwards + 1, all_logits[:1]
-        if drawing.factor > 0 and not own:
+        if not drawing.likeliest and not own:
             q = drafted.q[level : level + 1]
         token, share = choose(logits, drawing, level, q)
         if token < 0:
             return 0, forwards
         drafted.tokens[level] = head.columns[token] if own else token
         past[known + level] = drafted.tokens[level]
-        if own and drawing.factor > 0:
+        if own and not drawing.likeliest:
             for j in range(width):
                 drafted.q[level, head.columns[j]] = q[0, j]
         sure *= share
-        if sure < drawing.floor:
+        drafted.sure[level] = sure
+        if level + 1 < len(drawing.floors) and sure < drawing.floors[level + 1]:
             return level + 1, forwards
         unread = drafted.tokens[level : level + 1]
     return levels, forwards

@@ -6,9 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from foretoken.core.errors import NotFiniteError
-from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float
-from foretoken.kernel.sizes import ALL
+from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.recorder import FORWARD, SCORING, recorded
 from foretoken.models.rows import Rows
@@ -28,24 +27,20 @@ class FusedRows(Rows):
 
     @recorded(SCORING)
     @recorded(FORWARD)
-    def draft_chain(
-        self, row: int, tokens: Sequence[int], u: Float[Tensor, "n 1"], temperature: float, floor: float = 0.0,
-        truncation: Truncation = ALL, past: Sequence[int] = (),
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:  # fmt: skip
-        """Read `tokens` after a row's committed text; draw the next from softmax(logits / temperature), truncated if
-        that is asked for, by u[0]; read that, and so on: (tokens drawn, q of each). What was read are scored nodes of
-        the row, whose tree was empty. At temperature 0 the likeliest are taken, and q has no rows. It ends where the
-        product of q down to a draft, of the unscaled q at temperature 0, is below `floor`. Next tokens are looked up in
-        `past`, whose last ones are `tokens`: that saves forwards, and changes nothing else.
+    def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
+        """Read `tokens` after a row's committed text, draw the next, read that, and so on.
+
+        What was read are scored nodes of the row, whose tree was empty. Next tokens are looked up in `past`, whose last
+        ones are `tokens`: that saves forwards, and changes nothing else.
 
         NotFiniteError where logits have NaN or +inf, or nothing finite.
         """
-        start = self._chain_start(row, len(tokens) + len(u) - 1)
-        drafted, q = self.cache.draft_chain(row, past, tokens, start, u, temperature, floor, truncation)
-        if not drafted:
+        start = self._chain_start(row, len(tokens) + len(draws.u) - 1)
+        drawn = self.cache.draft_chain(row, past, tokens, start, draws)
+        if not drawn.tokens:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
-        self._trees[row].grow(range(-1, len(tokens) + len(drafted) - 2))
-        return drafted, q
+        self._trees[row].grow(range(-1, len(tokens) + len(drawn.tokens) - 2))
+        return drawn
 
     @recorded(SCORING)
     def score_tree(

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from foretoken.core.sampling import Truncation, inverse
+from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
 from foretoken.kernel.memory import Arena
-from foretoken.kernel.sizes import COLUMNS, DOTTED, LANES, SILU, WHOLE
+from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
+from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, norm_eps, read_layer
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.panels import PackedEmbedding
@@ -178,25 +179,24 @@ class KernelSlots:
     def _draft(
         self,
         text: "Text",
-        u: Float[Tensor, "n 1"],
-        temperature: float,
-        floor: float,
-        truncation: Truncation,
-    ) -> tuple[list[int], Float[Tensor, "_ v"], Float[Tensor, "_ d"]]:
-        """The chain after a text: tokens, the q of each, and the states made of the nodes, zeros where no forward was
-        run; see kernel.chain.draft_chain."""
+        draws: ChainDraws,
+    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
+        """The chain after a text, and the states made of the nodes, zeros where no forward was run; see
+        kernel.chain.draft_chain."""
         from foretoken.kernel.chain import Drafted, Drawing, draft_chain
 
-        levels, m, width = len(u), len(text.tokens), self.layers.vocab_size
+        levels, m, width = len(draws.u), len(text.tokens), self.layers.vocab_size
+        likeliest = draws.likeliest or draws.temperature == 0
+        factor, truncation = inverse(draws.temperature or 1.0), draws.truncation if draws.temperature else ALL
+        drawing = Drawing(draws.u.numpy(), likeliest, factor, truncation, np.array(draws.floors, np.float64))
         make = np.zeros if len(self.layers.head.columns) else np.empty
-        q = make((levels if temperature > 0 else 0, width), np.float32)
+        q = make((0 if likeliest else levels, width), np.float32)
         made = np.zeros((m + levels - 1, self.layers.embedding.width), np.float32)
-        drafted = Drafted(np.empty(levels, np.int64), q, made)
-        drawing = Drawing(u.numpy(), factor_at(temperature), truncation, floor)
+        drafted = Drafted(np.empty(levels, np.int64), q, np.empty(levels), made)
         with self.layers.threads.forward(torch.get_num_threads(), m, levels) as run:
             done, run.forwards = draft_chain(self.model, text, drawing, drafted, run.threads)
-        states = torch.from_numpy(made[: max(0, m + done - 1)])
-        return drafted.tokens[:done].tolist(), torch.from_numpy(q[:done]), states
+        chain = DrawnChain(drafted.tokens[:done].tolist(), torch.from_numpy(q[:done]), drafted.sure[:done].tolist())
+        return chain, torch.from_numpy(made[: max(0, m + done - 1)])
 
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""

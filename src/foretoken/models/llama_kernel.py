@@ -17,9 +17,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from foretoken.core.sampling import Truncation
 from foretoken.core.shapes import Float
-from foretoken.kernel.sizes import ALL, DOTTED, GELU, LANES, QUANTISED, SILU
+from foretoken.kernel.sizes import DOTTED, GELU, LANES, QUANTISED, SILU
+from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import begin_with_panels, bias_of, norm_eps, norm_weight
 from foretoken.models.features import FeatureStore
 from foretoken.models.kernel_layers import (
@@ -148,20 +148,15 @@ class KernelRows(KernelSlots):
         past: Sequence[int],
         read: Sequence[int],
         start: int,
-        u: Float[Tensor, "n 1"],
-        temperature: float,
-        floor: float,
-        truncation: Truncation = ALL,
-    ) -> tuple[list[int], Float[Tensor, "_ v"]]:
-        """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too),
-        and the q of each; at temperature 0 the likeliest ones, without q.
+        draws: ChainDraws,
+    ) -> DrawnChain:
+        """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too).
 
-        What `__call__`, softmax and draw would give level by level, bit for bit. Fewer than n where the product of q
-        falls below `floor`, none where logits are not finite. past: where later tokens are looked up, so that fewer
-        forwards may do; see kernel.chain.Text.
+        What `__call__`, softmax and draw would give level by level, bit for bit. past: where later tokens are looked
+        up, so that fewer forwards may do; see kernel.chain.Text.
         """
         none = np.zeros((0, self.layers.embedding.width), np.float32)
-        return self._draft(self._text(row, past, read, none, start), u, temperature, floor, truncation)[:2]
+        return self._draft(self._text(row, past, read, none, start), draws)[0]
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:

@@ -13,6 +13,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import LogitScores, NodeScores, ReadyScores
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.chains import ChainDraws
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.rows import Rows
 
@@ -72,8 +73,8 @@ class RootScores(LogitScores):
 
     def _forward(self, u: Float[Tensor, "1 1"]) -> tuple[int, Tensor]:
         """(the token drawn by u or the likeliest, p [1, v] at temperature > 0)."""
-        (token,), p = self._rows.draft_chain(0, self._tree.tokens, u, self._sequence.sampling.temperature)
-        return token, p
+        drawn = self._rows.draft_chain(0, self._tree.tokens, ChainDraws(u, self._sequence.sampling.temperature))
+        return drawn.tokens[0], drawn.q
 
 
 class LMTargetSession:

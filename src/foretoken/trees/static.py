@@ -2,7 +2,7 @@
 
 Such a tree may end early where the drafter is unsure: nodes get no children if the product of q down to them, by which
 EAGLE-2 ranks nodes (Li et al. 2024, EAGLE-2, arXiv:2406.16858), is below a floor. That product is known before the
-children are drawn, so the draws that are made keep their law.
+children are drawn, so the draws that are made keep their law. `draft.growth` sees to it.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,16 @@ from functools import cached_property
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import Law, weights_of
+from foretoken.core.laws import Law
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.grammar import check_parents
 
-Place = tuple[int, float]  # a node of the shape, and the product of q down to it, 1 if there is no floor
-
 
 @dataclass(frozen=True)
 class StaticTree(TreePolicy):
-    """The shape with a given parent list. A node's state is its Place.
+    """The shape with a given parent list. A node's state is its place in it.
 
     parents: parents[0] = -1 (the root), parents[i] < i.
     floor: nodes of whose path the drafter is less sure than this, in (0, 1], get no children; 0 if all get theirs.
@@ -46,18 +44,14 @@ class StaticTree(TreePolicy):
             children[parent].append(i)
         return tuple(tuple(c) for c in children)
 
-    @property
-    def weighs(self) -> bool:
-        return self.floor > 0
-
     def sizes(self) -> tuple[int, ...]:
         depths = [0] * len(self.parents)
         for i, parent in enumerate(self.parents[1:], start=1):
             depths[i] = depths[parent] + 1
         return tuple(sum(0 < depth <= d for depth in depths) for d in range(max(depths) + 1))
 
-    def root(self, past: None) -> Place:
-        return 0, 1.0
+    def root(self, past: None) -> int:
+        return 0
 
     @property
     def max_nodes(self) -> int:
@@ -75,27 +69,16 @@ class StaticTree(TreePolicy):
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
         return (family(self.max_draws),)
 
-    def plan(self, states: Sequence[Place], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
-        return [
-            Plan(family(len(nodes)), (nodes, sure)) if (nodes := self._children[node]) else None
-            for node, sure in states
-        ]
+    def plan(self, states: Sequence[int], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
+        return [Plan(family(len(nodes)), nodes) if (nodes := self._children[node]) else None for node in states]
 
     def grow(
         self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
-    ) -> list[list[Place]]:
-        if self.floor == 0:
-            return [[(node, 1.0) for node in plan.memo[0]] for plan in plans]
-        assert q is not None
-        grown = []
-        for plan, drawn, weights in zip(plans, draws, weights_of(draws, q).tolist(), strict=True):
-            nodes, sure = plan.memo
-            # A law may give fewer draws than there are children, where few tokens have any probability.
-            grown.append([(node, sure * x) for _, node, x in zip(drawn, nodes, weights, strict=False)])
-        return grown
+    ) -> list[tuple[int, ...]]:
+        return [plan.memo for plan in plans]
 
-    def select(self, states: Sequence[Place], first: int) -> list[int]:
-        return [i for i in range(first, len(states)) if self._children[states[i][0]] and states[i][1] >= self.floor]
+    def select(self, states: Sequence[int], first: int) -> list[int]:
+        return [i for i in range(first, len(states)) if self._children[states[i]]]
 
 
 def chain(depth: int, floor: float = 0.0) -> StaticTree:

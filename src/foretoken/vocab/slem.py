@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
@@ -140,7 +141,7 @@ class SLEMSession:
             row.inner.ids = new
         row.inner.num_prompt = len(row.inner.ids)
         row.inner.max_new_tokens = ENDLESS if seq.num_left > 1 else 1  # at the last token nothing is drafted
-        row.inner.max_depth = min(seq.depth_limit, seq.max_depth)
+        row.inner.depth_limit, row.inner.floors = seq.depth_limit, seq.floors
         return row.inner
 
     def _reserve(self, needed: int) -> None:
@@ -171,7 +172,18 @@ class SLEMSession:
             if below:
                 children = builder.add(node, Siblings(tuple(below), None, Opaque(len(below))))
                 level += [(children[j], below[token]) for j, token in enumerate(below)]
-        return builder.build()
+        return builder.build(None if tree.sure is None else self._sure(row, tree, builder.tokens[1:]))
+
+    def _sure(self, row: Row, chain: TokenTree, tokens: Seq[int]) -> list[float]:
+        """How sure the drafter is of the target's tokens of its chain: of each as of the token of its own that spells
+        the last byte of it. A special token counts for a byte."""
+        assert chain.sure is not None
+        translation = self.drafter.translation
+        lengths = ([len(side.spell([token]) or " ") for token in ids] for side, ids in
+                   ((translation.dest, chain.tokens[1:]), (translation.source, tokens)))  # fmt: skip
+        ends, wanted = (np.cumsum(of_side) for of_side in lengths)
+        places = np.searchsorted(ends - len(row.healing.edge.taken), wanted).clip(max=len(ends) - 1)
+        return [1.0, *(chain.sure[1 + place] for place in places.tolist())]
 
     def _string(self, row: Row, seq: Sequence, tokens: list[int]) -> list[int]:
         """Target ids of one drafted path; a special token ends it, and is the last of them if the target has it."""
