@@ -26,10 +26,11 @@ became more than 1 to 2% slower in some case without it, or because of the measu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from statistics import median
 
 import numpy as np
+
+from foretoken.kernel.compile import compiled
 
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
@@ -44,7 +45,7 @@ SETTLED_S, MEASURED = 0.005, 3  # by the median of 3 behind 5 ms in which caches
 PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
-FLAT = 1e-9  # nats of drafts of which the drafter was entirely sure
+FLAT = 1e-9  # nats of drafts of which the drafter was entirely sure; rejections per nat where there were none
 
 
 def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXTRA) -> tuple[float, ...]:
@@ -101,7 +102,7 @@ class Costs:
             if len(self.looked) < 2 * LOOK and sum(self.looked[:-MEASURED]) < SETTLED_S:
                 return
             seconds = median(self.looked[-MEASURED:])
-        expected = self._paces(depth)
+        expected = self._paces(depth, self._scale)
         if self.pace_s is None:
             self.pace_s = max(seconds, SHORTEST) / expected
         off = max(seconds, SHORTEST) / (self.pace_s * expected)
@@ -127,23 +128,24 @@ class Costs:
 
     def steps(self, depth: int) -> float:
         """T, the time of a step in plain steps."""
-        return self._paces(depth) / self.plain
+        return self._paces(depth, self._scale) / self.plain
 
     def times(self) -> list[float]:
         """T of every depth."""
-        return [self.steps(depth) for depth in range(len(self.extra))]
+        scale = self._scale
+        return [self._paces(depth, scale) / self.plain for depth in range(len(self.extra))]
 
     def plain_steps(self, seconds: float) -> float:
         """How many plain steps take so many seconds now; for costs that have a pace."""
         assert self.pace_s is not None
         return seconds / (self.pace_s * self.plain)
 
-    def _paces(self, depth: int) -> float:
-        """T, where 1 takes pace_s."""
+    def _paces(self, depth: int, scale: float) -> float:
+        """T, where 1 takes pace_s; scale: as `_scale` has it now."""
         if not depth:
             return self.plain
         count, took = self.seen.get(depth, (0.0, 0.0))
-        return 1 + (took + EXPECTED * self._scale * self.extra[depth]) / (count + EXPECTED)
+        return 1 + (took + EXPECTED * scale * self.extra[depth]) / (count + EXPECTED)
 
     @property
     def shown(self) -> list[float]:
@@ -215,7 +217,11 @@ class Acceptance:
 
     def expected(self, limit: int, deepest: int) -> list[float]:
         """E(d) for d = 0, 1, .. deepest, of a sequence whose paths end at `limit`."""
-        return list(accumulate(self.mean**depth if depth <= limit else 0.0 for depth in range(deepest + 1)))
+        mean, reach, found = self.mean, 1.0, [1.0]
+        for depth in range(1, deepest + 1):
+            reach = reach * mean if depth <= limit else 0.0
+            found.append(found[-1] + reach)
+        return found
 
     def floors(self, least: Sequence[float], limit: int) -> tuple[float, ...]:
         """How sure of a path to depth 0, 1, .. the drafter must be to go on; see `Sequence.floors`.
@@ -224,13 +230,14 @@ class Acceptance:
         """
         if not limit:
             return ()
-        reach, found, sharpness = 1.0, [0.0], self.sharpness
+        mean, reach, found = self.mean, 1.0, [0.0]
+        power = 1 / max(self.sharpness, FLAT)
         for gain in least[: limit - 1]:
-            reach *= self.mean
-            need = gain / self.mean  # how likely the path must be accepted
+            reach *= mean
+            need = gain / mean  # how likely the path must be accepted
             if need >= 1 or (not self.tells and reach < need):
                 break
-            found.append(need ** (1 / sharpness) if self.tells and sharpness > 0 else 0.0)
+            found.append(need**power if self.tells else 0.0)
         return tuple(found)
 
 
@@ -312,7 +319,7 @@ class Controller:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return []
         mean = sum(sequence.mean for sequence in self.sequences) / len(each)
-        least = (max(rates) / len(each) * prices(times, mean)).tolist()
+        least = (max(rates) / len(each) * prices(np.array(times), mean)).tolist()
         return [sequence.floors(least, min(limit, deepest)) for sequence, limit in each]
 
     def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
@@ -362,22 +369,26 @@ class Controller:
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
 
-def prices(times: Sequence[float], mean: float) -> np.ndarray:
+@compiled
+def prices(times: np.ndarray, mean: float) -> np.ndarray:
     """What levels 2, 3, .. have to bring, in plain steps for each draft token that they are reached for [depths - 1].
 
     A level is worth its time, or that of some levels from it on together is worth what they bring: the next node may
     begin a block, which the nodes after it share.
 
-    times: of steps of depth 0, 1, .., in plain steps. What the first level takes is no part of it: with it comes what a
-    drafted step takes once.
+    times: of steps of depth 0, 1, .., in plain steps [depths + 1]. What the first level takes is no part of it: with it
+        comes what a drafted step takes once.
     mean: the acceptance of a draft token.
     """
-    of_depth = np.array(times[1:])
-    depths = np.arange(len(of_depth))
-    further = np.maximum(depths - depths[:, None], 0)
-    brought = np.append(0.0, np.cumsum(mean**depths))[further]
-    more = np.divide(of_depth - of_depth[:, None], brought, where=further > 0, out=np.full(further.shape, np.inf))
-    return more[:-1].min(1).clip(min=0)
+    found = np.empty(len(times) - 2)
+    for depth in range(1, len(times) - 1):
+        brought, reach, least = 0.0, 1.0, np.inf
+        for further in range(depth + 1, len(times)):
+            brought += reach
+            reach *= mean
+            least = min(least, (times[further] - times[depth]) / brought)
+        found[depth - 1] = max(least, 0.0)
+    return found
 
 
 def _earn(costs: Costs) -> None:
