@@ -103,7 +103,7 @@ def test_the_drafter_is_as_sure_of_a_target_token_as_of_its_own_that_ends_it(bef
     drafted = replace(opaque_tree([0, *written], range(-1, 4)), sure=(1.0, 0.9, 0.5, 0.2, 0.1))
     drafter = SLEMDrafter(CausalLM(tiny.llama(0)), translation, static.chain(4), Opaque)
     found = drafter.open(1, 9)._sure(row, drafted, [T.ids[spelled] for spelled in target_tokens])
-    assert found == [1.0, *sure]
+    assert found == (1.0, *sure)
 
 
 def test_the_longest_overlap_goes_on_behind_what_is_unchanged():

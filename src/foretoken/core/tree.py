@@ -124,12 +124,12 @@ class TreeBuilder:
         self.parents += [node] * len(tokens)
         self.siblings += [None] * len(tokens)
 
-    def build(self, sure: Sequence[float] | None = None) -> TokenTree:
+    def build(self, sure: tuple[float, ...] | None = None) -> TokenTree:
         """sure: as in TokenTree."""
-        return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings), _tuple(sure))
+        return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings), sure)
 
 
-def opaque_tree(tokens: Sequence[int], parents: Sequence[int], sure: Sequence[float] | None = None) -> TokenTree:
+def opaque_tree(tokens: Sequence[int], parents: Sequence[int], sure: tuple[float, ...] | None = None) -> TokenTree:
     """The tree with these nodes, none of them sampled: every node's children are recorded as opaque, in their order."""
     draws: dict[int, list[int]] = {}
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
@@ -137,7 +137,7 @@ def opaque_tree(tokens: Sequence[int], parents: Sequence[int], sure: Sequence[fl
     siblings: list[Siblings | None] = [None] * len(tokens)
     for node, below in draws.items():
         siblings[node] = Siblings(tuple(below), None, Opaque(len(below)))
-    return TokenTree(tuple(tokens), tuple(parents), tuple(siblings), _tuple(sure))
+    return TokenTree(tuple(tokens), tuple(parents), tuple(siblings), sure)
 
 
 def root_only(token: int) -> TokenTree:
@@ -145,10 +145,8 @@ def root_only(token: int) -> TokenTree:
     return TokenTree((token,), (-1,), (None,))
 
 
-def chain(tokens: Sequence[int], siblings: Sequence[Siblings | None], sure: Sequence[float] | None = None) -> TokenTree:
+def chain(
+    tokens: Sequence[int], siblings: Sequence[Siblings | None], sure: tuple[float, ...] | None = None
+) -> TokenTree:
     """A path: siblings[i] is the record of the draw of tokens[i + 1], None for the last."""
-    return TokenTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(siblings), _tuple(sure))
-
-
-def _tuple(sure: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if sure is None else tuple(sure)
+    return TokenTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(siblings), sure)

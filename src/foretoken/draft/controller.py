@@ -234,10 +234,9 @@ class Acceptance:
         power = 1 / max(self.sharpness, FLAT)
         for gain in least[: limit - 1]:
             reach *= mean
-            need = gain / mean  # how likely the path must be accepted
-            if need >= 1 or (not self.tells and reach < need):
+            if gain >= mean or (not self.tells and mean * reach < gain):
                 break
-            found.append(need**power if self.tells else 0.0)
+            found.append((gain / mean) ** power if self.tells else 0.0)
         return tuple(found)
 
 

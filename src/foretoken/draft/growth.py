@@ -103,7 +103,7 @@ class Growth:
 
     def finish(self) -> TokenTree:
         """The tree, and `scored` by its nodes. Only children that were not sampled may be left out."""
-        kept, sure = self.policy.keep(self.states), self.sure if self.floors else None
+        kept, sure = self.policy.keep(self.states), tuple(self.sure) if self.floors else None
         if self.law is not Opaque:
             assert kept is None
             return self.builder.build(sure)

@@ -174,7 +174,7 @@ class SLEMSession:
                 level += [(children[j], below[token]) for j, token in enumerate(below)]
         return builder.build(None if tree.sure is None else self._sure(row, tree, builder.tokens[1:]))
 
-    def _sure(self, row: Row, chain: TokenTree, tokens: Seq[int]) -> list[float]:
+    def _sure(self, row: Row, chain: TokenTree, tokens: Seq[int]) -> tuple[float, ...]:
         """How sure the drafter is of the target's tokens of its chain: of each as of the token of its own that spells
         the last byte of it. A special token counts for a byte."""
         assert chain.sure is not None
@@ -183,7 +183,7 @@ class SLEMSession:
                    ((translation.dest, chain.tokens[1:]), (translation.source, tokens)))  # fmt: skip
         ends, wanted = (np.cumsum(of_side) for of_side in lengths)
         places = np.searchsorted(ends - len(row.healing.edge.taken), wanted).clip(max=len(ends) - 1)
-        return [1.0, *(chain.sure[1 + place] for place in places.tolist())]
+        return 1.0, *(chain.sure[1 + place] for place in places.tolist())
 
     def _string(self, row: Row, seq: Sequence, tokens: list[int]) -> list[int]:
         """Target ids of one drafted path; a special token ends it, and is the last of them if the target has it."""
