@@ -447,3 +447,10 @@ def test_a_useless_drafter_does_not_read_every_prompt():
             behind = behind and not depth
         deciding.leave(0)
     assert 1 <= read <= 5, "2,000 plain steps earn 30, a prompt costs 10"
+
+
+def test_a_drafted_step_takes_what_such_steps_took_on_average():
+    costs = Costs((0.0, 1.0, 2.0), 1.0, plain=0.5)
+    assert costs.drafted_step == costs.steps(2)
+    costs.seen = {1: (2.0, 2.0), 2: (1.0, 4.0)}
+    assert costs.drafted_step == pytest.approx((1 + 6 / 3) / 0.5)

@@ -65,7 +65,6 @@ class AutoSession(WrappedSession[DraftSession]):
         self._new = False  # whether a sequence joined: the next step reads its prompt
         self._seen: list[int] = []  # per sequence, the ids that the drafter was shown
         self._depth, self._began, self._asked = 0, 0.0, False
-        self._deep = len(controller.experience.extra) - 1  # of the last step that drafted
         self._limits: list[int] = []
         self._lengths: list[int] = []
         if isinstance(inner, PrefixSession):
@@ -74,8 +73,8 @@ class AutoSession(WrappedSession[DraftSession]):
 
     @property
     def steps(self) -> float:
-        """The time of a step as deep as the last one that drafted, in plain steps."""
-        return self.controller.costs.steps(self._deep)
+        """The time of a step that drafts, in plain steps."""
+        return self.controller.costs.drafted_step
 
     def join(self) -> None:
         super().join()
@@ -119,7 +118,6 @@ class AutoSession(WrappedSession[DraftSession]):
         depths = [max(least, max(tree.depths)) for tree in trees]
         self._limits = [min(limit, self._depth, depth) for limit, depth in zip(limits, depths, strict=True)]
         self._depth = max(self._limits)
-        self._deep = self._depth or self._deep
         return trees
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:

@@ -135,6 +135,12 @@ class Costs:
         scale = self._scale
         return [self._paces(depth, scale) / self.plain for depth in range(len(self.extra))]
 
+    @property
+    def drafted_step(self) -> float:
+        """The mean time of a step that drafts, in plain steps; before the first, that of the deepest one."""
+        count, took = (sum(of_depth) for of_depth in zip(*self.seen.values(), strict=True)) if self.seen else (0.0, 0.0)
+        return (1 + took / count) / self.plain if count else self.steps(len(self.extra) - 1)
+
     def plain_steps(self, seconds: float) -> float:
         """How many plain steps take so many seconds now; for costs that have a pace."""
         assert self.pace_s is not None
