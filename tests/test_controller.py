@@ -174,15 +174,51 @@ def test_a_drafter_that_says_how_sure_it_is_is_followed_better_than_by_any_fixed
 
 
 def test_the_floors_are_those_of_the_acceptance_that_pays():
-    """A level that has to bring .2 tokens, of which .8 are accepted where it comes so far, pays on a path that is
-    accepted with probability .25: with one rejection in two nats, down to a product of q of .25 ** 2."""
+    """A level that pays where .2 tokens come of it, of which .8 are accepted where it is reached, pays on a path that
+    is accepted with probability .25: with one rejection in two nats, down to a product of q of .25 ** 2."""
     known = Acceptance(accepted=8.0, tried=10.0, surprise=4.0, tells=True)
     assert known.sharpness == pytest.approx(0.5)
-    assert known.floors([0.2, 0.4, 0.9, 0.1], 9) == pytest.approx((0.0, 0.25**2, 0.5**2))
-    assert known.floors([0.2, 0.4], 2) == pytest.approx((0.0, 0.25**2))
-    assert known.floors([0.2, 0.4], 0) == ()
-    never = Acceptance(accepted=8.0, tried=10.0, surprise=4.0)
-    assert never.floors([0.2, 0.4, 0.6], 9) == (0.0, 0.0, 0.0)  # .8, .64 and .51 of them come so far: .51 < .75
+    assert known.floors([0.2, 0.4, 0.9, 0.1]) == pytest.approx((0.0, 0.25**2, 0.5**2))
+    assert known.floors([0.9]) == (0.0,)
+    assert Acceptance(accepted=8.0, tried=8.0, surprise=4.0, tells=True).floors([0.2]) == (0.0, 0.0)
+    assert Acceptance(accepted=0.0, tried=8.0, surprise=4.0, tells=True).floors([0.0, 0.2]) == (0.0,)
+
+
+def test_what_a_drafter_tells_is_learnt_from_those_that_drafted():
+    deciding = controller(Experience(EXTRA, Acceptance(9.0, 10.0)))
+    deciding.join()
+    deciding.learn_acceptance([5, 0], [3, 0], [0.5, None])
+    drafts = deciding.experience.drafts
+    assert drafts.tells
+    assert (drafts.accepted, drafts.tried) == pytest.approx((0.99 * 9 + 3, 0.99 * 10 + 4))
+    assert [sequence.tells for sequence in deciding.sequences] == [True, False]
+    deciding.join()
+    assert deciding.sequences[2].tells
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize("name", ["slow drafter", "quick drafter"])
+def test_a_batch_drafts_as_deep_as_pays_for_all(name, batch, tells):
+    """The deepest draft sets the time of all, however sure a drafter is of its own: all draft alike."""
+    machine, rng = MACHINES[name], np.random.default_rng(0)
+    known, tokens, total = Experience(EXTRA, costs={batch: Costs(EXTRA, 1.0)}), 0, 0.0
+    deciding = Controller(known)
+    for _ in range(batch):
+        deciding.join()
+    for _ in range(600):
+        chosen = deciding.choose()
+        assert len({*chosen}) <= 1
+        depth = depth_of(chosen)
+        accepted = [int(np.argmin([*(rng.random(depth) < 0.8), False])) for _ in range(batch)]
+        seconds = machine[depth] * math.exp(0.1 * rng.standard_normal())
+        if depth:
+            surprises = [0.5 * min(n + 1, depth) if tells else None for n in accepted]
+            deciding.learn_acceptance([depth] * batch, accepted, surprises)
+        deciding.learn_cost(depth, 1 + sum(accepted) / batch, seconds)
+        tokens, total = tokens + batch + sum(accepted), total + seconds
+    assert tokens / batch / total >= 0.93 * max(rates(0.8, machine))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -450,7 +486,11 @@ def test_a_useless_drafter_does_not_read_every_prompt():
 
 
 def test_a_drafted_step_takes_what_such_steps_took_on_average():
-    costs = Costs((0.0, 1.0, 2.0), 1.0, plain=0.5)
-    assert costs.drafted_step == costs.steps(2)
-    costs.seen = {1: (2.0, 2.0), 2: (1.0, 4.0)}
-    assert costs.drafted_step == pytest.approx((1 + 6 / 3) / 0.5)
+    """Depths that are rare count as rarely as they are drafted."""
+    costs = Costs(EXTRA, 1.0)
+    assert costs.drafted_step == costs.steps(DEEPEST)
+    for step in range(4000):
+        depth = 12 if step % 40 == 0 else 3
+        costs.learn(depth, 4.0 if depth == 12 else 1.5)
+    costs.pace_s = 1.0
+    assert costs.drafted_step == pytest.approx(1.5 + 2.5 / 40, rel=0.1)

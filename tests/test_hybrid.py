@@ -325,7 +325,7 @@ def test_a_lookup_is_not_cut_at_the_depth_of_the_models_last_draft():
     session = HybridSession(NoneAtHalf(), LookupDrafter(static.chain(24)).open(1, 256), (0, 1))
     seq = Sequence(list(range(2, 62)) * 2, Sampling(temperature=0.0), seeded(0), 100)
     session.join()
-    seq.max_depth = 1  # as a controller of the model leaves it
+    seq.floors = (0.0,)  # as a controller of the model leaves it
     assert session.propose([seq])[0].num_drafted == 24
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 
@@ -146,6 +147,18 @@ def test_large_bodies_are_refused(server):
             yield b" " * 1000
 
     error(server.client.post(COMPLETION, content=pieces()), 413)
+
+
+def test_who_sends_a_large_body_slowly_reads_why_it_is_refused(server):
+    """All of it is sent before the answer is read, as many clients do: the connection must not be reset meanwhile."""
+
+    def pieces(count: int):
+        for _ in range(count):
+            yield b" " * 10_000
+            time.sleep(0.02)
+
+    error(server.client.post(COMPLETION, content=pieces(12), headers={"Content-Length": "120000"}), 413)
+    error(server.client.post(COMPLETION, content=pieces(12)), 413)
 
 
 def test_the_context_is_a_limit(server, engine):

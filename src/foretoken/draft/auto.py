@@ -6,6 +6,7 @@ drafter's own, with floors that are fixed beforehand, and is lossless as such.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -22,7 +23,6 @@ from foretoken.draft.lookup import LookupSession
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
-SUREST_OF_NOTHING = 1e-9  # a product of q that is smaller counts as this one
 CAUGHT_UP = 2  # committed ids that a drafter reads at any step: what the last one accepted last, and the root
 
 
@@ -116,8 +116,9 @@ class AutoSession(WrappedSession[DraftSession]):
         # nothing took its time in vain; a lookup that finds nothing took none.
         least = 0 if isinstance(self.inner, LookupSession) else 1
         depths = [max(least, max(tree.depths)) for tree in trees]
-        self._limits = [min(limit, self._depth, depth) for limit, depth in zip(limits, depths, strict=True)]
-        self._depth = max(self._limits)
+        self._limits = [min(limit, depth) for limit, depth in zip(limits, depths, strict=True)]
+        # Strings may be more tokens of the target than of the drafter, which the floors count.
+        self._depth = min(self._depth, max(self._limits))
         return trees
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
@@ -146,7 +147,7 @@ def _surprise(tree: TokenTree, last: int) -> float | None:
     if tree.sure is None:
         return None
     below = [sure for sure, parent in zip(tree.sure, tree.parents, strict=True) if parent == last]
-    return -math.log(max(max(below, default=tree.sure[last]), SUREST_OF_NOTHING))
+    return -math.log(max(max(below, default=tree.sure[last]), sys.float_info.min))
 
 
 def auto_drafter(

@@ -1,18 +1,22 @@
 """How far to draft at the next step, from what past steps brought and cost: the run-time controller.
 
-    a      probability that a draft token is accepted where those before it were, a running mean per sequence
-    E(d)   tokens of a step of depth d, summed over the sequences: 1 + a + a^2 + .. + a^d
+    E(d)   tokens of a step of depth d, summed over the sequences: 1 + a_1 + a_1 a_2 + .. + a_1..a_d
+    a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean per sequence
     T(d)   time of a step in plain steps, T(0) = 1:   T(d) = 1 + x_d,   x_d a running mean of the steps of depth d,
            which starts from what is expected of that depth, scaled as all drafted steps together turned out
-    rate   the best E(d) / T(d); nothing is drafted where d = 0 has it, which is plain decoding
 
-A draft goes on from depth d as long as what its next token is expected to bring is worth its time at that rate,
+The depth is the one with the best rate E(d) / T(d), one for all sequences; d = 0 is plain decoding.
 
-    a P(the path so far is accepted)  >=  rate (T(d + 1) - T(d))         (or of some more tokens together)
+A single sequence whose drafter tells q can do better: it drafts on while the next token is expected to bring what its
+time is worth at that rate,
 
-which is when to leave a patch by the marginal value theorem (Charnov 1976). A drafter that tells q is asked to be sure:
-a path down to which the product of q is s is accepted with probability s^c, c the rejections per nat of -ln s so far,
-so that the rule is a floor for s at each depth. A drafter that does not is taken to be as sure as ever: a^d.
+    a P(the path so far is accepted)  >=  rate (T(d + 1) - T(d))         (or some next tokens together)
+
+with a the mean of all a_i. It is the rule by which to leave a patch for the next one (Charnov 1976, Optimal foraging,
+the marginal value theorem), with the rate of the best depth in the place of the rate that the rule itself brings. The
+model of P is a constant hazard: a path down to which the product of q is s is accepted with probability s^c, c the
+rejections per nat of -ln s so far. So the rule is a floor for s at each depth. In a batch the deepest draft sets the
+time of all, and the depth stays one for all.
 
 From plain decoding a new try is made on credit only: every step books what it won or lost against plain decoding, plain
 steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and the first tries,
@@ -20,26 +24,25 @@ whatever the estimates say.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
-Each constant below was kept because a simulation of drafters and machines (tests/test_controller.py has its bars)
-became more than 1 to 2% slower in some case without it, or because of the measurement named beside it.
+Each constant that decides was kept because a simulation of drafters and machines (tests/test_controller.py has its
+bars) became more than 1 to 2% slower in some case without it, or because of the measurement named beside it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-import numpy as np
-
-from foretoken.kernel.compile import compiled
-
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
 READING = 64.0  # the same for losses by reading a prompt, which takes a drafter as long as many short steps
-FORGET, FORGET_LONG = 0.95, 0.99  # per step: the last 20 count for a text's acceptance, the last 100 for all else
+FORGET, FORGET_LONG = 0.97, 0.99  # per step: the last 30 count for a text's acceptance, the last 100 for all else
 HOPE, WEIGHT = 0.7, 8.0  # acceptance assumed of an unknown drafter and at a new try, and its weight in trials
 TRY_WEIGHT = 1.0  # the same weight at a new try, which must not go on for long
+ALIKE = 10.0  # trials by which depths share one acceptance
 EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
 EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
+DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
 LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps plain ones are measured; the last LOOKS looks count
 SETTLED_S, MEASURED = 0.005, 3  # by the median of 3 behind 5 ms in which caches settle (docs/LOG.md), within 2 * LOOK
 PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
@@ -72,7 +75,8 @@ class Costs:
     looked: seconds of the plain steps since the last drafted one, while plain steps are measured.
     looks: times that plain steps were measured, plus 1, LOOKS at most.
     seen: per depth the number of its steps and the sum of what they took beyond 1; older ones count less.
-    drafted: what all drafted steps took beyond 1, and what was expected of them.
+    drafted: what all drafted steps took beyond 1, and what was expected of them; older ones count less.
+    number: of the drafted steps; older ones count less.
     drafting: whether it paid lately.
     balance: plain steps won, or lost; kept between texts, since a text that pays nothing is no reason to read the next
         one's prompt with the drafter too.
@@ -88,6 +92,7 @@ class Costs:
     looks: int = 1
     seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     drafted: tuple[float, float] = (0.0, 0.0)
+    number: float = 0.0
     drafting: bool = True
     balance: float = 0.0
     rest: int = 0
@@ -114,6 +119,7 @@ class Costs:
             self.since_look += 1
             took = known * expected - 1
             self.drafted = _faded(self.drafted, took, self.extra[depth])
+            self.number = FORGET_LONG * self.number + 1
             self.seen[depth] = _faded(self.seen.get(depth, (0.0, 0.0)), 1.0, took)
         elif self.since_look:
             self.looks = min(self.looks + 1, LOOKS)
@@ -130,6 +136,10 @@ class Costs:
         """T, the time of a step in plain steps."""
         return self._paces(depth, self._scale) / self.plain
 
+    def hope(self, depth: int) -> float:
+        """What the time of a step of this depth may come down to, as a share: the less, the fewer were measured."""
+        return 1 - DARING / (1 + self.seen.get(depth, (0.0, 0.0))[0]) ** 0.5
+
     def times(self) -> list[float]:
         """T of every depth."""
         scale = self._scale
@@ -138,8 +148,9 @@ class Costs:
     @property
     def drafted_step(self) -> float:
         """The mean time of a step that drafts, in plain steps; before the first, that of the deepest one."""
-        count, took = (sum(of_depth) for of_depth in zip(*self.seen.values(), strict=True)) if self.seen else (0.0, 0.0)
-        return (1 + took / count) / self.plain if count else self.steps(len(self.extra) - 1)
+        if not self.number:
+            return self.steps(len(self.extra) - 1)
+        return (1 + self.drafted[0] / self.number) / self.plain
 
     def plain_steps(self, seconds: float) -> float:
         """How many plain steps take so many seconds now; for costs that have a pace."""
@@ -167,7 +178,7 @@ class Costs:
 
     def forget(self) -> None:
         """Forget what drafted steps cost."""
-        self.seen, self.drafted = {}, (0.0, 0.0)
+        self.seen, self.drafted, self.number = {}, (0.0, 0.0), 0.0
 
     def like(self) -> "Costs":
         """A start for another batch size, which owes what this one owes: where one lost, the next one need not.
@@ -189,19 +200,23 @@ def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[floa
 class Acceptance:
     """How draft tokens fared; older ones count less.
 
-    accepted, tried: draft tokens, and those that came to be judged.
+    accepted, tried: draft tokens, and those that came to be judged; with what is assumed before any trial.
     surprise: -ln of the product of q down to the last one judged, summed over the drafts, in nats.
     tells: whether the drafter says q; where it does not, each token counts as one nat.
+    hits, trials: accepted and tried ones of one sequence by depth; empty where nobody asks for them.
     """
 
     accepted: float = HOPE * WEIGHT
     tried: float = WEIGHT
     surprise: float = WEIGHT
     tells: bool = False
+    hits: list[float] = field(default_factory=list)
+    trials: list[float] = field(default_factory=list)
 
-    def new(self, mean: float, weight: float) -> "Acceptance":
-        """A start for another text: what is assumed of its drafts before any trial, with its weight in trials."""
-        return Acceptance(mean * weight, weight, self.surprise / self.tried * weight, self.tells)
+    def new(self, mean: float, weight: float, deepest: int) -> "Acceptance":
+        """A start for a text, by depth: what is assumed of its drafts before any trial, and its weight in trials."""
+        none = [0.0] * deepest
+        return Acceptance(mean * weight, weight, self.surprise / self.tried * weight, self.tells, none, none)
 
     def learn(self, limit: int, accepted: int, surprise: float | None, forget: float) -> None:
         """A draft whose paths had `limit` tokens had so many accepted; surprise: of it, None where q is not known."""
@@ -210,6 +225,8 @@ class Acceptance:
         self.tried = forget * self.tried + tried
         self.surprise = forget * self.surprise + (tried if surprise is None else surprise)
         self.tells = surprise is not None
+        self.hits = [forget * x + (i < accepted) for i, x in enumerate(self.hits)]
+        self.trials = [forget * x + (i < tried) for i, x in enumerate(self.trials)]
 
     @property
     def mean(self) -> float:
@@ -218,31 +235,27 @@ class Acceptance:
 
     @property
     def sharpness(self) -> float:
-        """Rejections per nat: a path whose product of q is s is accepted with probability s to the power of this."""
+        """Rejections per nat: c, with which a path whose product of q is s is accepted with probability s^c."""
         return (self.tried - self.accepted) / max(self.surprise, FLAT)
 
-    def expected(self, limit: int, deepest: int) -> list[float]:
-        """E(d) for d = 0, 1, .. deepest, of a sequence whose paths end at `limit`."""
-        mean, reach, found = self.mean, 1.0, [1.0]
-        for depth in range(1, deepest + 1):
-            reach = reach * mean if depth <= limit else 0.0
+    def expected(self, by_depth: bool) -> list[float]:
+        """E(d) for d = 0, 1, .., of this sequence; by_depth: with an acceptance for each depth, else with the mean."""
+        reach, found, assumed = 1.0, [1.0], self.mean
+        for hits, trials in zip(self.hits, self.trials, strict=True):
+            reach *= (hits + ALIKE * assumed) / (trials + ALIKE) if by_depth else assumed
             found.append(found[-1] + reach)
         return found
 
-    def floors(self, least: Sequence[float], limit: int) -> tuple[float, ...]:
-        """How sure of a path to depth 0, 1, .. the drafter must be to go on; see `Sequence.floors`.
+    def floors(self, least: Sequence[float]) -> tuple[float, ...]:
+        """The floors of the next tree, as `Sequence.floors` has them; for a drafter that tells q.
 
-        least: the tokens that a level below depth 1, 2, .. has to bring. limit: of the depth.
+        least: what a P has to be for a level below depth 1, 2, .. to pay.
         """
-        if not limit:
-            return ()
-        mean, reach, found = self.mean, 1.0, [0.0]
-        power = 1 / max(self.sharpness, FLAT)
-        for gain in least[: limit - 1]:
-            reach *= mean
-            if gain >= mean or (not self.tells and mean * reach < gain):
+        mean, found, power = self.mean, [0.0], 1 / max(self.sharpness, FLAT)
+        for worth in least:
+            if worth >= mean:
                 break
-            found.append((gain / mean) ** power if self.tells else 0.0)
+            found.append((worth / mean) ** power)
         return tuple(found)
 
 
@@ -276,7 +289,7 @@ class Experience:
 
 @dataclass
 class Controller:
-    """Chooses the depth of each step of one batch.
+    """Chooses how far each step of one batch drafts.
 
     sequences: the acceptance of each sequence of the batch.
     resting: whether of the present step nothing is to be learnt.
@@ -291,10 +304,15 @@ class Controller:
         """Those of the present batch size."""
         return self.experience.costs_of(len(self.sequences))
 
+    @property
+    def deepest(self) -> int:
+        """The depth of the largest tree."""
+        return len(self.experience.extra) - 1
+
     def join(self) -> None:
         """A sequence joins at the end."""
         drafts = self.experience.drafts
-        self.sequences.append(drafts.new(drafts.mean, WEIGHT))
+        self.sequences.append(drafts.new(drafts.mean, WEIGHT, self.deepest))
 
     def leave(self, index: int) -> None:
         """A sequence leaves; the last one takes its place."""
@@ -316,16 +334,21 @@ class Controller:
             return self._try_again(costs)
         if timed and costs.due:
             return []
-        deepest, times = len(self.experience.extra) - 1, costs.times()
-        each = list(zip(self.sequences, limits or [deepest] * len(self.sequences), strict=True))
-        tokens = map(sum, zip(*(sequence.expected(limit, deepest) for sequence, limit in each), strict=True))
+        times = costs.times()
+        limits = limits or [self.deepest] * len(self.sequences)
+        alone = self.sequences[0] if len(self.sequences) == 1 and self.sequences[0].tells else None
+        each = zip(self.sequences, limits, strict=True)
+        tokens = map(
+            sum, zip(*(_until(limit, sequence.expected(alone is None)) for sequence, limit in each), strict=True)
+        )
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         if max(rates[1:]) <= rates[0]:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return []
-        mean = sum(sequence.mean for sequence in self.sequences) / len(each)
-        least = (max(rates) / len(each) * prices(np.array(times), mean)).tolist()
-        return [sequence.floors(least, min(limit, deepest)) for sequence, limit in each]
+        if alone is not None:
+            return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
+        depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
+        return [(0.0,) * depth] * len(self.sequences)
 
     def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
         """One draft token each where a step may be drafted again after plain ones, else none."""
@@ -339,7 +362,7 @@ class Controller:
             return []
         costs.drafting = True
         drafts = self.experience.drafts
-        self.sequences = [drafts.new(max(HOPE, drafts.mean), TRY_WEIGHT) for _ in self.sequences]
+        self.sequences = [drafts.new(max(HOPE, drafts.mean), TRY_WEIGHT, self.deepest) for _ in self.sequences]
         return [(0.0,) for _ in self.sequences]
 
     def learn_acceptance(
@@ -348,6 +371,8 @@ class Controller:
         """What a drafted step brought, per sequence: the most tokens that it could accept, those accepted, and the
         surprise of those judged, as in `Acceptance`."""
         for sequence, limit, count, surprise in zip(self.sequences, limits, accepted, surprises, strict=True):
+            if limit == 0:  # nothing was to be drafted for it
+                continue
             sequence.learn(limit, count, surprise, FORGET)
             self.experience.drafts.learn(limit, count, surprise, FORGET_LONG)
 
@@ -374,26 +399,29 @@ class Controller:
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
 
-@compiled
-def prices(times: np.ndarray, mean: float) -> np.ndarray:
-    """What levels 2, 3, .. have to bring, in plain steps for each draft token that they are reached for [depths - 1].
+def prices(times: Sequence[float], mean: float) -> list[float]:
+    """What levels 2, 3, .. take, in plain steps: each its own time, or the mean time of some levels from it on where
+    that is less, each weighed by how likely it is reached from the first of them. For the next node may begin a block
+    that the nodes after it share.
 
-    A level is worth its time, or that of some levels from it on together is worth what they bring: the next node may
-    begin a block, which the nodes after it share.
-
-    times: of steps of depth 0, 1, .., in plain steps [depths + 1]. What the first level takes is no part of it: with it
-        comes what a drafted step takes once.
+    times: of steps of depth 0, 1, .., in plain steps. What the first level takes is no part of it: with it comes what a
+        drafted step takes once.
     mean: the acceptance of a draft token.
     """
-    found = np.empty(len(times) - 2)
+    found = []
     for depth in range(1, len(times) - 1):
-        brought, reach, least = 0.0, 1.0, np.inf
-        for further in range(depth + 1, len(times)):
+        brought, reach, least = 0.0, 1.0, math.inf
+        for time in times[depth + 1 :]:
             brought += reach
             reach *= mean
-            least = min(least, (times[further] - times[depth]) / brought)
-        found[depth - 1] = max(least, 0.0)
+            least = min(least, (time - times[depth]) / brought)
+        found.append(max(least, 0.0))
     return found
+
+
+def _until(limit: int, expected: list[float]) -> list[float]:
+    """E(d) of a sequence whose paths end at `limit`."""
+    return [expected[min(depth, limit)] for depth in range(len(expected))]
 
 
 def _earn(costs: Costs) -> None:

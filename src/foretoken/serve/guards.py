@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
@@ -19,6 +20,7 @@ from foretoken.serve.errors import ApiError
 log = logging.getLogger(__name__)
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # without a key; nothing of them tells a text
 EVERYWHERE = ("", "0", "0.0.0.0", "::")  # hosts to listen on that are all addresses of this machine
+LINGER_S = 1.0  # for which the rest of a refused body may come
 ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -148,6 +150,7 @@ class Sized:
             async with asyncio.timeout(self.timeout):
                 body = await self._body(scope, receive)
         except ApiError as error:
+            await _let_come(receive)
             await error.response(scope, receive, send)
             return
         except TimeoutError:
@@ -185,3 +188,14 @@ class Sized:
             said = f"The body has more than {self.most} bytes, the most that this server takes: send less."
             raise ApiError(413, said, headers={"Connection": "close"})
         return b"".join(pieces)
+
+
+async def _let_come(receive: Receive) -> None:
+    """Read the rest of a refused body, for LINGER_S at most, and keep nothing of it.
+
+    A connection that is closed while something comes is reset, and its client may never see the answer.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
