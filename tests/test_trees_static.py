@@ -81,6 +81,17 @@ def test_a_chain_ends_below_the_floor_of_its_depth(temperature, verifier):
         assert cut == pytest.approx(sure[: 5 if sure[2] >= middle else 3])
 
 
+@pytest.mark.parametrize(("floors", "told"), [((0.0, 0.0), False), ((0.0, 0.1), True)])
+def test_in_a_batch_the_drafter_tells_how_sure_it_is_only_where_that_decides(floors, told):
+    session = tiny_engine(tree="chain:8").drafter.open(2, 64)
+    texts = [Sequence([3, seed, 4], Sampling(0.0), seeded(seed), 20) for seed in range(2)]
+    for seq in texts:
+        session.join()
+        seq.floors = floors
+    trees = session.propose(texts)
+    assert all(len(tree) <= 3 and (tree.sure is not None) is told for tree in trees)
+
+
 def test_it_drafts_less_than_the_whole_chain():
     prompts, options = [[3, 1, 4], [1, 5, 9], [2, 6, 5], [3, 5, 8]], {"max_new_tokens": 24, "temperature": 1.0}
     engines = tiny_engine(tree="chain:5"), tiny_engine(tree="chain:5@0.02")

@@ -114,7 +114,10 @@ class LMDraftSession:
         if self._deepest(seq) < 1:
             return g
         if isinstance(policy, ShapePolicy):
-            g.floor, g.floors = policy.floor, (seq.floors or ()) if self._chain_depth else ()
+            g.floor = policy.floor
+            # Floors of 0 end nothing, but of a text alone it is learnt how sure the drafter was.
+            if self._chain_depth and seq.floors and (any(seq.floors) or len(self.pasts) == 1):
+                g.floors = seq.floors
         g.frontier = policy.select([root], 0)
         levels = min(self._chain_depth, seq.depth_left)
         if levels > 0:
