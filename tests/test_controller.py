@@ -126,6 +126,10 @@ def drafts(rng: np.random.Generator, num_texts: int) -> np.ndarray:
     return np.where(easy, rng.choice(SURE[:2], easy.shape), rng.choice(SURE, easy.shape))
 
 
+def unlearnt(*_) -> None:
+    """What a fixed depth learns of a step."""
+
+
 def told(decide, learn, q: np.ndarray, machine: list[float], rng: np.random.Generator) -> float:
     """Plain steps that a text takes whose drafts go as far as the floors say that `decide` gives."""
     position, total = 0, 0.0
@@ -151,8 +155,7 @@ def test_a_drafter_that_says_how_sure_it_is_is_followed_better_than_by_any_fixed
     fixed = []
     for depth in range(DEEPEST + 1):
         rng = np.random.default_rng(0)
-        nothing = lambda *_: None  # noqa: E731
-        fixed.append(sum(told(lambda _, d=depth: (0.0,) * d, nothing, q, times, rng) for q in drafts(rng, texts)))
+        fixed.append(sum(told(lambda _, d=depth: (0.0,) * d, unlearnt, q, times, rng) for q in drafts(rng, texts)))
     rng, known, total = np.random.default_rng(0), Experience(EXTRA), 0.0
     for q in drafts(rng, texts):
         deciding = controller(known)

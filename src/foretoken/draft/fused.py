@@ -42,7 +42,7 @@ class FusedChain:
             return None
         one = g.law(1)
         past = seq.ids[-LOOKED_UP:] if len(u) > 1 else ()
-        floors = [max(g.floor, floor) for floor in g.floors or [0.0] * len(u)] if g.asks else ()
+        floors = [g.floor_at(depth) for depth in range(len(u))] if g.asks else ()
         draws = ChainDraws(u, seq.sampling.temperature, seq.sampling.truncation, opaque, floors)
         drawn = self._rows.draft_chain(0, pending, draws, past)
         of_nodes = [None] * len(drawn.tokens) if opaque else drawn.q.unbind()

@@ -67,8 +67,12 @@ class Growth:
         chosen = self.policy.select(self.states, first)
         if not self.asks:
             return chosen
-        floor = max(self.floor, self.floors[self.depth] if self.floors else 0.0)
+        floor = self.floor_at(self.depth)
         return [node for node in chosen if self.sure[node] >= floor]
+
+    def floor_at(self, depth: int) -> float:
+        """The least product of q down to a node at this depth for it to have children."""
+        return max(self.floor, self.floors[depth] if self.floors else 0.0)
 
     def suffix(self, node: int) -> list[int]:
         """Drafted tokens from below the root down to `node`."""

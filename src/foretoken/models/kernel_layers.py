@@ -176,11 +176,7 @@ class KernelSlots:
             check_known(tokens, self.layers.embedding)
         return Text(looked_up, unread, states, row, start)
 
-    def _draft(
-        self,
-        text: "Text",
-        draws: ChainDraws,
-    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
+    def _draft(self, text: "Text", draws: ChainDraws) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """The chain after a text, and the states made of the nodes, zeros where no forward was run; see
         kernel.chain.draft_chain."""
         from foretoken.kernel.chain import Drafted, Drawing, draft_chain
