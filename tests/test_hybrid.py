@@ -19,7 +19,8 @@ from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings, TokenTree, chain, root_only
-from foretoken.draft.auto import AutoDrafter
+from foretoken.draft.auto import AutoDrafter, AutoSession
+from foretoken.draft.controller import Acceptance, Controller, Costs, Experience, expected_extra
 from foretoken.draft.hybrid import HybridDrafter, HybridSession
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.own import OwnDrafter
@@ -327,6 +328,25 @@ def test_a_lookup_is_not_cut_at_the_depth_of_the_models_last_draft():
     session.join()
     seq.floors = (0.0,)  # as a controller of the model leaves it
     assert session.propose([seq])[0].num_drafted == 24
+
+
+def test_no_lookup_takes_the_place_of_a_plain_step_that_is_measured():
+    """The model's controller would take a lookup's nodes for what a plain step costs."""
+    extra, now = expected_extra(range(4)), iter(range(10**6))
+    costs = Costs(extra, 1.0, since_look=10**6)
+    assert costs.due
+    controller = Controller(Experience(extra, Acceptance(90.0, 100.0), {1: costs}))
+    auto = AutoSession(Recorded(), controller, lambda: float(next(now)))
+    session = HybridSession(auto, LookupDrafter(static.chain(4)).open(1, 256), (0, 1, 2))
+    seq, drafted = text([1, 2, *range(20, 40)]), []
+    session.join()
+    for new in (20, 50, 20, 51, 20, 52, 20, 53, 20, 54):  # after 20 a lookup finds 21, a match of one token
+        (tree,) = session.propose([seq])
+        drafted.append((auto.looking, tree.num_drafted > 0))
+        seq.ids.append(new)
+        session.observe([seq], [tree], [(0,)])
+    assert (True, True) not in drafted
+    assert {looking for looking, _ in drafted} == {True, False}
 
 
 @pytest.mark.parametrize("beside", [0, 1])

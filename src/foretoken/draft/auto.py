@@ -65,6 +65,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self._new = False  # whether a sequence joined: the next step reads its prompt
         self._seen: list[int] = []  # per sequence, the ids that the drafter was shown
         self._depth, self._began, self._asked = 0, 0.0, False
+        self.looking = False  # whether this step is to show what a plain one takes, so that nothing else may be drafted
         self._limits: list[int] = []
         self._lengths: list[int] = []
         if isinstance(inner, PrefixSession):
@@ -104,6 +105,7 @@ class AutoSession(WrappedSession[DraftSession]):
         # A step that reads a prompt drafts nothing: the first token comes as soon as it does without a drafter.
         chooses = any(limits) and not self._new
         chosen = self.controller.choose(self.clock is not None, limits) if chooses else []
+        self.looking = chooses and self.controller.looking
         self._depth = max(map(len, chosen), default=0)
         self._asked = self._depth > 0
         if not self._asked:

@@ -293,11 +293,13 @@ class Controller:
 
     sequences: the acceptance of each sequence of the batch.
     resting: whether of the present step nothing is to be learnt.
+    looking: whether the present step is a plain one that measures what such a step takes.
     """
 
     experience: Experience
     sequences: list[Acceptance] = field(default_factory=list)
     resting: bool = False
+    looking: bool = False
 
     @property
     def costs(self) -> Costs:
@@ -326,13 +328,14 @@ class Controller:
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
         """
         costs = self.costs
-        self.resting = costs.rest > 0
+        self.resting, self.looking = costs.rest > 0, False
         if self.resting:
             costs.rest -= 1
             return []
         if not costs.drafting:
             return self._try_again(costs)
         if timed and costs.due:
+            self.looking = True
             return []
         times = costs.times()
         limits = limits or [self.deepest] * len(self.sequences)

@@ -110,6 +110,9 @@ class HybridSession(WrappedSession[DraftSession]):
         if self._drawn is None:
             self._taken = taken
             return found
+        if isinstance(self.inner, AutoSession) and self.inner.looking:
+            self._taken = [False] * len(sequences)
+            return self._drawn
         # A model under a controller may not draft: then what was looked up is better than nothing. Not so where it drew
         # that there is no draft token, which its root records: that draw is the rule's to judge.
         self._taken = [mine and tree.siblings[0] is not None for mine, tree in zip(taken, self._drawn, strict=True)]
