@@ -67,7 +67,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draws import draw_iid, on_cpu
-from foretoken.core.laws import IID, Law
+from foretoken.core.laws import Law
 from foretoken.core.random import Random, Uniforms
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
@@ -76,7 +76,7 @@ from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick
 from foretoken.verify.exact_transport import Transport
-from foretoken.verify.rejection import TINY, RRSw, Standard, is_single, recursive_row
+from foretoken.verify.rejection import TINY, RRSw, Standard, is_one_draw, recursive_row
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
 Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
@@ -308,12 +308,6 @@ def block_transport() -> TreeBlock:
 
 def traversal() -> TreeBlock:
     return TreeBlock("traversal", RRSw())
-
-
-def is_one_draw(siblings: Siblings) -> bool:
-    """Whether one token was drawn, and no other number could have been: then every rule may be the standard one."""
-    certain = not isinstance(siblings.law, IID) or siblings.law.counts is None
-    return is_single(siblings.law) and certain and len(siblings.draws) == 1
 
 
 def is_chain(tree: TokenTree) -> bool:

@@ -36,7 +36,7 @@ from foretoken.kernel.compile import compiled
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
-from foretoken.verify.rejection import TINY, count_chances, is_single
+from foretoken.verify.rejection import TINY, count_chances, is_one_draw, is_single, recursive_row
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
@@ -81,12 +81,14 @@ class TransportGrouped:
         return transport_row(p, siblings, by_near_ratio)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum m, the picks that are accepted.
+        """Return sum m, the picks that are accepted; for one draw, which needs no groups, the optimum.
 
         The token after a rejected pick may by chance be a draw too: less than the gap in all, and not counted.
         """
         if law.k == 0:
             return torch.zeros_like(p[:, 0])
+        if as_iid(law) == IID(1):
+            return iid_optimum(p, q, as_iid(law))
         pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
         return torch.tensor([accepted_mass(*pair, as_iid(law)) for pair in pairs], dtype=p.dtype, device=p.device)
 
@@ -102,6 +104,7 @@ def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
 def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping) -> Float[Tensor, " v"]:
     """Return the row for tokens put into groups by `grouping`: optimal if tokens of one group have one ratio p/q.
 
+    One draw is decided by the standard rule, which is optimal for it and needs no groups.
     Raises ForetokenError where the law or q cannot have made the draws.
     """
     law, q, draws = as_iid(siblings.law), siblings.q, siblings.draws
@@ -110,12 +113,14 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
     if law.k == 0:
         return p
     assert q is not None
+    for x in draws:
+        if not 0 <= x < len(q) or not q[x] > 0:
+            raise ForetokenError(f"Draw {x} cannot come from q: its probability is 0 or it is outside the vocabulary.")
+    if is_one_draw(siblings):
+        return recursive_row(p, q, draws, without_replacement=False)
     p_row, q_row = as_numpy(p), as_numpy(q)
     ns, cs, mean = draw_counts(law)
     groups = grouping(p_row, q_row, mean)
-    for x in draws:
-        if not 0 <= x < len(groups.group) or groups.group[x] < 0:
-            raise ForetokenError(f"Draw {x} cannot come from q: its probability is 0 or it is outside the vocabulary.")
     return torch.from_numpy(compiled_row(p_row, q_row, np.array(draws, np.int64), groups, ns, cs)).to(p)
 
 

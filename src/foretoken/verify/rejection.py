@@ -109,6 +109,12 @@ def is_single(law: Law) -> bool:
     return isinstance(law, IID | WithoutReplacement | Hub) and law.k <= 1
 
 
+def is_one_draw(siblings: Siblings) -> bool:
+    """Whether one token was drawn, and no other number could have been: then every rule may be the standard one."""
+    certain = not isinstance(siblings.law, IID) or siblings.law.counts is None
+    return is_single(siblings.law) and certain and len(siblings.draws) == 1
+
+
 def loops_take(p: Tensor, q: Tensor) -> bool:
     """Whether the compiled loops of the rules take these rows."""
     return on_cpu(p) and on_cpu(q) and p.dtype == q.dtype
