@@ -40,6 +40,7 @@ def test_tokenizers_give_back_every_text(models):
     assert not vocabularies["drafter-1k"] <= vocabularies["target"]
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_the_drafter_agrees_with_the_target_on_held_out_text(models):
     """Goals of the training: sum of min(p, q) >= 0.65 at temperature 1, the same likeliest token >= 0.55."""

@@ -48,6 +48,7 @@ def test_it_runs_outside_of_the_checkout(built: Path, tmp_path: Path) -> None:
     assert len(ran.stdout) > len("def main():\n")
 
 
+@pytest.mark.long
 def test_the_wheel(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())

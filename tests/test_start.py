@@ -41,6 +41,7 @@ for line in json.loads(open(sys.argv[1]).read()):
 NAMES = ("generate", "chat", "serve", "fetch", "demo", "audit", "bench", "bench acceptance", "tune", "vocab", "train")
 HELP = [[], *(name.split() for name in NAMES)]
 NONE = "/nonexistent"
+TARGET = str(Path(__file__).resolve().parents[1] / "models/target")  # which has no chat template
 LINES = [  # of a batch file
     ('{"messages": []}', "The conversation of line 1 of"),
     ('{"messages": [{"role": "user"}]}', "has no content"),
@@ -89,6 +90,8 @@ BAD = [
     (["generate", "x", "--show-drafts", "--json"], "--show-drafts tints"),
     (["generate", "--target", NONE], "No prompt was given"),
     (["generate", "--chat"], "No prompt was given"),
+    (["generate", "x", "--chat", "--target", TARGET], "needs a chat template"),
+    (["chat", "--target", TARGET], "needs a chat template"),
     (["generate", "a\udcffb"], "U+DCFF"),
     (["generate", "x", "--system", "a\udcffb"], "The system message is not valid Unicode"),
     (["generate", "x", "--trace", NONE + "/t.html"], NONE),

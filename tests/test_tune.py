@@ -240,6 +240,7 @@ def test_measurements_of_something_else_are_replaced_and_it_is_said(tune, demo, 
     assert "going on" not in err
 
 
+@pytest.mark.long
 def test_tune_of_a_drafter_with_another_vocabulary(tune, demo: Path):
     stranger = demo.parent / "stranger"
     tiny.save(tiny.llama(0, vocab=259), stranger, extra=("ab", "de"))  # whose best guess is often right

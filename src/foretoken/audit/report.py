@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-OK, FAILED, WEAK, APPROXIMATE = "ok", "FAILED", "weak", "approx"
+OK, FAILED, WEAK, APPROXIMATE, NONE = "ok", "FAILED", "weak", "approx", "none"
 
 
 @dataclass(frozen=True)
 class Check:
     """outcome: OK; FAILED (the audit fails); WEAK (it could not have seen a wrong rule here; the audit goes on);
-    APPROXIMATE (not lossless by design, within the tolerance it declares; the engine refuses it)."""
+    APPROXIMATE (not lossless by design, within the tolerance it declares; the engine refuses it); NONE (nothing was
+    checked: what is promised does not apply here)."""
 
     name: str
     outcome: str
@@ -47,7 +48,7 @@ class AuditReport:
             lines += ["", section.title, *(f"  {line}" for line in section.method.splitlines())]
             width = max(len(check.name) for check in section.checks)
             lines += [f"  {c.outcome:6}  {c.name:{width}}  {c.detail}" for c in section.checks]
-        checks = [check for section in self.sections for check in section.checks]
+        checks = [check for section in self.sections for check in section.checks if check.outcome != NONE]
         failed = sum(check.outcome == FAILED for check in checks)
         weak = sum(check.outcome == WEAK for check in checks)
         end = f"FAILED: {failed} of {len(checks)} checks." if failed else f"PASSED: {len(checks)} checks."

@@ -46,6 +46,7 @@ def chat(*, engine: EngineOptions, text: AnswerOptions) -> None:
     """
     messages = system_message(text.system)
     text.check()
+    engine.check_chat()
     loaded = engine.load(text.seed, 1)
     conversation = Conversation(loaded, text.arguments(), text.show_drafts, messages)
     loaded.encode([*messages, {"role": "user", "content": "Hello"}])  # has it a template?

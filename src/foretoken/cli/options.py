@@ -17,7 +17,8 @@ from foretoken.cli.command import option
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
-from foretoken.models.named import check_device
+from foretoken.models.folder import check_template
+from foretoken.models.named import check_device, located
 from foretoken.recipe import AUTO, FIXED, check_engine, in_a_row, is_word
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
@@ -106,6 +107,11 @@ class EngineOptions(RecipeOptions):
         """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
         return load_engine(**self.named(seed), max_batch=max_batch)
 
+    def check_chat(self) -> None:
+        """Refuse a conversation, before torch is imported, with a model whose folder has no chat template."""
+        target, _ = resolve_models(self.target, self.drafter)
+        check_template(located(target), "The conversation")
+
     def named(self, seed: int | None) -> dict[str, Any]:
         """The options as `load_engine` takes them, the method filled in."""
         chosen = self.tree, self.verifier, self.law, self.draft_probability
@@ -128,7 +134,7 @@ class EngineOptions(RecipeOptions):
 @dataclass(frozen=True)
 class RayOptions:
     """ray: Work on a Ray cluster with so many engines, each in a process of its own, on whichever machine has room.
-    Needs the extra [cluster]; see docs/serving.md.
+    Needs the extra "cluster"; see docs/serving.md.
     ray_cpus: Cores that each of them takes, and threads that it computes with. With --device cuda it takes a GPU too.
     """
 
@@ -156,8 +162,8 @@ class TextOptions:
     frequency_penalty: Subtract this for every earlier occurrence.
     presence_penalty: Subtract this once from tokens generated before.
     stop: End the text before this string; may be repeated.
-    json_schema: File of a JSON schema; the text is JSON that fits it. Needs the extra [grammar].
-    regex: The text matches this regular expression as a whole. Needs the extra [grammar].
+    json_schema: File of a JSON schema; the text is JSON that fits it. Needs the extra "grammar".
+    regex: The text matches this regular expression as a whole. Needs the extra "grammar".
     max_new_tokens: Most tokens to generate.
     seed: Random seed; with a named tree the same seed gives the same text. Default: a fresh one.
     show_drafts: Tint the text: drafted and accepted tokens, tokens that correct a rejected draft, and bonus tokens.
@@ -211,7 +217,8 @@ class TextOptions:
         try:
             return Grammar.json_schema(Path(str(self.json_schema)).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ForetokenError(f"Cannot read the JSON schema {self.json_schema}: {error}.") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ForetokenError(f"Cannot read the JSON schema {self.json_schema}: {why}.") from error
 
     def _sampling(self) -> dict[str, Any]:
         others = "system", "stop", "json_schema", "regex", "max_new_tokens", "seed", "show_drafts"

@@ -260,5 +260,5 @@ def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnl
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from foretoken.catalogue.known import known_model, known_models
 from foretoken.core.errors import ForetokenError
+from foretoken.models.folder import check_folder
 
 DTYPES = ("float32", "bfloat16", "float16")
 NO_MODELS = ("self", "ngram", "suffix", "auto", "none")  # drafters that stand in a model's place
@@ -90,13 +91,15 @@ def located(source: str) -> str:
         if files:
             return located(files[0])
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
+    else:
+        check_folder(source)
     return source
 
 
 def _unknown(source: str) -> ForetokenError:
     """That there is no model of this name, and which ones there are."""
     known = list(known_models())
-    close = difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
+    close = [] if "/" in source else difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
     return ForetokenError(
         f"There is no model {source} here: "
         + (f"did you mean {close[0]}? Else " if close else "")

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.messages import Message, call_arguments, check_messages, check_text
+from foretoken.models.folder import no_template
 
 CONTEXT = 8  # prompt ids decoded along with the first output, since decoders treat the start of a text specially
 REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
@@ -34,10 +35,7 @@ def chat_prompt(
     """
     check_messages(messages, which)
     if not tokenizer.chat_template:
-        raise ForetokenError(
-            f"{which} needs a chat template, and the tokenizer of this model has none: take an instruction-tuned "
-            "model, or give the text itself as a prompt."
-        )
+        raise no_template(which, tokenizer.name_or_path or "this model")
     try:
         ids: Any = tokenizer.apply_chat_template(
             [_for_template(message, str(tokenizer.chat_template)) for message in messages],
@@ -47,7 +45,7 @@ def chat_prompt(
             return_dict=False,
         )
     except Exception as error:  # templates are programs that come with a model: they fail as they like
-        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
         raise ForetokenError(f"{which} is refused by the model's chat template: {why}.") from error
     return [int(token) for token in ids]
 

@@ -1,0 +1,73 @@
+"""A model's folder, looked at without torch: what is broken in it is said at once, before anything is imported."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+
+CONFIG, WEIGHTS = "config.json", "*.safetensors"
+LENGTH = struct.Struct("<Q")  # of the header, at the beginning of a safetensors file
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # files beside the tokenizer's
+AGAIN = "get the file again"
+
+
+def check_folder(folder: str | Path) -> None:
+    """Refuse a folder whose config.json cannot be read as one, or whose weights are not whole.
+
+    Raises ForetokenError, which names the file.
+    """
+    _read_object(Path(folder) / CONFIG)
+    for path in sorted(Path(folder).glob(WEIGHTS)):
+        _check_whole(path)
+
+
+def no_template(which: str, model: str) -> ForetokenError:
+    """That a conversation needs what a model does not have. which: names the conversation. model: its name."""
+    return ForetokenError(
+        f"{which} needs a chat template, and the tokenizer of {model} has none: take an instruction-tuned model, or "
+        "give the text itself as a prompt."
+    )
+
+
+def check_template(folder: str | Path, which: str) -> None:
+    """Refuse a conversation where the tokenizer in a model's folder has no chat template; elsewhere do nothing.
+
+    which: names the conversation in the message.
+    """
+    settings = Path(folder) / "tokenizer_config.json"
+    if not settings.exists() or any((Path(folder) / name).exists() for name in TEMPLATES):
+        return
+    if not _read_object(settings).get("chat_template"):
+        raise no_template(which, str(folder))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises ForetokenError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ForetokenError(f"{path} is not JSON ({error}): mend it, or {AGAIN}.") from error
+    if not isinstance(found, dict):
+        raise ForetokenError(f"{path} is not a JSON object: mend it, or {AGAIN}.")
+    return found
+
+
+def _check_whole(path: Path) -> None:
+    """Refuse a safetensors file that is not as long as its header says. Raises ForetokenError."""
+    size = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            (length,) = LENGTH.unpack(file.read(LENGTH.size))
+            header = json.loads(file.read(length)) if length <= size else {}
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        whole = LENGTH.size + length + max(ends, default=0)
+    except OSError as error:
+        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ForetokenError(f"{path} is no safetensors file: {AGAIN}.") from error
+    if size < whole:
+        raise ForetokenError(f"{path} is not whole, it has {size} bytes of {whole}: {AGAIN}.")

@@ -1,0 +1,72 @@
+"""A model's folder that is broken is refused without torch, by a sentence that names the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import foretoken
+import tiny
+from foretoken.core.errors import ForetokenError
+from foretoken.models.folder import check_folder, check_template
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(tiny.save(tiny.llama(0), tmp_path / "model"))
+
+
+def test_a_whole_one_passes(folder: Path) -> None:
+    check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("[]", "is not a JSON object"), ("{", "is not JSON"), ("\x00", "is not JSON")]
+)
+def test_a_broken_configuration(folder: Path, text: str, words: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ForetokenError, match=rf"config\.json {words}.*mend it"):
+        foretoken.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"), [(0, "is no safetensors file"), (9, "is not whole, it has"), (-1, "is not whole, it has")]
+)
+def test_weights_that_were_cut_off(folder: Path, keep: int, words: str) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ForetokenError, match=rf"model\.safetensors {words}.*get the file again"):
+        foretoken.load(str(folder))
+
+
+@pytest.mark.parametrize("header", [b"[1]", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff"])
+def test_weights_that_are_something_else(folder: Path, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ForetokenError, match="is no safetensors file"):
+        check_folder(folder)
+
+
+def test_a_conversation_needs_a_template(folder: Path) -> None:
+    settings = folder / "tokenizer_config.json"
+    found = json.loads(settings.read_text())
+    found.pop("chat_template", None)
+    settings.write_text(json.dumps(found))
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    with pytest.raises(ForetokenError, match=r"The conversation needs a chat template.*model has none"):
+        check_template(folder, "The conversation")
+    settings.write_text(json.dumps(found | {"chat_template": "{{ messages }}"}))
+    check_template(folder, "The conversation")
+    settings.write_text(json.dumps(found))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    check_template(folder, "The conversation")
+    check_template(folder / "elsewhere", "The conversation")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("target", [3, None, ["a"], ""])
+def test_what_is_no_model_is_said_so(target: object) -> None:
+    with pytest.raises(ForetokenError, match="The target is"):
+        foretoken.load(target)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ForetokenError, match="The drafter is 3"):
+        foretoken.load("model", drafter=3)  # pyright: ignore[reportArgumentType]
