@@ -8,7 +8,7 @@ demo: .venv/installed
 	$(BIN)/foretoken demo
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-long: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "long and not slow"

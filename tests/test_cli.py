@@ -77,10 +77,19 @@ def test_method_auto_tells_where_it_decoded_plainly(run):
     code, _, err = run("generate", "def f(", "--max-new-tokens", 20, "--method", "auto", "--temperature", 0)
     assert code == 0, err
     found = re.search(
-        r"decoded plainly    at (\d+) of (\d+) steps?: now a share of 0\.\d\d of first draft tokens is expected", err
+        r"decoded plainly    at (\d+) of (\d+) steps?\. A step with one draft token takes \d\.\d\d times as long", err
     )
     assert found is not None, err
     assert 1 <= int(found[1]) <= int(found[2])  # the first is always plain, to see what that costs
+
+
+@pytest.mark.parametrize("made", [0, 3])
+def test_a_speed_that_has_compiling_in_it_is_said_to(run, monkeypatch, made):
+    counts = iter([7, 7 + made])
+    monkeypatch.setattr("foretoken.kernel.compile.compilations", lambda: [next(counts)])
+    code, _, err = run("generate", "def f(", "--max-new-tokens", 4, "--drafter", "none")
+    assert code == 0, err
+    assert ("loops were compiled meanwhile" in err) == (made > 0)
 
 
 @pytest.mark.parametrize("method", ["fixed", "auto"])

@@ -120,7 +120,10 @@ def _on_ray(
 
 @dataclass
 class Text:
-    """One prompt's text as it grows. tints: None where it is not tinted. last: its newest chunk."""
+    """One prompt's text as it grows.
+
+    tints: None where it is not tinted. last: its newest chunk. compiled: whether loops were compiled meanwhile.
+    """
 
     engine: "Engine"
     prompt: Prompt
@@ -130,6 +133,7 @@ class Text:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     last: "Chunk | None" = None
+    compiled: bool = False
 
     @staticmethod
     def begin(engine: "Engine", prompt: Prompt, seed: int, options: TextOptions) -> "Text":
@@ -165,10 +169,12 @@ def _one(
     engine: "Engine", prompt: Prompt, options: TextOptions, as_json: bool, compare: bool, trace: "Trace | None"
 ) -> None:
     """Write one text as its tokens are accepted, then its statistics; Ctrl-C keeps what there is."""
+    from foretoken.kernel.compile import compilations
+
     arguments = options.arguments()
     if compare:
         warm(engine, prompt, arguments)
-    text, interrupted = Text.begin(engine, prompt, arguments["seed"], options), False
+    text, interrupted, compiled = Text.begin(engine, prompt, arguments["seed"], options), False, compilations()[0]
     try:
         for chunk in engine.stream(prompt, observer=trace, **arguments):
             begins = text.last is None  # not before the input has proved good
@@ -182,7 +188,7 @@ def _one(
             raise
         print("\nforetoken: interrupted; this is what was generated.", file=sys.stderr)
         compare, interrupted = False, True
-    record = text.record()
+    record, text.compiled = text.record(), compilations()[0] > compiled
     if compare:
         try:
             record |= compared(engine, prompt, {**arguments, "max_new_tokens": len(text.ids)})
@@ -229,7 +235,8 @@ def _summary(text: Text, record: dict[str, Any]) -> str:
 
     assert text.last is not None
     stats = text.last.stats
-    lines = [f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {stats.tokens_per_s:.1f} tokens/s"]
+    first = "; loops were compiled meanwhile, so that the next run is faster" if text.compiled else ""
+    lines = [f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {stats.tokens_per_s:.1f} tokens/s{first}"]
     if "speedup" in record:
         decoding = record["decoding_speedup"]
         after = "" if decoding is None else f" ({decoding:.2f} x once the prompt is read)"
@@ -268,9 +275,9 @@ def _plain_steps(text: Text) -> list[str]:
         return []
     stats, (acceptance, cost) = text.last.stats, text.engine.drafter.outlook
     return [
-        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}: now a share of "
-        f"{acceptance:.2f} of first draft tokens is expected to be accepted; a step with one takes as long as "
-        f"{cost:.2f} plain steps, and pays below {1 + acceptance:.2f}"
+        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}. A step with one draft "
+        f"token takes {cost:.2f} times as long as a plain one, and brings {1 + acceptance:.2f} tokens: drafting pays "
+        "where it brings more than it takes"
     ]
 
 

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import foretoken
 from foretoken.cli.command import option
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_file
+from foretoken.core.files import check_file, read_text
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.models.folder import check_template
 from foretoken.models.named import check_device, located
@@ -210,15 +210,10 @@ class TextOptions:
             return None
         if self.json_schema is not None and self.regex is not None:
             raise ForetokenError("--json-schema and --regex both say what the text must be: leave one out.")
-        from foretoken.models.grammar import Grammar
+        schema = None if self.json_schema is None else read_text(self.json_schema, "the JSON schema")
+        from foretoken.models.grammar import Grammar  # which imports torch
 
-        if self.regex is not None:
-            return Grammar.regex(self.regex)
-        try:
-            return Grammar.json_schema(Path(str(self.json_schema)).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ForetokenError(f"Cannot read the JSON schema {self.json_schema}: {why}.") from error
+        return Grammar.json_schema(schema) if schema is not None else Grammar.regex(str(self.regex))
 
     def _sampling(self) -> dict[str, Any]:
         others = "system", "stop", "json_schema", "regex", "max_new_tokens", "seed", "show_drafts"

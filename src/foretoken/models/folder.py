@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import read_text
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
 LENGTH = struct.Struct("<Q")  # of the header, at the beginning of a safetensors file
@@ -46,9 +47,7 @@ def check_template(folder: str | Path, which: str) -> None:
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object. Raises ForetokenError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+        found = json.loads(read_text(str(path), "file"))
     except ValueError as error:
         raise ForetokenError(f"{path} is not JSON ({error}): mend it, or {AGAIN}.") from error
     if not isinstance(found, dict):
