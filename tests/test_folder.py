@@ -8,7 +8,8 @@ import pytest
 import foretoken
 import tiny
 from foretoken.core.errors import ForetokenError
-from foretoken.models.folder import check_folder, check_template
+from foretoken.models.folder import check_config, check_template, check_weights
+from foretoken.recipe import check_engine
 
 
 @pytest.fixture
@@ -17,7 +18,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_whole_one_passes(folder: Path) -> None:
-    check_folder(folder)
+    check_config(folder)
+    check_weights(folder)
+    check_engine(str(folder), str(folder))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +40,25 @@ def test_weights_that_were_cut_off(folder: Path, keep: int, words: str) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ForetokenError, match=rf"model\.safetensors {words}.*get the file again"):
         foretoken.load(str(folder))
+    with pytest.raises(ForetokenError, match=rf"model\.safetensors {words}"):  # without torch, as a drafter too
+        check_engine(str(Path(__file__).parents[1] / "models" / "target"), str(folder))
 
 
-@pytest.mark.parametrize("header", [b"[1]", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff"])
+def test_what_is_no_weights_of_the_model_is_let_pass(folder: Path) -> None:
+    (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    check_weights(folder)
+    (folder / "model.safetensors").rename(folder / "elsewhere")
+    (folder / "model.safetensors").symlink_to(folder / "nowhere")
+    with pytest.raises(ForetokenError, match=r"Cannot read .*model\.safetensors: No such file"):
+        check_weights(folder)
+
+
+@pytest.mark.parametrize("header", [b"[1]", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff", b"version 1"])
 def test_weights_that_are_something_else(folder: Path, header: bytes) -> None:
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    length = b"" if header.startswith(b"version") else len(header).to_bytes(8, "little")
+    (folder / "model.safetensors").write_bytes(length + header)
     with pytest.raises(ForetokenError, match="is no safetensors file"):
-        check_folder(folder)
+        check_weights(folder)
 
 
 def test_a_conversation_needs_a_template(folder: Path) -> None:
@@ -64,7 +79,7 @@ def test_a_conversation_needs_a_template(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("target", [3, None, ["a"], ""])
+@pytest.mark.parametrize("target", [3, None, ["a"], "", 0])
 def test_what_is_no_model_is_said_so(target: object) -> None:
     with pytest.raises(ForetokenError, match="The target is"):
         foretoken.load(target)  # pyright: ignore[reportArgumentType]

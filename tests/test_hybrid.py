@@ -330,12 +330,14 @@ def test_a_lookup_is_not_cut_at_the_depth_of_the_models_last_draft():
     assert session.propose([seq])[0].num_drafted == 24
 
 
-def test_no_lookup_takes_the_place_of_a_plain_step_that_is_measured():
-    """The model's controller would take a lookup's nodes for what a plain step costs."""
+@pytest.mark.parametrize(("accepted", "since"), [(90.0, 10**6), (1.0, 5)])
+def test_no_lookup_takes_the_place_of_a_plain_step_that_is_measured(accepted, since):
+    """The model's controller would take a lookup's nodes for what a plain step costs: where it is time to measure that,
+    and where drafting seems to pay no more."""
     extra, now = expected_extra(range(4)), iter(range(10**6))
-    costs = Costs(extra, 1.0, since_look=10**6)
-    assert costs.due
-    controller = Controller(Experience(extra, Acceptance(90.0, 100.0), {1: costs}))
+    costs = Costs(extra, 1.0, since_look=since)
+    assert costs.due == (since > 5)
+    controller = Controller(Experience(extra, Acceptance(accepted, 100.0), {1: costs}))
     auto = AutoSession(Recorded(), controller, lambda: float(next(now)))
     session = HybridSession(auto, LookupDrafter(static.chain(4)).open(1, 256), (0, 1, 2))
     seq, drafted = text([1, 2, *range(20, 40)]), []

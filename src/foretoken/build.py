@@ -158,7 +158,7 @@ def load(
         ForetokenError: one sentence, for anything that does not fit together.
     """
     target, drafter, profile = _path(target), _path(drafter), _path(profile)
-    for what, model in ("target", target), ("drafter", drafter or "none"):
+    for what, model in ("target", target), ("drafter", "none" if drafter is None else drafter):
         if not isinstance(model, str | torch.nn.Module) or model == "":
             raise ForetokenError(f"The {what} is {model!r}: give the name or the path of a model, or the model itself.")
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)

@@ -14,6 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.lazy import Lazy, imported
 from foretoken.core.limits import check_probability
+from foretoken.models.folder import check_weights
 from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, is_gguf, located
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
@@ -258,11 +259,11 @@ def check_engine(
     check_compile(compile)
     check_quantise(quantise)
     check_store(drafter, suffix_store)
-    located(target)
+    check_weights(located(target))
     _, drafter = in_a_row(drafter)
     check_quantise_drafter(quantise_drafter, drafter)
-    if drafter is not None and not is_word(drafter) and head_file(drafter) is None:
-        located(drafter)
+    if drafter is not None and not is_word(drafter):
+        check_weights(drafter if head_file(drafter) is not None else located(drafter))
 
 
 def _check_known(what: str, name: str | None, known: Iterable[str]) -> None:

@@ -122,7 +122,7 @@ def _on_ray(
 class Text:
     """One prompt's text as it grows.
 
-    tints: None where it is not tinted. last: its newest chunk. compiled: whether loops were compiled meanwhile.
+    tints: None where it is not tinted. last: its newest chunk. compiled: whether machine code was compiled meanwhile.
     """
 
     engine: "Engine"
@@ -235,7 +235,7 @@ def _summary(text: Text, record: dict[str, Any]) -> str:
 
     assert text.last is not None
     stats = text.last.stats
-    first = "; loops were compiled meanwhile, so that the next run is faster" if text.compiled else ""
+    first = "; machine code was compiled meanwhile: the next run is faster" if text.compiled else ""
     lines = [f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {stats.tokens_per_s:.1f} tokens/s{first}"]
     if "speedup" in record:
         decoding = record["decoding_speedup"]

@@ -346,7 +346,7 @@ class Controller:
         )
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         if max(rates[1:]) <= rates[0]:
-            costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
+            self.looking = costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return []
         if alone is not None:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]

@@ -8,18 +8,20 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 
-CONFIG, WEIGHTS = "config.json", "*.safetensors"
+CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
 LENGTH = struct.Struct("<Q")  # of the header, at the beginning of a safetensors file
+LONGEST = 100_000_000  # bytes of a header, by the format
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # files beside the tokenizer's
 AGAIN = "get the file again"
 
 
-def check_folder(folder: str | Path) -> None:
-    """Refuse a folder whose config.json cannot be read as one, or whose weights are not whole.
-
-    Raises ForetokenError, which names the file.
-    """
+def check_config(folder: str | Path) -> None:
+    """Refuse a folder whose config.json is not one. Raises ForetokenError."""
     _read_object(Path(folder) / CONFIG)
+
+
+def check_weights(folder: str | Path) -> None:
+    """Refuse a folder with weights that are not whole. Raises ForetokenError, which names the file."""
     for path in sorted(Path(folder).glob(WEIGHTS)):
         _check_whole(path)
 
@@ -57,10 +59,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _check_whole(path: Path) -> None:
     """Refuse a safetensors file that is not as long as its header says. Raises ForetokenError."""
-    size = path.stat().st_size
     try:
+        size = path.stat().st_size
         with open(path, "rb") as file:
             (length,) = LENGTH.unpack(file.read(LENGTH.size))
+            if length > LONGEST:
+                raise ValueError(length)
             header = json.loads(file.read(length)) if length <= size else {}
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         whole = LENGTH.size + length + max(ends, default=0)

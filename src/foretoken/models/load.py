@@ -12,6 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.folder import check_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
@@ -68,6 +69,8 @@ def load_model(
         ForetokenError: naming what is wrong with the folder, its configuration or its weights.
     """
     source = located(source)
+    if is_folder(source):
+        check_weights(source)
     on_cpu = device.type == "cpu"
     check_runs_quantised(quantise, device, compile)
     # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.

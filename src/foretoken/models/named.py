@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foretoken.catalogue.known import known_model, known_models
 from foretoken.core.errors import ForetokenError
-from foretoken.models.folder import check_folder
+from foretoken.models.folder import check_config
 
 DTYPES = ("float32", "bfloat16", "float16")
 NO_MODELS = ("self", "ngram", "suffix", "auto", "none")  # drafters that stand in a model's place
@@ -92,7 +92,7 @@ def located(source: str) -> str:
             return located(files[0])
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
     else:
-        check_folder(source)
+        check_config(source)
     return source
 
 

@@ -35,7 +35,7 @@ def chat_prompt(
     """
     check_messages(messages, which)
     if not tokenizer.chat_template:
-        raise no_template(which, tokenizer.name_or_path or "this model")
+        raise no_template(which, "this model")
     try:
         ids: Any = tokenizer.apply_chat_template(
             [_for_template(message, str(tokenizer.chat_template)) for message in messages],

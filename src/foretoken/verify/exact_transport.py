@@ -36,7 +36,7 @@ from foretoken.kernel.compile import compiled
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
-from foretoken.verify.rejection import TINY, count_chances, is_one_draw, is_single, recursive_row
+from foretoken.verify.rejection import TINY, count_chances, draws_one, is_one_draw, is_single, recursive_row
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
@@ -46,8 +46,8 @@ HUB = HubRule()
 class Transport:
     """The optimum for i.i.d. draws of any number, fixed or random, and for hub draws: accepts with probability alpha*.
 
-    One draw: the standard rule. Hub draws: rule `hub`, which is the optimum for them. O(v log v), on the CPU: rows on
-    an accelerator are copied there and back.
+    One draw: the standard rule. Hub draws: rule `hub`, which is the optimum for them. Several: O(v log v), on the CPU,
+    where rows of an accelerator are copied to and back.
     """
 
     name: str = "transport"
@@ -87,7 +87,7 @@ class TransportGrouped:
         """
         if law.k == 0:
             return torch.zeros_like(p[:, 0])
-        if as_iid(law) == IID(1):
+        if draws_one(law):
             return iid_optimum(p, q, as_iid(law))
         pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
         return torch.tensor([accepted_mass(*pair, as_iid(law)) for pair in pairs], dtype=p.dtype, device=p.device)

@@ -109,10 +109,14 @@ def is_single(law: Law) -> bool:
     return isinstance(law, IID | WithoutReplacement | Hub) and law.k <= 1
 
 
+def draws_one(law: Law) -> bool:
+    """Whether a law makes one draw from q, and never another number: then every rule may be the standard one."""
+    return is_single(law) and law.k == 1 and not (isinstance(law, IID) and law.counts is not None)
+
+
 def is_one_draw(siblings: Siblings) -> bool:
-    """Whether one token was drawn, and no other number could have been: then every rule may be the standard one."""
-    certain = not isinstance(siblings.law, IID) or siblings.law.counts is None
-    return is_single(siblings.law) and certain and len(siblings.draws) == 1
+    """Whether one token was drawn by such a law."""
+    return draws_one(siblings.law) and len(siblings.draws) == 1
 
 
 def loops_take(p: Tensor, q: Tensor) -> bool:
