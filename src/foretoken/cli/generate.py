@@ -120,10 +120,7 @@ def _on_ray(
 
 @dataclass
 class Text:
-    """One prompt's text as it grows.
-
-    tints: None where it is not tinted. last: its newest chunk. compiled: whether machine code was compiled meanwhile.
-    """
+    """One prompt's text as it grows. tints: None where it is not tinted. last: its newest chunk."""
 
     engine: "Engine"
     prompt: Prompt
@@ -133,7 +130,6 @@ class Text:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     last: "Chunk | None" = None
-    compiled: bool = False
 
     @staticmethod
     def begin(engine: "Engine", prompt: Prompt, seed: int, options: TextOptions) -> "Text":
@@ -174,7 +170,8 @@ def _one(
     arguments = options.arguments()
     if compare:
         warm(engine, prompt, arguments)
-    text, interrupted, compiled = Text.begin(engine, prompt, arguments["seed"], options), False, compilations()[0]
+    text, interrupted = Text.begin(engine, prompt, arguments["seed"], options), False
+    before = compilations()[0]
     try:
         for chunk in engine.stream(prompt, observer=trace, **arguments):
             begins = text.last is None  # not before the input has proved good
@@ -188,7 +185,7 @@ def _one(
             raise
         print("\nforetoken: interrupted; this is what was generated.", file=sys.stderr)
         compare, interrupted = False, True
-    record, text.compiled = text.record(), compilations()[0] > compiled
+    record, compiled = text.record(), compilations()[0] > before
     if compare:
         try:
             record |= compared(engine, prompt, {**arguments, "max_new_tokens": len(text.ids)})
@@ -199,7 +196,7 @@ def _one(
         print(json.dumps(record))
     else:
         print(flush=True)
-        print(_summary(text, record), file=sys.stderr)
+        print(_summary(text, record, compiled), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
 
@@ -230,12 +227,13 @@ def _begin(prompt: Prompt, tinted: bool) -> None:
         print(prompt, end="", flush=True)
 
 
-def _summary(text: Text, record: dict[str, Any]) -> str:
+def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
+    """The statistics of a text. compiled: whether machine code was compiled while it was written."""
     from foretoken.decode import NoDrafter
 
     assert text.last is not None
     stats = text.last.stats
-    first = "; machine code was compiled meanwhile: the next run is faster" if text.compiled else ""
+    first = "; machine code was compiled meanwhile: the next run is faster" if compiled else ""
     lines = [f"\n{_num(stats.num_tokens, 'token')} in {stats.wall_s:.2f} s: {stats.tokens_per_s:.1f} tokens/s{first}"]
     if "speedup" in record:
         decoding = record["decoding_speedup"]

@@ -105,9 +105,9 @@ class AutoSession(WrappedSession[DraftSession]):
         # A step that reads a prompt drafts nothing: the first token comes as soon as it does without a drafter.
         chooses = any(limits) and not self._new
         chosen = self.controller.choose(self.clock is not None, limits) if chooses else []
-        self.looking = chooses and self.controller.looking
         self._depth = max(map(len, chosen), default=0)
         self._asked = self._depth > 0
+        self.looking = chooses and not self._asked and self.controller.costs.drafting
         if not self._asked:
             return [root_only(seq.ids[-1]) for seq in sequences]
         self._lengths = [len(seq.ids) for seq in sequences]

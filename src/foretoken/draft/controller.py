@@ -293,13 +293,11 @@ class Controller:
 
     sequences: the acceptance of each sequence of the batch.
     resting: whether of the present step nothing is to be learnt.
-    looking: whether the present step is a plain one that measures what such a step takes.
     """
 
     experience: Experience
     sequences: list[Acceptance] = field(default_factory=list)
     resting: bool = False
-    looking: bool = False
 
     @property
     def costs(self) -> Costs:
@@ -328,14 +326,13 @@ class Controller:
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
         """
         costs = self.costs
-        self.resting, self.looking = costs.rest > 0, False
+        self.resting = costs.rest > 0
         if self.resting:
             costs.rest -= 1
             return []
         if not costs.drafting:
             return self._try_again(costs)
         if timed and costs.due:
-            self.looking = True
             return []
         times = costs.times()
         limits = limits or [self.deepest] * len(self.sequences)
@@ -346,7 +343,7 @@ class Controller:
         )
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         if max(rates[1:]) <= rates[0]:
-            self.looking = costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
+            costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return []
         if alone is not None:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]

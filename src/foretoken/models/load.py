@@ -69,8 +69,7 @@ def load_model(
         ForetokenError: naming what is wrong with the folder, its configuration or its weights.
     """
     source = located(source)
-    if is_folder(source):
-        check_weights(source)
+    check_weights(source)
     on_cpu = device.type == "cpu"
     check_runs_quantised(quantise, device, compile)
     # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.
