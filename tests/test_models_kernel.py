@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from foretoken.kernel import attention, rounding, tile
+from foretoken.kernel import attention, processor, tile
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import times
@@ -97,9 +97,9 @@ def linear(out: int, k: int, form: int) -> PanelLinear:
 def test_product(out: int, k: int, form: int) -> None:
     torch.manual_seed(0)
     w = linear(out, k, form)
-    x = torch.randn(29, k)
+    x = torch.randn(70, k)
     want = ((x.bfloat16() if form == DOTTED else x).double() @ w.dense.T).float()
-    for m in [*range(1, 15), 29]:  # every height of a block, and several blocks
+    for m in [*range(1, 15), 29, 40, 70]:  # every height of a block, and several blocks
         got = product(x[:m].contiguous(), w)
         torch.testing.assert_close(got, want[:m], rtol=0, atol=1e-5)
         # A row does not depend on the rows beside it: trees and plain decoding see the same bits.
@@ -428,25 +428,27 @@ def test_the_machine_check_sees_a_matrix_that_goes_by_in_chunks(monkeypatch: pyt
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("processor", "wide", "dots"),
-    [("generic", False, False), ("sapphirerapids", True, False), ("znver4", True, True)],
+    ("name", "without", "wide", "dots"),
+    [("generic", None, False, False), ("sapphirerapids", "amx", True, False), ("znver4", "amx", True, True)],
 )
-def test_the_product_on_another_processor(pytestconfig: pytest.Config, processor: str, wide: bool, dots: bool) -> None:
-    """numba is told to compile for no more than every processor can do, or for the features of this one by the other
-    maker's name. What it compiles is kept from run to run, apart from this machine's own, which it would replace."""
-    if (wide, dots) == (tile.WIDE, rounding.DOTS):
+def test_the_product_on_another_processor(
+    pytestconfig: pytest.Config, name: str, without: str | None, wide: bool, dots: bool
+) -> None:
+    """numba is told to compile for no more than every processor can do, or for the features of this one but those of
+    the matrix unit, by either maker's name. What it compiles is kept from run to run, apart from this machine's own,
+    which it would replace."""
+    if (wide, dots, False) == (processor.WIDE, processor.DOTS, processor.MATRIX):
         pytest.skip("what this processor runs is tested by all other tests")
-    if (wide and not tile.WIDE) or (dots and "+avx512bf16" not in rounding.FEATURES):
+    if (wide and not processor.WIDE) or (dots and "+avx512bf16" not in processor.FEATURES):
         pytest.skip("this processor has no such registers or no such instruction")
     code = (
-        "from foretoken.kernel import rounding, tile; from foretoken.models import panels; "
-        f"assert (tile.WIDE, rounding.DOTS) == ({wide}, {dots}); assert panels._works()"
+        "from foretoken.kernel import processor as p; from foretoken.models import panels; "
+        f"assert (p.WIDE, p.DOTS, p.MATRIX) == ({wide}, {dots}, False); assert panels._works()"
     )
-    folder = str(pytestconfig.cache.mkdir(processor))
-    settings = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": folder}
-    settings.pop("NUMBA_CPU_FEATURES", None)
-    if not wide:
-        settings["NUMBA_CPU_FEATURES"] = ""
+    folder = str(pytestconfig.cache.mkdir(name))
+    features = [feature for feature in processor.FEATURES if without and without not in feature]
+    settings = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CACHE_DIR": folder}
+    settings["NUMBA_CPU_FEATURES"] = ",".join(features)
     subprocess.run([sys.executable, "-c", code], env=settings, check=True)
 
 

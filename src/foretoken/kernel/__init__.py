@@ -25,8 +25,9 @@ Quantised weights of GGUF files have forms of their own: their panels hold codes
 
 **A tile** takes one word of each column after the other, multiplies it with x[row, k] of every row, and adds to the
 sums (tile.py). Five to ten rows, by the form of the weights, are one tile; more rows are several tiles per panel, and a
-panel that does not fit the cache goes by in chunks, each for all rows. While a tile computes, it fetches what is used
-next into the cache (product.py). Every sum runs over k in the same order, however many rows there are. So a node's
+panel that does not fit the cache goes by in chunks, each for all rows. Where the processor has a matrix unit (AMX), up
+to 32 rows of a model in bfloat16 are one tile (matrix_unit.py). While a tile computes, it fetches what is used next
+into the cache (product.py). Every sum runs over k in the same order, however many rows there are. So a node's
 logits do not depend on the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
 
 **A layer** is six steps, each shared out to the threads by panels or by heads (layer.py), and two more in models with
@@ -50,6 +51,7 @@ norms before the sums, as Gemma 3 has them:
     addresses.py  arrays by their addresses            pointwise.py  norms, biases, gates of rows
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
     quantised.py  GGUF's blocks as panels              dots.py       their products, in whole numbers
+    processor.py  what the processor can do
 
 An architecture whose layers compute what Llama's do needs a branch in models/decoder_layer.py, which names their
 matrices and norms, if its modules have other names. One whose layers differ needs a step of its own in layer.py, too.

@@ -20,6 +20,8 @@ import numpy as np
 
 from foretoken.kernel.addresses import alive
 from foretoken.kernel.compile import fused
+from foretoken.kernel.matrix_unit import GROUP
+from foretoken.kernel.processor import MATRIX
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, nearest, rounded
 from foretoken.kernel.simd import exp_row
 from foretoken.kernel.sizes import COLUMNS, LANES, WHOLE
@@ -154,7 +156,7 @@ def gather(values, paired, seen, start, gap, path):
     values: of one key head, as the cache has them [slots or slots / 2, dim]; start is even if they are paired.
     seen: 0 for a slot that the node sees [used].
     gap: the first slot of a gap, or `used`.
-    path: [words, dim].
+    path: [words, dim], zeros or what was gathered before.
 
     Returns the number of words that were filled.
     """
@@ -198,9 +200,10 @@ def attend(attention, b, first_head, last_head, out):
     used = used_by(attention.slots, b, attention.used)
     unit = 2 * LANES if paired else LANES
     wide = (used + unit - 1) // unit * unit
-    form, key_words, slot_words, per_word, per_slot = WHOLE, dim, used, 1, 1
+    form, key_words, slot_words, per_word, per_slot, group_words = WHOLE, dim, used, 1, 1, 1
     if paired:
         form, key_words, slot_words, per_word, per_slot = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD, 2
+        group_words = GROUP if MATRIX else 1  # sums go by groups, whose borders are the same for every path
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
@@ -237,20 +240,26 @@ def attend(attention, b, first_head, last_head, out):
                         row[j] += seen[j]
                 gaps[i] = min(used, first_gap(attention, b, first + i))
                 close_gaps(scores, i * rep, (i + 1) * rep, seen, gaps[i], attention.low)
-                start = min(start, gaps[i] - gaps[i] % per_slot)
+                start = min(start, gaps[i] - gaps[i] % (per_slot * group_words))
         weigh(scores, rows, used, attention.low, shares)
         weights = rounded(scores[:rows], wide) if paired else scores
         weights_row = wide // 2 * per_word if paired else wide
-        words = start // per_slot if start < used else slot_words
+        words = start // per_slot if start < used else slot_words // group_words * group_words
         sums(weights.ctypes.data, weights_row, rows, value_at, words, form, results_at, dim, 1)
+        left = slot_words - words
+        path = np.zeros(((left + group_words - 1) // group_words * group_words, dim), np.float32)
         if start < used:
-            path = np.empty((slot_words - words, dim), np.float32)
             for i in range(count):
                 more = gather(values[b, group], paired, mask[b, 0, first + i, :used], start, gaps[i], path)
+                more = (more + group_words - 1) // group_words * group_words
                 weights_at = weights.ctypes.data + 4 * (i * rep * weights_row + words * per_word)
                 into = results_at + 4 * i * rep * dim
                 sums(weights_at, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
-            alive(path)
+        elif left > 0:  # zeros fill the last group: what other slots still hold may be no numbers
+            path[:left] = values[b, group, words:slot_words]
+            weights_at = weights.ctypes.data + 4 * words * per_word
+            sums(weights_at, weights_row, rows, path.ctypes.data, len(path), form, results_at, dim, 0)
+        alive(path)
         for i in range(count):
             for r in range(rep):
                 at = (first_head + r) * dim

@@ -27,6 +27,7 @@ from numba.extending import intrinsic
 
 from foretoken.kernel.addresses import alive, floats, octets
 from foretoken.kernel.compile import linked
+from foretoken.kernel.processor import FEATURES
 from foretoken.kernel.quantised import (
     BLOCK_BYTES,
     KINDS,
@@ -35,7 +36,6 @@ from foretoken.kernel.quantised import (
     panel_bytes,
     unpack_rows,
 )
-from foretoken.kernel.rounding import FEATURES
 from foretoken.kernel.simd import AHEAD, FAR, fetch
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 

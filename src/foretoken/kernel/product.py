@@ -17,11 +17,12 @@ from numba import prange
 from foretoken.kernel.addresses import alive, floats
 from foretoken.kernel.compile import compiled, fused
 from foretoken.kernel.dots import quantise_rows, quantised_panels
+from foretoken.kernel.matrix_unit import GROUP
+from foretoken.kernel.processor import WIDE
 from foretoken.kernel.quantised import panel_bytes
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
-from foretoken.kernel.simd import AHEAD
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, QUANTISED, WHOLE
-from foretoken.kernel.tile import CHUNK, HALVED_ROWS, ROWS, WIDE, strip
+from foretoken.kernel.tile import CHUNK, streaming, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
@@ -88,14 +89,13 @@ def columns_of(product, panel, y, y_row, after):
     at = product.w + panel * words * COLUMNS * 4
     if form == DOTTED:
         x, form, per_word, x_row = product.bits, ROUNDED, PER_WORD, words * PER_WORD
-    # Up to so many rows one pass reads memory in order.
-    streamed = (HALVED_ROWS if form == HALVED else ROWS) if WIDE else 2 if form == WHOLE else 1
+    streamed, distance = streaming(form)
     if m <= streamed or (words <= HELD and form != WHOLE):
-        ahead = at + AHEAD if m <= streamed else after
+        ahead = at + distance if m <= streamed else after
         strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, y, y_row, 1, ahead)
         return
     pieces = (words + CHUNK - 1) // CHUNK
-    chunk = (words + pieces - 1) // pieces
+    chunk = (words + pieces * GROUP - 1) // (pieces * GROUP) * GROUP
     for start in range(0, words, chunk):  # a chunk stays in the first cache for all rows while the next one is fetched
         length = min(chunk, words - start)
         here = at + start * COLUMNS * 4

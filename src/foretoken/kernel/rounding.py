@@ -8,19 +8,14 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from foretoken.kernel.compile import fused
+from foretoken.kernel.processor import DOTS
 from foretoken.kernel.simd import load
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES
 
-# What numba compiles for, by its settings.
-_, PROCESSOR, _features = cpu_target.target_context.codegen().magic_tuple()
-FEATURES = _features.split(",")
-# Whether the instruction of DOTTED is used; elsewhere its rows are rounded and widened again. Intel's processors have
-# it too, but make more products per second in float32: the entry of 2026-11-26 on an Intel processor in docs/LOG.md.
-DOTS = "+avx512bf16" in FEATURES and PROCESSOR.startswith("znver")
+# Without the instruction of DOTTED its rows are rounded and widened again.
 ROUNDED, PER_WORD = (DOTTED, 1) if DOTS else (HALVED, 2)  # the product that takes what `rounded` makes; floats a word
 
 

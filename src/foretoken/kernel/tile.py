@@ -6,7 +6,7 @@ once for up to six rows, or for ten in half of the columns. product.py takes a w
 A word is a float32 weight (WHOLE), or two bfloat16 weights of one column, k even and odd. Those are widened in a
 register (HALVED), which halves the memory traffic and changes nothing where the lower halves of the float32 weights are
 zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute in it: then one instruction adds both
-products of a word to a float32 sum, where the processor has it.
+products of a word to a float32 sum, where the processor has it, or the matrix unit adds those of 16 (matrix_unit.py).
 
 Every sum runs over the words in order, whatever the number of rows: a row's result does not depend on those beside it.
 """
@@ -20,12 +20,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from foretoken.kernel.compile import linked
-from foretoken.kernel.rounding import DOTS, FEATURES, ROUNDED, BFloat
-from foretoken.kernel.simd import FAR, NEAR, fetch, spread
+from foretoken.kernel.compile import fused, linked
+from foretoken.kernel.matrix_unit import GROUP, GROUPS_AHEAD, HIGH, matrix_tile
+from foretoken.kernel.processor import DOTS, MATRIX, WIDE
+from foretoken.kernel.rounding import ROUNDED, BFloat
+from foretoken.kernel.simd import AHEAD, FAR, NEAR, fetch, spread
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
-
-WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
 # 16 columns. Up to TALL rows in one pass of half the width take less time than in two passes, 11 and 12 do not: the
@@ -160,6 +160,36 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             b.store(b.load(total), place).align = 4
 
 
+@fused
+def streaming(form):
+    """Up to how many rows one pass of `strip` takes them all and so reads memory in order, and by how many bytes it is
+    then fetched ahead."""
+    if MATRIX and form == DOTTED:
+        return 2 * HIGH, GROUPS_AHEAD
+    if not WIDE:
+        return 2 if form == WHOLE else 1, AHEAD
+    return HALVED_ROWS if form == HALVED else ROWS, AHEAD
+
+
+@fused
+def _by_matrix_unit(columns, x, x_row, rows, w, w_row, groups, y, y_row, fresh, ahead):
+    """`strip` of the first `groups` groups of words, by the matrix unit."""
+    blocks = (rows + 2 * HIGH - 1) // (2 * HIGH)
+    for block in range(blocks):
+        done = block * 2 * HIGH
+        r, xs, ys, at = min(2 * HIGH, rows - done), x + 4 * done * x_row, y + 4 * done * y_row, 0
+        while at < columns:
+            left = (columns - at) // LANES
+            units = 4 if left >= 4 and r <= HIGH else 2 if left >= 2 else 1
+            # Of the memory ahead, each pass fetches its share.
+            there = ahead + groups * GROUP * 4 * (block * columns + at) // blocks
+            matrix_tile(
+                units, ahead != 0, xs, x_row, r, w + at * 4, w_row, groups, ys + 4 * at, y_row, fresh > 0,
+                there, 4 * LANES // blocks,
+            )  # fmt: skip
+            at += units * LANES
+
+
 @linked("foretoken_strip", 12)
 def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):
     """Multiply rows with columns side by side: y [rows, columns] = (0 if fresh else y) + x w, tile by tile.
@@ -169,6 +199,13 @@ def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead
     fresh: 1 or 0.
     ahead: address of what is used soon, as long as this, which is fetched meanwhile; 0: nothing is fetched.
     """
+    if MATRIX and form == DOTTED and words >= GROUP:
+        groups = words // GROUP
+        _by_matrix_unit(columns, x, x_row, rows, w, w_row, groups, y, y_row, fresh, ahead)
+        if words == groups * GROUP:
+            return
+        taken = groups * GROUP
+        x, w, words, fresh, ahead = x + 4 * taken, w + 4 * taken * w_row, words - taken, 0, 0
     tall = WIDE and form == ROUNDED and ROWS < rows <= TALL and columns % (2 * LANES) == 0
     height = TALL if tall else HALVED_ROWS if ahead > 0 and WIDE and form == HALVED else ROWS
     done, blocks = 0, (rows + height - 1) // height

@@ -1,0 +1,113 @@
+"""Up to 32 rows times columns of a matrix in bfloat16 by the matrix unit of Intel's processors (AMX).
+
+The unit has eight registers of 16 lines of 64 bytes. One instruction multiplies 16 words of up to 16 rows with 16 words
+of 16 columns, a word being two bfloat16 numbers, k even and odd, and adds the products to 16 x 16 sums in float32:
+1,024 products in the time in which a vector register makes 32. So up to 16 rows take hardly longer than one, since the
+weights have to come from memory for one too. Rows and panels lie as tile.py has them in DOTTED form.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from foretoken.kernel.simd import NEAR
+from foretoken.kernel.simd import fetch as fetch_line
+
+GROUP = 16  # words that one instruction takes of every row; a sum is made of groups in order
+LINE = 64  # bytes of a line
+# Bytes by which what goes by once is fetched ahead: the entry of 2026-11-27 on the matrix unit in docs/LOG.md.
+GROUPS_AHEAD = 8192
+HIGH = 16  # lines of a register, which are rows of x, words of w, or rows of y
+# Blocks of 16 rows and units of 16 columns that go by together, four sums at most.
+SHAPES = ((1, 4), (1, 2), (1, 1), (2, 2), (2, 1))
+SUMS = 4  # registers of sums, then come those of rows, then those of weights
+
+
+@intrinsic
+def matrix_tile(typing: Any, units: Any, fetch: Any, x: Any, x_row: Any, rows: Any, w: Any, w_row: Any, groups: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
+    """y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c], r < rows <= 32, c < 16 units.
+
+    units: 4, 2 or 1; at most 2 for more than 16 rows.
+    fetch: whether memory is fetched into the first cache meanwhile.
+    x: address of the first row of words; rows are x_row words apart.
+    w: address of the first word; w_row words from one pair of k to the next. groups: of 16 words in a column.
+    y: address of the first sum; rows are y_row floats apart.
+    ahead: address of what is fetched. pace: bytes of it for every 16 words of a line of w.
+    """
+    index, flag = types.intp, types.boolean
+    signature = types.void(index, flag, *[index] * 8, flag, index, index)
+    byte, size = ir.IntType(8), ir.IntType(64)
+    pointer = byte.as_pointer()
+
+    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
+        units, fetch, x, x_row, rows, w, w_row, groups, y, y_row, fresh, ahead, pace = args
+
+        def call(name: str, *values: Any) -> None:
+            kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+            b.call(b.module.declare_intrinsic(f"llvm.x86.{name}", (), kind), values)
+
+        def place(address: Any) -> Any:
+            return b.inttoptr(address, pointer)
+
+        x_line, w_line, y_line = (b.mul(row, size(4)) for row in (x_row, w_row, y_row))
+        shapes = cgutils.alloca_once(b, ir.ArrayType(byte, LINE))
+        done, none = b.append_basic_block("done"), b.append_basic_block("none")
+        blocks = b.select(b.icmp_signed(">", rows, size(HIGH)), size(2), size(1))
+        chosen = b.switch(b.or_(b.shl(b.or_(b.shl(blocks, size(3)), units), size(1)), b.zext(fetch, size)), none)
+
+        def emit(high: int, wide: int, fetches: bool) -> None:
+            """The code for so many blocks of rows and units of columns."""
+            sums = [(block, u, block * wide + u) for block in range(high) for u in range(wide)]
+            x_at = [b.add(x, b.mul(x_line, size(HIGH * block))) for block in range(high)]
+            y_at = [b.add(b.add(y, b.mul(y_line, size(HIGH * block))), size(LINE * u)) for block, u, _ in sums]
+            lines = [byte(HIGH)] * 8
+            last = b.trunc(b.sub(rows, size(HIGH * (high - 1))), byte)
+            for block, _, register in (*sums, *[(block, 0, SUMS + block) for block in range(high)]):
+                lines[register] = last if block == high - 1 else byte(HIGH)
+            b.store(ir.Constant(ir.ArrayType(byte, LINE), [1] + [0] * (LINE - 1)), shapes)
+            for register, value in enumerate(lines):
+                b.store(byte(LINE), b.gep(shapes, [size(0), size(16 + 2 * register)]))
+                b.store(value, b.gep(shapes, [size(0), size(48 + register)]))
+            call("ldtilecfg", b.bitcast(shapes, pointer))
+            with b.if_else(fresh) as (first, later):
+                with first:
+                    for _, _, register in sums:
+                        call("tilezero", byte(register))
+                with later:
+                    for at, (_, _, register) in zip(y_at, sums, strict=True):
+                        call("tileloadd64", byte(register), place(at), y_line)
+            with cgutils.for_range(b, groups) as loop:
+                for block in range(high):
+                    at = b.add(x_at[block], b.mul(loop.index, size(LINE)))
+                    call("tileloadd64", byte(SUMS + block), place(at), x_line)
+                here = b.add(w, b.mul(b.mul(loop.index, size(GROUP)), w_line))
+                for u in range(wide):
+                    for i in range(GROUP if fetches else 0):
+                        passed = b.add(b.mul(loop.index, size(GROUP * wide)), size(u * GROUP + i))
+                        fetch_line(b, b.add(ahead, b.mul(passed, pace)), NEAR)
+                    weights = SUMS + high + u % (SUMS - high)
+                    call("tileloadd64", byte(weights), place(b.add(here, size(LINE * u))), w_line)
+                    for block in range(high):
+                        call("tdpbf16ps", byte(block * wide + u), byte(SUMS + block), byte(weights))
+            for at, (_, _, register) in zip(y_at, sums, strict=True):
+                call("tilestored64", byte(register), place(at), y_line)
+
+        for high, wide in SHAPES:
+            for fetches in (False, True):
+                block = b.append_basic_block(f"matrix_{high}_{wide}")
+                chosen.add_case(size(2 * (8 * high + wide) + fetches), block)
+                b.position_at_end(block)
+                emit(high, wide, fetches)
+                b.branch(done)
+        b.position_at_end(none)
+        b.unreachable()
+        b.position_at_end(done)
+        call("tilerelease")
+        return context.get_dummy_value()
+
+    return signature, generate
