@@ -6,7 +6,7 @@ import sys
 from numba.core.registry import cpu_target
 
 # What numba compiles for, by its settings.
-_, NAME, _features = cpu_target.target_context.codegen().magic_tuple()
+_, NAME, _features = cpu_target.target_context.codegen().magic_tuple()  # pyright: ignore[reportAttributeAccessIssue]
 FEATURES = _features.split(",")
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # numbers of the Linux kernel for x86-64
 
