@@ -53,11 +53,9 @@ LEFT_OUT = ("--help", "--toy", "--speed", "--exact-only", "--list", "--version")
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(words, command) of all that measures or generates; a new command that does something else stands here."""
+    """(words, command) of all commands."""
     found = typer.main.get_command(app) if group is None else group
     for name, command in found.commands.items():
-        if (*path, name)[0] in ("chat", "fetch"):
-            continue  # a conversation, and downloads: their own tests
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:

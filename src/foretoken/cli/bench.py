@@ -10,7 +10,7 @@ from foretoken.cli import options
 from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
 from foretoken.cli.measuring import Markdown, WorkOptions, check_forgets, encoded, show
-from foretoken.core.limits import check_counts, check_temperatures
+from foretoken.core.limits import check_counts, check_sampling, check_temperatures
 from foretoken.recipe import check_alone
 from foretoken.trees.grammar import read_tree
 
@@ -33,6 +33,7 @@ class Compared(options.Models):
     Default: the demo drafter for the demo target, else auto.
     tree: Token tree; may be repeated. Default: chain:5 and kary:2x2.
     temperature: Temperature; may be repeated. Default: 0 and 1.
+    top_p: Keep the likeliest tokens with this mass.
     batch: Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1.
     """
 
@@ -41,6 +42,7 @@ class Compared(options.Models):
     verifier: options.Verifier = None
     profile: options.Profile = None
     temperature: list[float] | None = None
+    top_p: float = 1.0
     batch: list[int] | None = None
 
     @property
@@ -50,6 +52,7 @@ class Compared(options.Models):
     def check(self) -> None:
         """Refuse, before torch is imported, what cannot be."""
         check_temperatures(self.temperatures)
+        check_sampling(top_p=self.top_p)
         for size in self.batch or ():
             check_counts(batch=size)
         check_alone(self.drafter)
@@ -84,7 +87,7 @@ class Compared(options.Models):
             if self.tree is None and verifier is None and tuned.tree != PLAIN:
                 trees, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
         batches = list(dict.fromkeys(self.batch or [1]))
-        return pair, methods(pair, list(dict.fromkeys(trees)), verifier, batches, coins)
+        return pair, methods(pair, list(dict.fromkeys(trees)), verifier, batches, coins, self.top_p)
 
 
 @command
@@ -136,6 +139,7 @@ def bench(
     if plot is not None:
         draw(bars(rows), f"{header['target']}, {pair.label}", plot)
     counts = {"max_new_tokens": work.max_new_tokens, "num_prompts": len(ids), "rounds": work.rounds, "seed": work.seed}
+    counts |= {"top_p": compared.top_p}
     show(report(header | counts, rows, interrupted), json_, markdown)
 
 

@@ -56,10 +56,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Foretoken:
-    """Our engine; `engine.tree` is its name. batch: the prompts it takes at a time."""
+    """Our engine; `engine.tree` is its name. batch: the prompts it takes at a time. top_p: of `Engine.generate`."""
 
     engine: Engine
     batch: int = 1
+    top_p: float = 1.0
     system: str = field(default=OURS, init=False)
 
     @property
@@ -78,7 +79,8 @@ class Foretoken:
         ttft_s, finished, first = 0.0, [], {}
         texts: tuple[list[int], ...] = tuple([] for _ in prompts)
         begin, begin_cpu = time.perf_counter(), time.thread_time()
-        for chunk in engine.stream(prompts, max_new_tokens=max_new_tokens, seed=seed, temperature=temperature):
+        asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": self.top_p}
+        for chunk in engine.stream(prompts, seed=seed, **asked):
             ttft_s = ttft_s or time.perf_counter() - begin
             first.setdefault(chunk.index, len(chunk.token_ids))
             texts[chunk.index].extend(chunk.token_ids)
@@ -112,7 +114,7 @@ class Transformers:
     """`generate` of transformers.
 
     arguments: further keyword arguments of generate. assistant: the drafter, if any. assistant_settings: fields set
-    on the drafter's generation config, where generate looks for them.
+    on the drafter's generation config, where generate looks for them. top_p: of generate.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Transformers:
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: PreTrainedModel | None = None
     assistant_settings: dict[str, Any] = field(default_factory=dict)
+    top_p: float = 1.0
     system: str = field(default=THEIRS, init=False)
     verifier: None = field(default=None, init=False)
 
@@ -129,7 +132,7 @@ class Transformers:
         target, drafter, watch = Clock(device), Clock(device), Watch(MemoryGrowth(device))
         arguments = dict(self.arguments)
         if temperature > 0:
-            arguments |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            arguments |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": self.top_p}
         else:
             arguments |= {"do_sample": False}
         ids, mask = left_padded(prompts, device)

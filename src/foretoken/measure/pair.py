@@ -84,10 +84,11 @@ def methods(
     verifier: str | None,
     batches: Sequence[int],
     draft_probability: float | None = None,
+    top_p: float = 1.0,
 ) -> list[Method]:
     """Ours: plain and every tree, with the verifier named or the tree's default, and coins if any. Theirs: plain; at
     batch 1 also assisted by the same drafter, once with the depth of the first chain as a constant number of drafts and
-    once as it comes."""
+    once as it comes. top_p: of the texts of all of them."""
     for batch in batches:
         if batch < 1:
             raise ForetokenError(f"Batch {batch} is not possible: give a number >= 1.")
@@ -97,14 +98,14 @@ def methods(
         engines = engines[:1]
     found: list[Method] = []
     for batch in batches:
-        found += [Foretoken(replace(engine, max_batch=batch, tokenizer=None), batch) for engine in engines]
-        found.append(Transformers("plain", pair.target, batch))
+        found += [Foretoken(replace(engine, max_batch=batch, tokenizer=None), batch, top_p) for engine in engines]
+        found.append(Transformers("plain", pair.target, batch, top_p=top_p))
         if batch == 1:
-            found += _assisted(pair, trees)
+            found += [replace(method, top_p=top_p) for method in _assisted(pair, trees)]
     return found
 
 
-def _assisted(pair: Pair, trees: Sequence[str]) -> list[Method]:
+def _assisted(pair: Pair, trees: Sequence[str]) -> list[Transformers]:
     depth = next((tree_policy(tree).max_nodes - 1 for tree in trees if tree.startswith("chain:")), NO_DEPTH)
     if isinstance(pair.engine.drafter, LookupDrafter):
         return [Transformers(f"lookup {depth}", pair.target, arguments={"prompt_lookup_num_tokens": depth})]
