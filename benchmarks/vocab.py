@@ -308,7 +308,8 @@ def ways(
         model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
         model.generation_config = GenerationConfig(pad_token_id=0)
         assistant, both = model.to(like.device).eval(), (target_tokenizer, tokenizer)
-        runs = TwoVocabularies("two vocabularies", theirs, 1, {}, assistant, constant_drafts(THEIR_DRAFTS), tokenizers=both)
+        drafts = constant_drafts(THEIR_DRAFTS)
+        runs = TwoVocabularies("two vocabularies", theirs, 1, {}, assistant, drafts, tokenizers=both)
         found.append(Way(runs.name, name, f"{THEIR_DRAFTS} drafts", runs))
     return found
 
