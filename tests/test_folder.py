@@ -32,15 +32,13 @@ def test_a_broken_configuration(folder: Path, text: str, words: str) -> None:
         foretoken.load(str(folder))
 
 
-@pytest.mark.parametrize(
-    ("keep", "words"), [(0, "is no safetensors file"), (9, "is not whole, it has"), (-1, "is not whole, it has")]
-)
-def test_weights_that_were_cut_off(folder: Path, keep: int, words: str) -> None:
+@pytest.mark.parametrize("keep", [0, 9, -1])
+def test_weights_that_were_cut_off(folder: Path, keep: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ForetokenError, match=rf"model\.safetensors {words}.*get the file again"):
+    with pytest.raises(ForetokenError, match=r"model\.safetensors is not a whole .*get the file again"):
         foretoken.load(str(folder))
-    with pytest.raises(ForetokenError, match=rf"model\.safetensors {words}"):  # without torch, as a drafter too
+    with pytest.raises(ForetokenError, match=r"model\.safetensors is not a whole"):  # without torch, as a drafter too
         check_engine(str(Path(__file__).parents[1] / "models" / "target"), str(folder))
 
 
@@ -57,7 +55,7 @@ def test_what_is_no_weights_of_the_model_is_let_pass(folder: Path) -> None:
 def test_weights_that_are_something_else(folder: Path, header: bytes) -> None:
     length = b"" if header.startswith(b"version") else len(header).to_bytes(8, "little")
     (folder / "model.safetensors").write_bytes(length + header)
-    with pytest.raises(ForetokenError, match="is no safetensors file"):
+    with pytest.raises(ForetokenError, match="is not a whole safetensors file"):
         check_weights(folder)
 
 
