@@ -17,6 +17,7 @@ from benchmarks.papers.gumiho_theorem import gumiho_theorem
 from benchmarks.papers.randomised_drafting import randomised_drafting
 from benchmarks.papers.run import Artefact, Run
 from benchmarks.papers.slrs_table5 import slrs_table5
+from benchmarks.papers.slrs_vocabularies import slrs_vocabularies
 from benchmarks.papers.spechub_curves import figure1 as spechub_figure1
 from benchmarks.papers.spechub_curves import figure6 as spechub_figure6
 from benchmarks.papers.spechub_curves import figure7 as spechub_figure7
@@ -50,7 +51,8 @@ ARTEFACTS: dict[str, tuple[str, Artefact]] = {  # name -> title, and what fills 
     "global-resolution-table4": ("Global Resolution, Table 4: i.i.d. paths of several steps", table4),
     "global-resolution-figure1": ("Global Resolution, Figures 1-3: acceptance by drafts", figure1),
     "global-resolution-temperature": ("Global Resolution, Figures 4-5: the target's temperature", temperature),
-    "slrs-table5": ("SLRS, Table 5, Figures 1-2: ways to spell a token", slrs_table5),
+    "slrs-table5": ("SLRS, Table 5, Figures 1-3: ways to spell a token", slrs_table5),
+    "slrs-tables8-11": ("SLRS, Tables 8-11: overlap of vocabularies, texts that survive", slrs_vocabularies),
     "gumiho-theorem": ("Gumiho, section 3.2: earlier positions count more", gumiho_theorem),
     "randomised-drafting": ("Randomised Drafting: Lemmas 4.1-4.4, Figures 3-4", randomised_drafting),
 }
@@ -118,7 +120,18 @@ def command(
     limit_s = cell_seconds if cell_seconds is not None else (2.0 if quick else 15.0)
     try:
         ARTEFACTS[name][1](
-            Run(report, seed, quick, limit_s, scored, options.progress, _vocabularies(target, drafter), pair, head)
+            Run(
+                report,
+                seed,
+                quick,
+                limit_s,
+                scored,
+                options.progress,
+                _vocabularies(target, drafter),
+                target is not None,
+                pair,
+                head,
+            )  # fmt: skip
         )
     except KeyboardInterrupt:
         report.interrupted = True

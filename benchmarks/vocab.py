@@ -17,7 +17,7 @@ from foretoken.audit import fit
 from foretoken.audit.models import last_logits, sample
 from foretoken.build import assembled, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
+from foretoken.cli.measuring import Markdown, WorkloadFile, chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_seed, check_temperatures
@@ -344,7 +344,8 @@ def command(
     temperature: Annotated[
         list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 3,
+    workload: WorkloadFile = None,
+    prompts: Annotated[int, typer.Option(help="Prompts to continue.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 64,
     rounds: Annotated[int, typer.Option(help="Times that every way continues every prompt.")] = 2,
     samples: Annotated[
@@ -377,7 +378,7 @@ def command(
         raise ForetokenError(f"lookahead is {min(lookahead or ())}: it must be at least 1.")
     check_temperatures(temperature)
     check_seed(seed, rounds)
-    options.heldout_prompts(prompts)
+    asked = chosen_prompts(workload, prompts)
     if target is None:
         demo = options.demo_folder()
         drafters = drafter or [str(demo / "drafter-1k"), str(demo / "drafter-bytes")]
@@ -396,7 +397,7 @@ def command(
     options.spare_threads(pair.num_params)
     lm, tokenizer = pair.engine.target.lm, pair.engine.tokenizer
     assert tokenizer is not None, "a target named by folder has a tokenizer"
-    chosen = encoded(pair.engine, chosen_prompts(None, prompts), max_new_tokens)
+    chosen = encoded(pair.engine, asked, max_new_tokens)
     settings = Settings(tuple(temperature or (0.0, 1.0)), chosen, max_new_tokens, rounds, samples, seed)
     small = pair.engine.target if expand is None else LMTarget(load_model(target, lm.device, lm.dtype))
     found = ways(pair.engine, pair.target, tokenizer, drafters, methods, trees, lookahead or (), alignments)
@@ -406,6 +407,7 @@ def command(
         "target": Path(target).name,
         "label": pair.label,
         "num_params": pair.num_params,
+        "workload": workload,
         "prompts": prompts,
         "max_new_tokens": max_new_tokens,
         "rounds": rounds,

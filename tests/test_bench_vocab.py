@@ -99,6 +99,21 @@ def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(cli)
     combined = {row[""]: row for row in out["tables"][2]["rows"]}
     assert combined["maximum"]["target by drafter-bytes"] == 1
     assert combined["median"]["target by drafter-1k"] > 1
+    shares = [row["target by drafter-1k"] for row in out["tables"][4]["rows"]]
+    assert sum(shares) == pytest.approx(1)
+    assert 0 < shares[0] < 1
+
+
+def test_the_tables_of_vocabularies_name_every_ordered_pair(cli):
+    sizes, survive, shares = cli.json("benchmarks", "reproduce", "slrs-tables8-11", "--quick")["tables"]
+    names = [row["vocabulary"] for row in sizes["rows"]]
+    assert {"target", "drafter-1k", "drafter-bytes"} <= set(names)
+    assert all(row["code"] == 1 for row in survive["rows"] if row["vocabulary"] in ("target", "drafter-bytes"))
+    found = {(row["target"], row["drafter"]): row for row in shares["rows"]}
+    assert len(found) == len(names) * (len(names) - 1)
+    assert found["drafter-bytes", "target"]["of the target's"] == 1  # the target has every byte
+    there, back = found["target", "drafter-1k"], found["drafter-1k", "target"]
+    assert there["common"] == back["common"] == round(there["of the target's"] * 4096)
 
 
 def test_drafts_that_are_no_token_are_counted():

@@ -16,9 +16,12 @@ def _unknown() -> NoReturn:
 
 @dataclass(frozen=True)
 class Run:
-    """limit_s: seconds for one cell of a table of times. scored: both models over a text, loaded when first called.
-    vocabularies: folders of tokenizers by the name to show. pair: an engine and the held-out prompts' ids. head: a
-    draft head of its target, None where there is none."""
+    """What an artefact may use.
+
+    limit_s: seconds for one cell of a table of times. scored: both models over a text, loaded when first called.
+    vocabularies: folders of tokenizers by the name to show. named: whether models were named. pair: an engine and the
+    held-out prompts' ids. head: a draft head of its target, None where there is none.
+    """
 
     report: Report
     seed: int
@@ -27,6 +30,7 @@ class Run:
     scored: Callable[[], ScoredText]
     progress: Callable[[str], None]
     vocabularies: Mapping[str, str] = field(default_factory=dict)
+    named: bool = False
     pair: Callable[[], tuple[Engine, list[list[int]]]] = field(default=_unknown)
     head: Callable[[], HeadLM | None] = field(default=_unknown)
 

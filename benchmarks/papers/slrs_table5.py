@@ -1,4 +1,4 @@
-"""Timor et al. 2025, section 3.4 and appendix C (Table 5, Figures 1 and 2): how many spellings a token has."""
+"""Timor et al. 2025, section 3.4 and appendix C (Table 5, Figures 1 to 3): how many spellings a token has."""
 
 import itertools
 from statistics import mean, median, pstdev
@@ -11,6 +11,7 @@ from foretoken.vocab.segmentation import combinations
 from foretoken.vocab.vocabulary import vocabulary
 
 # Citations: Table 5, of the 150,000 shortest of Qwen2-7B-Instruct's 151,646 tokens.
+SHORTEST = 150_000
 LENGTH = {"mean": 6.21, "deviation": 2.87, "minimum": 1, "25%": 4, "median": 6, "75%": 8, "maximum": 17}
 COMBINATIONS = {
     "mean": 144.31,
@@ -48,16 +49,16 @@ def _lemma(run: Run) -> None:
 
 def _table(run: Run) -> None:
     folders = run.vocabularies
-    own = {name: vocabulary(load_tokenizer(folder), name) for name, folder in folders.items()}
+    own = {name: set(vocabulary(load_tokenizer(folder), name).ids) for name, folder in folders.items()}
+    shortest = {name: sorted(tokens, key=lambda t: (len(t), t))[:SHORTEST] for name, tokens in own.items()}
     counts: dict[tuple[str, str], list[int]] = {}
     first = next(iter(own))
     for token_name, spelling_name in [(first, name) for name in own] + [(name, name) for name in list(own)[1:]]:
         run.progress(f"spelling the tokens of {token_name} with those of {spelling_name}")
-        tokens = set(own[spelling_name].ids)
-        counts[token_name, spelling_name] = [combinations(tokens, token) for token in own[token_name].ids]
+        counts[token_name, spelling_name] = [combinations(own[spelling_name], t) for t in shortest[token_name]]
     columns = ["", "paper", *(f"{token} by {spelling}" for token, spelling in counts)]
     lengths = run.report.table("Table 5: bytes of a token", ["", "paper", *own], 2)
-    found = {name: _statistics([len(token) for token in vocab.ids]) for name, vocab in own.items()}
+    found = {name: _statistics([len(token) for token in tokens]) for name, tokens in shortest.items()}
     for what, paper in LENGTH.items():
         lengths.add(what, paper, *(found[name][what] for name in own))
     numbers = run.report.table("Table 5: combinations, tokens of one vocabulary by those of another", columns, 2)
@@ -65,18 +66,24 @@ def _table(run: Run) -> None:
     for what, paper in COMBINATIONS.items():
         numbers.add(what, paper, *(statistics[pair][what] for pair in counts))
     numbers.notes.append(
-        "Paper: tokens of Qwen2-7B-Instruct by its own, in characters. Ours: every token of the vocabularies named, in "
-        "bytes, without special ones. Runs of spaces are what makes the maximum: a vocabulary that has all short runs "
-        "is complete for them."
+        "Paper: tokens of Qwen2-7B-Instruct by its own; its characters are bytes. Ours: the 150,000 shortest tokens of "
+        "the vocabularies named, in bytes, without special ones; the first in order where several are as long. Runs of "
+        "spaces are what makes the maximum: a vocabulary that has all short runs is complete for them."
     )
     by_length = run.report.table("Figure 2: median combinations by bytes of a token", ["bytes", *columns[2:]], 1)
-    sizes = {name: [len(token) for token in vocab.ids] for name, vocab in own.items()}
+    sizes = {name: [len(token) for token in tokens] for name, tokens in shortest.items()}
     for size in range(1, run.count(16, 8) + 1):
         row: list[float | None] = []
         for (token_name, _), values in counts.items():
             here = [value for n, value in zip(sizes[token_name], values, strict=True) if n == size]
             row.append(float(median(here)) if here else None)
         by_length.add(str(size), *row)
+    most = max(map(max, counts.values())).bit_length()
+    histogram = run.report.table("Figure 3: share of the tokens by combinations", ["combinations", *columns[2:]], 4)
+    for power in range(most):
+        below = 2 ** (power + 1)
+        shares = (sum(below // 2 <= n < below for n in values) / len(values) for values in counts.values())
+        histogram.add(f"{below // 2} to {below - 1}", *shares)
 
 
 def _statistics(values: list[int]) -> dict[str, float]:

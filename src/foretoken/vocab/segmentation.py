@@ -203,8 +203,7 @@ def combinations(tokens: set[bytes], data: bytes) -> int:
 
     Source: Timor et al. 2025, section 3.4 and appendix C.
     """
-    longest = max(map(len, tokens), default=0)
     ways = [1]
     for end in range(1, len(data) + 1):
-        ways.append(sum(ways[start] for start in range(max(0, end - longest), end) if data[start:end] in tokens))
+        ways.append(sum(ways[start] for start in range(end) if data[start:end] in tokens))
     return ways[-1]

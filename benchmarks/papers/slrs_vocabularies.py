@@ -1,0 +1,55 @@
+"""Timor et al. 2025, appendices E and F (Tables 8 to 11): how vocabularies overlap, and which texts survive them."""
+
+from dataclasses import replace
+from itertools import permutations
+
+from benchmarks.papers.run import Run
+from benchmarks.places import CHAT
+from foretoken.catalogue.known import known_models
+from foretoken.cli.prompts import read_kinds
+from foretoken.models.load import load_tokenizer
+from foretoken.vocab.overlap import Overlap, compare
+
+SIZES = (
+    "256,000 (Gemma-2-9b), 151,646 (Qwen2-0.5B-Instruct), 49,152 (tiny_starcoder_py), 32,000 (vicuna-68m)"  # citation
+)
+PAPER = ".12 (Gemma-2-9b, vicuna-68m) to .85 (Llama-3.1-70B, Qwen2-0.5B-Instruct)"  # citation: Table 9
+
+
+def slrs_vocabularies(run: Run) -> None:
+    """Every ordered pair of vocabularies: those of the models named, or of ours and of all that were fetched."""
+    folders = dict(run.vocabularies)
+    if not run.named:
+        known = [form for model in known_models().values() for form in (model, replace(model, packed=True))]
+        folders |= {model.name: str(model.folder) for model in known if model.fetched}
+    tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
+    of_kind: dict[str, list[str]] = {}
+    for kind, messages in read_kinds(CHAT):
+        of_kind.setdefault(str(kind), []).append(messages if isinstance(messages, str) else messages[-1]["content"])
+    texts = {kind: "\n".join(prompts) for kind, prompts in of_kind.items()}
+    found: dict[tuple[str, str], dict[str, Overlap]] = {}
+    for target, drafter in permutations(tokenizers, 2):
+        run.progress(f"comparing {target} with {drafter}")
+        found[target, drafter] = {
+            kind: compare(tokenizers[target], tokenizers[drafter], text) for kind, text in texts.items()
+        }
+    one = next(iter(texts))
+    of = {target: overlaps for (target, _), overlaps in found.items()}
+    sizes = run.report.table("Table 8: tokens, special ones included", ["vocabulary", "tokens"])
+    survive = run.report.table("Table 11: stretches of 100 characters that survive", ["vocabulary", *texts], 3)
+    for name, overlaps in of.items():
+        sizes.add(name, overlaps[one].num_target)
+        survive.add(name, *(overlaps[kind].target_injective for kind in texts))
+    columns = ["target", "drafter", "common", "of the target's", *(f"in {kind} prompts" for kind in texts)]
+    shares = run.report.table("Tables 9 and 10: tokens in common", columns, 3)
+    for (target, drafter), overlaps in found.items():
+        common = overlaps[one]
+        shares.add(
+            target, drafter, common.num_common, common.of_target, *(overlaps[k].in_text_types for k in texts)
+        )  # fmt: skip
+    sizes.notes.append(f"Paper, other models: {SIZES}.")
+    shares.notes.append(
+        f"Paper, other pairs: {PAPER}; in prompts .77 to 1.0. Shares in prompts are of the different tokens that occur. "
+        "Tokens are compared by their bytes."
+    )
+    survive.notes.append("Paper: a tokenizer is injective if all survive, as GPT-2's and Qwen2's; vicuna-68m's is not.")
