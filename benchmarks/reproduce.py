@@ -118,21 +118,10 @@ def command(
         return ready(load_head(folder, parts(pair()[0].target.lm)), "eagle")
 
     limit_s = cell_seconds if cell_seconds is not None else (2.0 if quick else 15.0)
+    found = _vocabularies(target, drafter)
+    given = Run(report, seed, quick, limit_s, scored, options.progress, found, target is not None, pair, head)
     try:
-        ARTEFACTS[name][1](
-            Run(
-                report,
-                seed,
-                quick,
-                limit_s,
-                scored,
-                options.progress,
-                _vocabularies(target, drafter),
-                target is not None,
-                pair,
-                head,
-            )  # fmt: skip
-        )
+        ARTEFACTS[name][1](given)
     except KeyboardInterrupt:
         report.interrupted = True
     show(report, json_, markdown)

@@ -10,10 +10,9 @@ from foretoken.cli.prompts import read_kinds
 from foretoken.models.load import load_tokenizer
 from foretoken.vocab.overlap import Overlap, compare
 
-SIZES = (
-    "256,000 (Gemma-2-9b), 151,646 (Qwen2-0.5B-Instruct), 49,152 (tiny_starcoder_py), 32,000 (vicuna-68m)"  # citation
-)
-PAPER = ".12 (Gemma-2-9b, vicuna-68m) to .85 (Llama-3.1-70B, Qwen2-0.5B-Instruct)"  # citation: Table 9
+# Citations: Tables 8, 9 and 10, of other models.
+SIZES = "256,000 (Gemma-2-9b), 151,646 (Qwen2-0.5B-Instruct), 49,152 (tiny_starcoder_py), 32,000 (vicuna-68m)"
+COMMON = ".12 (Gemma-2-9b, vicuna-68m) to .85 (Llama-3.1-70B, Qwen2-0.5B-Instruct); in prompts .77 to 1.0"
 
 
 def slrs_vocabularies(run: Run) -> None:
@@ -49,7 +48,7 @@ def slrs_vocabularies(run: Run) -> None:
         )  # fmt: skip
     sizes.notes.append(f"Paper, other models: {SIZES}.")
     shares.notes.append(
-        f"Paper, other pairs: {PAPER}; in prompts .77 to 1.0. Shares in prompts are of the different tokens that occur. "
-        "Tokens are compared by their bytes."
+        f"Paper, other pairs: {COMMON}. Shares in prompts are of the different tokens that occur. Tokens are compared "
+        "by their bytes."
     )
     survive.notes.append("Paper: a tokenizer is injective if all survive, as GPT-2's and Qwen2's; vicuna-68m's is not.")
