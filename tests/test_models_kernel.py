@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
@@ -114,6 +115,52 @@ def test_rows_are_rounded_to_the_nearest_bfloat16() -> None:
     numbers = ~x.isnan()
     assert torch.equal(got[numbers], want[numbers])
     assert all(bits & 0x7FFFFFFF > 0x7F800000 for bits in got[~numbers].tolist())
+
+
+LOW = np.finfo(np.float32).min
+
+
+class OneHead:
+    """Attention with one key head, three query heads and a cache in bfloat16, for nodes after a prefix."""
+
+    def __init__(self, dim: int, prefix: int) -> None:
+        self.dim, self.prefix, self.rows = dim, prefix, 3
+        self.keys = np.zeros((1, 1, 4, dim // 2, 64), np.float32)
+        self.values = np.zeros((1, 1, 128, dim), np.float32)
+        for stale in (self.keys, self.values):  # what other sequences left may be no numbers
+            stale.view(np.uint32)[:] = 0x7FC07FC0
+        self.step(range(prefix), [-1, *range(prefix - 1)], 0)
+
+    def step(self, names: Sequence[int], parents: Sequence[int], first: int, broken: Sequence[int] = ()) -> np.ndarray:
+        """Results of nodes after `first` slots that all see. names: seeds of their numbers. broken: values are NaN."""
+        n, width = len(names), 5 * self.dim
+        qkv = np.stack([np.random.default_rng(name).standard_normal(width, dtype=np.float32) for name in names])
+        qkv[list(broken), 4 * self.dim :] = np.nan
+        mask, positions = np.full((1, 1, n, first + n), LOW), np.empty(n, np.int64)
+        for i, parent in enumerate(parents):
+            mask[0, 0, i] = mask[0, 0, parent] if parent >= 0 else LOW
+            mask[0, 0, i, :first], mask[0, 0, i, first + i] = 0, 0
+            positions[i] = positions[parent] + 1 if parent >= 0 else first
+        asked = attention.Attention(
+            qkv, self.keys, self.values, np.arange(first, first + n)[None], positions, mask, first + n, self.rows,
+            np.float32(self.dim**-0.5), LOW, True,
+        )  # fmt: skip
+        out = np.zeros((n, self.rows * self.dim), np.float32)
+        attention.store(asked, 0, 0)
+        attention.attend(asked, 0, 0, self.rows, out)
+        return out
+
+
+@pytest.mark.parametrize("dim", [16, 64, 80])
+@pytest.mark.parametrize("prefix", [1, 31, 64, 70])
+def test_a_node_of_a_tree_has_the_bits_of_its_path_whatever_its_siblings_hold(dim: int, prefix: int) -> None:
+    parents = [-1, 0, 1, 2, -1, 4, 5, 4]
+    broken = [2, 3]  # their values; no node of the last path sees them
+    tree = OneHead(dim, prefix).step(range(1000, 1008), parents, prefix, broken)
+    alone, path = OneHead(dim, prefix), [4, 5, 6]
+    for depth, node in enumerate(path):
+        (one,) = alone.step([1000 + node], [-1], prefix + depth)
+        assert np.array_equal(one, tree[node])
 
 
 def test_not_a_number_stays_one() -> None:
@@ -449,6 +496,20 @@ def test_the_product_on_another_processor(
     features = [feature for feature in processor.FEATURES if without and without not in feature]
     settings = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CACHE_DIR": folder}
     settings["NUMBA_CPU_FEATURES"] = ",".join(features)
+    subprocess.run([sys.executable, "-c", code], env=settings, check=True)
+
+
+@pytest.mark.long
+def test_the_product_where_linux_refuses_the_matrix_unit(pytestconfig: pytest.Config) -> None:
+    if not processor.MATRIX:
+        pytest.skip("this processor has no matrix unit")
+    code = (
+        "import ctypes, numba; from unittest.mock import Mock; ctypes.CDLL = Mock(); "
+        "ctypes.CDLL.return_value.syscall.return_value = -1; "
+        "from foretoken.kernel import processor as p; from foretoken.models import panels; "
+        "assert not p.MATRIX and '+amx-bf16' in p.FEATURES; assert panels._works()"
+    )
+    settings = {**os.environ, "NUMBA_CACHE_DIR": str(pytestconfig.cache.mkdir("refused"))}
     subprocess.run([sys.executable, "-c", code], env=settings, check=True)
 
 

@@ -80,6 +80,7 @@ def _table(run: Run) -> None:
         by_length.add(str(size), *row)
     most = max(map(max, counts.values())).bit_length()
     histogram = run.report.table("Figure 3: share of the tokens by combinations", ["combinations", *columns[2:]], 4)
+    histogram.add("none", *(values.count(0) / len(values) for values in counts.values()))
     for power in range(most):
         below = 2 ** (power + 1)
         shares = (sum(below // 2 <= n < below for n in values) / len(values) for values in counts.values())

@@ -51,7 +51,7 @@ norms before the sums, as Gemma 3 has them:
     addresses.py  arrays by their addresses            pointwise.py  norms, biases, gates of rows
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
     quantised.py  GGUF's blocks as panels              dots.py       their products, in whole numbers
-    processor.py  what the processor can do
+    processor.py  what the processor can do            matrix_unit.py  a tile of up to 32 rows by AMX
 
 An architecture whose layers compute what Llama's do needs a branch in models/decoder_layer.py, which names their
 matrices and norms, if its modules have other names. One whose layers differ needs a step of its own in layer.py, too.

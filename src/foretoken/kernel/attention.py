@@ -9,7 +9,8 @@ word of 32 bits holds two numbers, of dims k even and odd in keys [.., dim / 2, 
 
 A node of a tree sees its path, whose slots need not be neighbours: siblings stand between them. Its scores and values
 are then gathered into the places that they would have had in plain decoding, where a token's slot is its position. So
-every sum has the same terms in the same order, and a node's result is that of plain decoding bit for bit.
+every sum has the same terms in the same order, and a node's result is that of plain decoding bit for bit. The matrix
+unit adds words in groups (matrix_unit.py), so what is gathered begins at a group's border, and zeros fill the last one.
 """
 
 # pyright: reportCallIssue=false
@@ -156,7 +157,7 @@ def gather(values, paired, seen, start, gap, path):
     values: of one key head, as the cache has them [slots or slots / 2, dim]; start is even if they are paired.
     seen: 0 for a slot that the node sees [used].
     gap: the first slot of a gap, or `used`.
-    path: [words, dim], zeros or what was gathered before.
+    path: [words, dim].
 
     Returns the number of words that were filled.
     """
@@ -247,16 +248,17 @@ def attend(attention, b, first_head, last_head, out):
         words = start // per_slot if start < used else slot_words // group_words * group_words
         sums(weights.ctypes.data, weights_row, rows, value_at, words, form, results_at, dim, 1)
         left = slot_words - words
-        path = np.zeros(((left + group_words - 1) // group_words * group_words, dim), np.float32)
+        path = np.empty(((left + group_words - 1) // group_words * group_words, dim), np.float32)
         if start < used:
             for i in range(count):
-                more = gather(values[b, group], paired, mask[b, 0, first + i, :used], start, gaps[i], path)
-                more = (more + group_words - 1) // group_words * group_words
+                filled = gather(values[b, group], paired, mask[b, 0, first + i, :used], start, gaps[i], path)
+                more = (filled + group_words - 1) // group_words * group_words
+                path[filled:more] = 0
                 weights_at = weights.ctypes.data + 4 * (i * rep * weights_row + words * per_word)
                 into = results_at + 4 * i * rep * dim
                 sums(weights_at, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
-        elif left > 0:  # zeros fill the last group: what other slots still hold may be no numbers
-            path[:left] = values[b, group, words:slot_words]
+        elif left > 0:  # what other slots still hold may be no numbers
+            path[:left], path[left:] = values[b, group, words:slot_words], 0
             weights_at = weights.ctypes.data + 4 * words * per_word
             sums(weights_at, weights_row, rows, path.ctypes.data, len(path), form, results_at, dim, 0)
         alive(path)

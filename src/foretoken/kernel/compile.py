@@ -173,7 +173,9 @@ def _cache_class() -> Any:
                 _warn(error)
 
         def _index_key(self, sig: Any, codegen: Any) -> Any:
-            return (*super()._index_key(sig, codegen), _fields(getattr(sig, "args", sig)))
+            from foretoken.kernel.processor import MATRIX  # not among the features: Linux may refuse it
+
+            return (*super()._index_key(sig, codegen), _fields(getattr(sig, "args", sig)), MATRIX)
 
         def _forget(self) -> None:
             with suppress(OSError):

@@ -8,7 +8,8 @@ register (HALVED), which halves the memory traffic and changes nothing where the
 zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute in it: then one instruction adds both
 products of a word to a float32 sum, where the processor has it, or the matrix unit adds those of 16 (matrix_unit.py).
 
-Every sum runs over the words in order, whatever the number of rows: a row's result does not depend on those beside it.
+Every sum runs over the words in order, or over groups of 16 in order, whatever the number of rows: a row's result does
+not depend on those beside it.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -162,8 +163,8 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
 
 @fused
 def streaming(form):
-    """Up to how many rows one pass of `strip` takes them all and so reads memory in order, and by how many bytes it is
-    then fetched ahead."""
+    """Up to how many rows `strip` takes them all in one pass over a panel, or over each half of its columns, and how
+    many bytes ahead of itself it then fetches."""
     if MATRIX and form == DOTTED:
         return 2 * HIGH, GROUPS_AHEAD
     if not WIDE:

@@ -252,17 +252,17 @@ def check_quantised() -> None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine: few rows and many times a matrix of one chunk
-    (tile.CHUNK) and one of many, in every form."""
+    """Whether the compiled product is right on this machine: few rows and many, in one tile and in several, times a
+    matrix of one chunk (tile.CHUNK) and one of many, in every form."""
     for out, k in ((70, 5), (330, 1100)):
-        x, weight = torch.arange(13.0 * k).view(13, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()
+        x, weight = torch.arange(40.0 * k).view(40, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()
         linear = nn.Linear(k, out, bias=False)
         with torch.inference_mode():
             for values in (weight, weight.bfloat16().float(), weight.bfloat16()):
                 linear.weight = nn.Parameter(values, requires_grad=False)
                 rows = x.to(values.dtype)
                 packed, want = PanelLinear(linear, Arena()), rows.float() @ values.float().T
-                for m in (1, 2, 7, 13):
+                for m in (1, 2, 7, 13, 29, 40):
                     if not torch.allclose(packed(rows[:m].float()), want[:m], atol=1e-5 * k):
                         return False
     return True
