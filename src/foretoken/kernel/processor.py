@@ -23,5 +23,5 @@ WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 MATRIX = "+amx-bf16" in FEATURES and WIDE and "+avx512bf16" in FEATURES and _permitted()
 # Whether the instruction for pairs of bfloat16 numbers (vdpbf16ps) is used; elsewhere they are widened. Intel's
 # processors have it too, but make more products per second in float32: the entry of 2026-11-26 on an Intel processor
-# in docs/LOG.md.
+# in docs/LOG.md. Beside the matrix unit, which takes rows in the same form, it does what makes no whole group.
 DOTS = "+avx512bf16" in FEATURES and (MATRIX or NAME.startswith("znver"))

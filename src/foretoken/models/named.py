@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from foretoken.catalogue.known import known_model, known_models
@@ -33,9 +34,12 @@ def check_compile(compile: str) -> None:
 
 
 def check_device(device: str | None) -> None:
-    """Refuse what names no kind of device; whether this machine has it is for torch to say."""
+    """Refuse what names no kind of device, and all but the CPU where torch was built for it alone. Whether this machine
+    has the device is else for torch to say."""
     if device is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?", device):
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
+    if device is not None and not device.startswith("cpu") and version("torch").endswith("+cpu"):
+        raise ForetokenError(f"Device {device} cannot be used: this torch was built for CPUs alone; choose cpu.")
 
 
 def check_quantise(kind: str | None, option: str = "quantise") -> None:
