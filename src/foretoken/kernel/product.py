@@ -22,7 +22,7 @@ from foretoken.kernel.processor import WIDE
 from foretoken.kernel.quantised import panel_bytes
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, QUANTISED, WHOLE
-from foretoken.kernel.tile import CHUNK, streaming, strip
+from foretoken.kernel.tile import streaming, strip
 
 HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
 WORK = 400_000  # multiplications from which a second thread is worth its start
@@ -89,12 +89,12 @@ def columns_of(product, panel, y, y_row, after):
     at = product.w + panel * words * COLUMNS * 4
     if form == DOTTED:
         x, form, per_word, x_row = product.bits, ROUNDED, PER_WORD, words * PER_WORD
-    streamed, distance = streaming(form)
+    streamed, distance, most = streaming(form)
     if m <= streamed or (words <= HELD and form != WHOLE):
         ahead = at + distance if m <= streamed else after
         strip(COLUMNS, x, x_row, m, at, COLUMNS, words, form, y, y_row, 1, ahead)
         return
-    pieces = (words + CHUNK - 1) // CHUNK
+    pieces = (words + most - 1) // most
     chunk = (words + pieces * GROUP - 1) // (pieces * GROUP) * GROUP
     for start in range(0, words, chunk):  # a chunk stays in the first cache for all rows while the next one is fetched
         length = min(chunk, words - start)

@@ -38,6 +38,9 @@ if WIDE:
     WIDEST |= dict.fromkeys(range(ROWS + 1, TALL + 1), 2)
 TILES = [(rows, units) for units in (1, 2, 4) for rows in WIDEST if units <= WIDEST[rows]]
 CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
+# The same for the matrix unit, which reads sums from memory for each: 256 KiB in the second cache. For 64 and 160 rows
+# 48 and 2,048 words took up to 1.3 and 1.6 times as long: the entry of 2026-11-27 on the matrix unit in docs/LOG.md.
+LONG_CHUNK = 1024
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
@@ -163,13 +166,13 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
 
 @fused
 def streaming(form):
-    """Up to how many rows `strip` takes them all in one pass over a panel, or over each half of its columns, and how
-    many bytes ahead of itself it then fetches."""
+    """Up to how many rows `strip` takes them all in one pass over a panel, or over each half of its columns; how many
+    bytes ahead of itself it then fetches; and how many words of a column go by at a time, at most, for more rows."""
     if MATRIX and form == DOTTED:
-        return 2 * HIGH, GROUPS_AHEAD
+        return 2 * HIGH, GROUPS_AHEAD, LONG_CHUNK
     if not WIDE:
-        return 2 if form == WHOLE else 1, AHEAD
-    return HALVED_ROWS if form == HALVED else ROWS, AHEAD
+        return 2 if form == WHOLE else 1, AHEAD, CHUNK
+    return HALVED_ROWS if form == HALVED else ROWS, AHEAD, CHUNK
 
 
 @fused
