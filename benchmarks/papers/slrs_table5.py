@@ -58,7 +58,8 @@ def _table(run: Run) -> None:
         counts[token_name, spelling_name] = [combinations(own[spelling_name], t) for t in shortest[token_name]]
     columns = ["", "paper", *(f"{token} by {spelling}" for token, spelling in counts)]
     lengths = run.report.table("Table 5: bytes of a token", ["", "paper", *own], 2)
-    found = {name: _statistics([len(token) for token in tokens]) for name, tokens in shortest.items()}
+    sizes = {name: [len(token) for token in tokens] for name, tokens in shortest.items()}
+    found = {name: _statistics(values) for name, values in sizes.items()}
     for what, paper in LENGTH.items():
         lengths.add(what, paper, *(found[name][what] for name in own))
     numbers = run.report.table("Table 5: combinations, tokens of one vocabulary by those of another", columns, 2)
@@ -71,20 +72,18 @@ def _table(run: Run) -> None:
         "spaces are what makes the maximum: a vocabulary that has all short runs is complete for them."
     )
     by_length = run.report.table("Figure 2: median combinations by bytes of a token", ["bytes", *columns[2:]], 1)
-    sizes = {name: [len(token) for token in tokens] for name, tokens in shortest.items()}
     for size in range(1, run.count(16, 8) + 1):
         row: list[float | None] = []
         for (token_name, _), values in counts.items():
             here = [value for n, value in zip(sizes[token_name], values, strict=True) if n == size]
             row.append(float(median(here)) if here else None)
         by_length.add(str(size), *row)
-    most = max(map(max, counts.values())).bit_length()
     histogram = run.report.table("Figure 3: share of the tokens by combinations", ["combinations", *columns[2:]], 4)
     histogram.add("none", *(values.count(0) / len(values) for values in counts.values()))
-    for power in range(most):
-        below = 2 ** (power + 1)
-        shares = (sum(below // 2 <= n < below for n in values) / len(values) for values in counts.values())
-        histogram.add(f"{below // 2} to {below - 1}", *shares)
+    for power in range(max(map(max, counts.values())).bit_length()):
+        least, most = 2**power, 2 ** (power + 1) - 1
+        shares = (sum(least <= n <= most for n in values) / len(values) for values in counts.values())
+        histogram.add(f"{least} to {most}", *shares)
 
 
 def _statistics(values: list[int]) -> dict[str, float]:

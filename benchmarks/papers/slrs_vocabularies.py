@@ -8,7 +8,9 @@ from benchmarks.places import CHAT
 from foretoken.catalogue.known import known_models
 from foretoken.cli.prompts import read_kinds
 from foretoken.models.load import load_tokenizer
-from foretoken.vocab.overlap import Overlap, compare
+from foretoken.vocab.overlap import injective
+from foretoken.vocab.translation import Translation
+from foretoken.vocab.vocabulary import vocabulary
 
 # Citations: Tables 8, 9 and 10, of other models.
 SIZES = "256,000 (Gemma-2-9b), 151,646 (Qwen2-0.5B-Instruct), 49,152 (tiny_starcoder_py), 32,000 (vicuna-68m)"
@@ -26,26 +28,22 @@ def slrs_vocabularies(run: Run) -> None:
     for kind, messages in read_kinds(CHAT):
         of_kind.setdefault(str(kind), []).append(messages if isinstance(messages, str) else messages[-1]["content"])
     texts = {kind: "\n".join(prompts) for kind, prompts in of_kind.items()}
-    found: dict[tuple[str, str], dict[str, Overlap]] = {}
-    for target, drafter in permutations(tokenizers, 2):
-        run.progress(f"comparing {target} with {drafter}")
-        found[target, drafter] = {
-            kind: compare(tokenizers[target], tokenizers[drafter], text) for kind, text in texts.items()
-        }
-    one = next(iter(texts))
-    of = {target: overlaps for (target, _), overlaps in found.items()}
+    own = {name: vocabulary(tokenizer) for name, tokenizer in tokenizers.items()}
     sizes = run.report.table("Table 8: tokens, special ones included", ["vocabulary", "tokens"])
     survive = run.report.table("Table 11: stretches of 100 characters that survive", ["vocabulary", *texts], 3)
-    for name, overlaps in of.items():
-        sizes.add(name, overlaps[one].num_target)
-        survive.add(name, *(overlaps[kind].target_injective for kind in texts))
+    used: dict[str, list[set[int]]] = {}  # the different tokens of each text
+    for name, tokenizer in tokenizers.items():
+        run.progress(f"reading the prompts with {name}")
+        sizes.add(name, len(own[name]))
+        survive.add(name, *(injective(tokenizer, text) for text in texts.values()))
+        used[name] = [set(own[name].encode(text.encode())) for text in texts.values()]
     columns = ["target", "drafter", "common", "of the target's", *(f"in {kind} prompts" for kind in texts)]
     shares = run.report.table("Tables 9 and 10: tokens in common", columns, 3)
-    for (target, drafter), overlaps in found.items():
-        common = overlaps[one]
-        shares.add(
-            target, drafter, common.num_common, common.of_target, *(overlaps[k].in_text_types for k in texts)
-        )  # fmt: skip
+    for target, drafter in permutations(tokenizers, 2):
+        run.progress(f"comparing {target} with {drafter}")
+        common = Translation(own[target], own[drafter]).pairs.keys()
+        in_texts = (len(tokens & common) / len(tokens) for tokens in used[target])
+        shares.add(target, drafter, len(common), len(common) / len(own[target]), *in_texts)
     sizes.notes.append(f"Paper, other models: {SIZES}.")
     shares.notes.append(
         f"Paper, other pairs: {COMMON}. Shares in prompts are of the different tokens that occur. Tokens are compared "

@@ -248,20 +248,20 @@ def attend(attention, b, first_head, last_head, out):
         words = start // per_slot if start < used else slot_words // group_words * group_words
         sums(weights.ctypes.data, weights_row, rows, value_at, words, form, results_at, dim, 1)
         left = slot_words - words
-        path = np.empty(((left + group_words - 1) // group_words * group_words, dim), np.float32)
-        if start < used:
-            for i in range(count):
-                filled = gather(values[b, group], paired, mask[b, 0, first + i, :used], start, gaps[i], path)
-                more = (filled + group_words - 1) // group_words * group_words
-                path[filled:more] = 0
-                weights_at = weights.ctypes.data + 4 * (i * rep * weights_row + words * per_word)
-                into = results_at + 4 * i * rep * dim
-                sums(weights_at, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
-        elif left > 0:  # what other slots still hold may be no numbers
-            path[:left], path[left:] = values[b, group, words:slot_words], 0
+        if left > 0:
+            path = np.empty(((left + group_words - 1) // group_words * group_words, dim), np.float32)
             weights_at = weights.ctypes.data + 4 * words * per_word
-            sums(weights_at, weights_row, rows, path.ctypes.data, len(path), form, results_at, dim, 0)
-        alive(path)
+            if start < used:
+                for i in range(count):
+                    filled = gather(values[b, group], paired, mask[b, 0, first + i, :used], start, gaps[i], path)
+                    more = (filled + group_words - 1) // group_words * group_words
+                    path[filled:more] = 0
+                    of_node, into = weights_at + 4 * i * rep * weights_row, results_at + 4 * i * rep * dim
+                    sums(of_node, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
+            else:  # the last group: what other slots still hold may be no numbers
+                path[:left], path[left:] = values[b, group, words:slot_words], 0
+                sums(weights_at, weights_row, rows, path.ctypes.data, len(path), form, results_at, dim, 0)
+            alive(path)
         for i in range(count):
             for r in range(rep):
                 at = (first_head + r) * dim

@@ -34,11 +34,11 @@ def check_compile(compile: str) -> None:
 
 
 def check_device(device: str | None) -> None:
-    """Refuse what names no kind of device, and all but the CPU where torch was built for it alone. Whether this machine
-    has the device is else for torch to say."""
+    """Refuse what names no kind of device, and CUDA where torch was built without it; plugins may bring other kinds.
+    Whether this machine has the device is else for torch to say."""
     if device is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?", device):
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
-    if device is not None and not device.startswith("cpu") and version("torch").endswith("+cpu"):
+    if device is not None and device.startswith("cuda") and version("torch").endswith("+cpu"):
         raise ForetokenError(f"Device {device} cannot be used: this torch was built for CPUs alone; choose cpu.")
 
 
