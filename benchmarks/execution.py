@@ -33,7 +33,7 @@ from foretoken.measure.results import write_lines
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.layout import layout
 from foretoken.models.load import choose_device, choose_dtype, load_model
-from foretoken.models.named import located
+from foretoken.models.named import is_gguf, located
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.static import StaticForward
 
@@ -331,6 +331,11 @@ def command(
     options.quiet()
     curves = Curves(*shape)
     target, _ = options.resolve_models(target, None)
+    if is_gguf(located(target)):
+        raise ForetokenError(
+            f"{target} is a GGUF file, whose packed weights transformers does not run: time it beside llama.cpp by "
+            "python -m benchmarks quantised."
+        )
     forwards = load_forwards(target, device, dtype, expand, seed, torch_compile)
     options.spare_threads(forwards.num_params)
     of_device = forwards.lm.device

@@ -55,6 +55,14 @@ def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: 
             assert row["vs_eager"] == {"median": 1.0, "low": 1.0, "high": 1.0}
 
 
+def test_a_gguf_file_is_not_for_transformers(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    code, _, err = run("benchmarks", "execution", "--target", tmp_path / "model.gguf")
+    assert code == 2
+    assert err.startswith("foretoken: ")
+    assert "is a GGUF file, whose packed weights transformers does not run" in err
+
+
 def test_the_table_and_the_plot(execution: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code, out, _ = execution("--nodes", 1, "--context", "8", "--batch", 1, "--rounds", 1, "--plot", "x.png")

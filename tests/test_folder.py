@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import command
 import foretoken
 import tiny
+from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.models.folder import check_config, check_template, check_weights
 from foretoken.recipe import check_engine
@@ -63,6 +65,10 @@ def test_weights_that_are_something_else(folder: Path, header: bytes) -> None:
         check_weights(folder)
 
 
+USER = [{"role": "user", "content": "hi"}]
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('No system here!') }}{% endif %}{{ bos_token }}"
+
+
 def test_a_conversation_needs_a_template(folder: Path) -> None:
     settings = folder / "tokenizer_config.json"
     found = json.loads(settings.read_text())
@@ -71,13 +77,39 @@ def test_a_conversation_needs_a_template(folder: Path) -> None:
     for path in folder.glob("chat_template*"):
         path.unlink()
     with pytest.raises(ForetokenError, match=r"The conversation needs a chat template.*model has none"):
-        check_template(folder, "The conversation")
+        check_template(folder, [USER])
     settings.write_text(json.dumps(found | {"chat_template": "{{ messages }}"}))
-    check_template(folder, "The conversation")
+    check_template(folder, [USER])
     settings.write_text(json.dumps(found))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    check_template(folder, "The conversation")
-    check_template(folder / "elsewhere", "The conversation")
+    check_template(folder, [USER])
+    check_template(folder / "elsewhere", [USER])
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja"])
+def test_what_a_template_refuses_is_told_before_the_model_is_loaded(
+    folder: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = place != "chat_template.jinja"
+    (folder / place).write_text(json.dumps({"chat_template": REFUSES}) if inside else REFUSES)
+    if not inside:
+        (folder / "tokenizer_config.json").write_text("{}")
+    check_template(folder, [USER, USER])
+    system = {"role": "system", "content": "Be brief."}
+    with pytest.raises(ForetokenError, match=r"Conversation 2 is refused by .* chat template: No system here\."):
+        check_template(folder, [USER, [{**system, "role": "developer"}, *USER]])
+    monkeypatch.setattr(options, "load_engine", lambda **_: pytest.fail("the model was loaded"))
+    for line in (["generate", "hi", "--system", "Be brief."], ["chat", "--system", "Be brief."]):
+        code, _, err = command.run(monkeypatch, capsys, *line, "--target", folder)
+        assert (code, err) == (
+            2, "foretoken: The conversation is refused by the model's chat template: No system here.\n"
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("template", ["{{ messages.missing.too }}", "{{ 1 / 0 }}", "{% if %}"])
+def test_a_template_that_fails_otherwise_is_left_to_the_tokenizer(folder: Path, template: str) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    check_template(folder, [USER])
 
 
 @pytest.mark.usefixtures("unchecked")

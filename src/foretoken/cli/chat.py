@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.stats import Stats
 
+HELLO = {"role": "user", "content": "Hello"}
 HELP = """\
 /stats        speed and acceptance of the last answer, and of the whole conversation
 /save FILE    write the messages as JSON
@@ -46,10 +47,10 @@ def chat(*, engine: EngineOptions, text: AnswerOptions) -> None:
     """
     messages = system_message(text.system)
     text.check()
-    engine.check_chat()
+    engine.check_chat([[*messages, HELLO]])
     loaded = engine.load(text.seed, 1)
     conversation = Conversation(loaded, text.arguments(), text.show_drafts, messages)
-    loaded.encode([*messages, {"role": "user", "content": "Hello"}])  # has it a template?
+    loaded.encode([*messages, HELLO])  # has it a template?
     _say(f"{loaded.target.name}; /help tells what can be done, /exit or Ctrl-D leaves.")
     if text.show_drafts:
         _say(legend())

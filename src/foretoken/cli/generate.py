@@ -73,8 +73,8 @@ def generate(
     prompts = given(prompt, batch_file, engine.target is None, chat or text.system is not None, text.system)
     check_counts(max_batch=max_batch)
     text.check(len(prompts))
-    if not all(isinstance(each, str) for each in prompts):
-        engine.check_chat()
+    if conversations := [each for each in prompts if not isinstance(each, str)]:
+        engine.check_chat(conversations)
     if cluster.ray is not None or out is not None:
         _on_ray(engine, prompts, text, max_batch, cluster, out, batch_file)
         return

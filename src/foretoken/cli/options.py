@@ -5,6 +5,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from foretoken.cli.command import option
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
+from foretoken.core.messages import Message
 from foretoken.models.folder import check_template
 from foretoken.models.named import check_device, located
 from foretoken.recipe import AUTO, FIXED, check_engine, in_a_row, is_word
@@ -107,10 +109,10 @@ class EngineOptions(RecipeOptions):
         """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
         return load_engine(**self.named(seed), max_batch=max_batch)
 
-    def check_chat(self) -> None:
-        """Refuse a conversation, before torch is imported, with a model whose folder has no chat template."""
+    def check_chat(self, conversations: Sequence[Sequence[Message]]) -> None:
+        """Refuse, before torch is imported, conversations that the model's chat template does not take."""
         target, _ = resolve_models(self.target, self.drafter)
-        check_template(located(target), "The conversation")
+        check_template(located(target), conversations)
 
     def named(self, seed: int | None) -> dict[str, Any]:
         """The options as `load_engine` takes them, the method filled in."""

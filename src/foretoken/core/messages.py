@@ -64,6 +64,21 @@ def call_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     return dict(read)
 
 
+def as_templates_read(message: Message, template: str) -> dict[str, Any]:
+    """A message as a chat template reads it: arguments of calls as objects, and no content as an empty one.
+
+    A developer's message, which most templates would drop, is the system's where the template does not name the role.
+    """
+    read = {"content": "", **{key: value for key, value in message.items() if value is not None}}
+    if read["role"] == "developer" and "developer" not in template:
+        read["role"] = "system"
+    if calls := read.get("tool_calls"):
+        read["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": call_arguments(call["function"])}} for call in calls
+        ]
+    return read
+
+
 def _check_calls(calls: object, role: object, name: str) -> None:
     """Refuse tool calls that no template could write. name: of the message."""
     if role != "assistant":

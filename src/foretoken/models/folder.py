@@ -1,11 +1,13 @@
 """A model's folder, looked at without torch: what is broken in it is said at once, before anything is imported."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
+from foretoken.core.messages import Message, as_templates_read
 
 CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # files beside the tokenizer's
@@ -31,16 +33,43 @@ def no_template(which: str, model: str) -> ForetokenError:
     )
 
 
-def check_template(folder: str | Path, which: str) -> None:
-    """Refuse a conversation where the tokenizer in a model's folder has no chat template; elsewhere do nothing.
+def refused_by_template(which: str, error: Exception) -> ForetokenError:
+    """That a chat template does not take a conversation. which: names the conversation. error: what came of it."""
+    why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
+    return ForetokenError(f"{which} is refused by the model's chat template: {why}.")
 
-    which: names the conversation in the message.
+
+def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]]) -> None:
+    """Refuse conversations for which the tokenizer in a model's folder has no chat template, or whose template says
+    that it does not take them; a template that fails otherwise may lack what only the tokenizer knows.
+
+    Where the folder does not say, as that of a GGUF file, nothing is refused. Raises ForetokenError.
     """
-    settings = Path(folder) / "tokenizer_config.json"
-    if not settings.exists() or any((Path(folder) / name).exists() for name in TEMPLATES):
+    settings, template = Path(folder) / "tokenizer_config.json", Path(folder) / TEMPLATES[0]
+    if not settings.exists():
         return
-    if not _read_object(settings).get("chat_template"):
-        raise no_template(which, str(folder))
+    told = _read_object(settings)
+    text = read_text(str(template), "file") if template.exists() else told.get("chat_template")
+    if not text and not any((Path(folder) / name).exists() for name in TEMPLATES):
+        raise no_template("The conversation", str(folder))
+    if not isinstance(text, str):  # several templates with names, or in a file of an older form
+        return
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template  # a second, without torch
+
+    named = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in told.items()
+        if name.endswith("_token")
+    }
+    for number, messages in enumerate(conversations, start=1):
+        read = [as_templates_read(message, text) for message in messages]
+        try:
+            render_jinja_template([read], chat_template=text, add_generation_prompt=True, **named)
+        except Exception as error:
+            if type(error) is TemplateError:  # its own `raise_exception`; subclasses are faults in it
+                which = f"Conversation {number}" if len(conversations) > 1 else "The conversation"
+                raise refused_by_template(which, error) from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from foretoken.core.errors import ForetokenError
-from foretoken.core.messages import Message, call_arguments, check_messages, check_text
-from foretoken.models.folder import no_template
+from foretoken.core.messages import Message, as_templates_read, check_messages, check_text
+from foretoken.models.folder import no_template, refused_by_template
 
 CONTEXT = 8  # prompt ids decoded along with the first output, since decoders treat the start of a text specially
 REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
@@ -38,31 +37,15 @@ def chat_prompt(
         raise no_template(which, "this model")
     try:
         ids: Any = tokenizer.apply_chat_template(
-            [_for_template(message, str(tokenizer.chat_template)) for message in messages],
+            [as_templates_read(message, str(tokenizer.chat_template)) for message in messages],
             tools=None if tools is None else list(tools),
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
         )
     except Exception as error:  # templates are programs that come with a model: they fail as they like
-        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
-        raise ForetokenError(f"{which} is refused by the model's chat template: {why}.") from error
+        raise refused_by_template(which, error) from error
     return [int(token) for token in ids]
-
-
-def _for_template(message: Message, template: str) -> dict[str, Any]:
-    """A message as templates read it: arguments of calls as objects, and no content as an empty one.
-
-    A developer's message, which most templates would drop, is the system's where the template does not name the role.
-    """
-    read = {"content": "", **{key: value for key, value in message.items() if value is not None}}
-    if read["role"] == "developer" and "developer" not in template:
-        read["role"] = "system"
-    if calls := read.get("tool_calls"):
-        read["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": call_arguments(call["function"])}} for call in calls
-        ]
-    return read
 
 
 def rendered(
