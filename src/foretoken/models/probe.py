@@ -77,13 +77,13 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
     tree = _scores(rows, [x, c, d], [-1, -1, 1])
     if not bool(torch.isfinite(plain).all() and torch.isfinite(tree).all()):
         raise ForetokenError(f"Model {lm.name} gives NaN or infinite logits: check its weights and dtype.")
-    seen = _distance(_scores(rows, [x, c, d], [-1, -1, 0])[2], tree[2])
+    seen = distance(_scores(rows, [x, c, d], [-1, -1, 0])[2], tree[2])
     hidden = _scores(rows, [z, c, d], [-1, -1, 1])
-    leak = max(_distance(hidden[node], tree[node]) for node in (1, 2))
+    leak = max(distance(hidden[node], tree[node]) for node in (1, 2))
     allowed = 0.0
     if leak > 0:
         mixing = any(getattr(lm.model.config.get_text_config(decoder=True), name, None) for name in MIXING)
-        repeated = _distance(_scores(rows, [x, c, d], [-1, -1, 1])[2], tree[2])
+        repeated = distance(_scores(rows, [x, c, d], [-1, -1, 1])[2], tree[2])
         allowed = max(LEAK * seen if mixing else 0.0, NOISE * repeated)
     if not seen > 0 or leak > allowed:
         raise ForetokenError(
@@ -96,9 +96,9 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
             "be used."
         )
     path = _scores(rows, [c, d], [-1, 0])
-    _check_close(lm, "its paths", _distance(tree[2], path[1]), seen, rows, path[1])
+    _check_close(lm, "its paths", distance(tree[2], path[1]), seen, rows, path[1])
     if lm.dtype == torch.float32:
-        _check_close(lm, "transformers' own forward", _distance(path[1], plain), seen, rows, path[1])
+        _check_close(lm, "transformers' own forward", distance(path[1], plain), seen, rows, path[1])
 
 
 def _check_close(
@@ -110,7 +110,7 @@ def _check_close(
     _, _, c, d, *_ = probe_tokens(lm.model)
     _scores(rows, [c], [-1], keep=[0])
     (by_token,) = _scores(rows, [d], [-1])
-    if not difference <= NOISE * _distance(by_token, path):
+    if not difference <= NOISE * distance(by_token, path):
         raise ForetokenError(
             f"{type(lm.model).__name__} scores a token tree otherwise than {what} (by {difference:.2g}, where another "
             f"token in the text changes the scores by {seen:.2g}): it does not follow the tree mask or the position "
@@ -132,7 +132,7 @@ def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
     return rows._forward([[token]], [[position]], dict.fromkeys(rows._windows), head=True)[0, 0].float().clone()
 
 
-def _distance(one: Float[Tensor, " v"], other: Float[Tensor, " v"]) -> float:
+def distance(one: Float[Tensor, " v"], other: Float[Tensor, " v"]) -> float:
     """Root mean square of the difference of two rows of logits, apart from a constant, which no softmax sees."""
     difference = (one.float() - other.float()).double()
     return float((difference - difference.mean()).square().mean().sqrt())
