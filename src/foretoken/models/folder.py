@@ -48,8 +48,8 @@ def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]
     settings, template = Path(folder) / "tokenizer_config.json", Path(folder) / TEMPLATES[0]
     if not settings.exists():
         return
-    told = _read_object(settings)
-    text = read_text(str(template), "file") if template.exists() else told.get("chat_template")
+    configured = _read_object(settings)
+    text = read_text(str(template), "file") if template.exists() else configured.get("chat_template")
     if not text and not any((Path(folder) / name).exists() for name in TEMPLATES):
         raise no_template("The conversation", str(folder))
     if not isinstance(text, str):  # several templates with names, or in a file of an older form
@@ -59,7 +59,7 @@ def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]
 
     named = {
         name: token["content"] if isinstance(token, dict) else token
-        for name, token in told.items()
+        for name, token in configured.items()
         if name.endswith("_token")
     }
     for number, messages in enumerate(conversations, start=1):
