@@ -1,11 +1,24 @@
 """Acceptance by enumeration, and the optimum by brute force, for laws small enough."""
 
 import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from foretoken.core.laws import Law, outcomes
+
+K = TypeVar("K", bound=Hashable)
+
+
+def summed(weighed: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """{outcome: probability}, of outcomes that may come several times."""
+    law: dict[K, float] = defaultdict(float)
+    for outcome, prob in weighed:
+        law[outcome] += prob
+    return dict(law)
 
 
 def f64(*values: float) -> Tensor:

@@ -1,9 +1,11 @@
 """Engines and decoders small enough for the audit to run on in seconds."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -31,6 +33,13 @@ def table_decoding(
 ) -> decoding.Decoding:
     target, drafter = decoding.table_pair(policy, family, v, seed)
     return decoding.Decoding(target, drafter, verifier, **settings)
+
+
+def off_target(case: decoding.Decoding) -> tuple[float, float]:
+    """(largest deviation of a text's probability from the target's own, drafted tokens accepted), by enumeration."""
+    law, accepted = decoding.enumerate_law(case)
+    assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
+    return decoding.deviation(law, decoding.own_law(case)), accepted
 
 
 def trees(

@@ -18,6 +18,7 @@ from foretoken.core.draws import (
 )
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement, outcomes
+from rates import summed
 
 QS = {
     "random": [0.15, 0.35, 0.3, 0.2],
@@ -91,9 +92,7 @@ def test_a_prefix_of_the_draws_has_the_law_of_fewer() -> None:
     """The drafter draws as many for all nodes of a level, and keeps the first ones where a node wants fewer."""
     q = f64(QS["random"])
     for family in (IID, WithoutReplacement, Hub):
-        fewer: dict[tuple[int, ...], float] = {}
-        for draws, prob in outcomes(family(3), q):
-            fewer[draws[:2]] = fewer.get(draws[:2], 0) + prob
+        fewer = summed((draws[:2], prob) for draws, prob in outcomes(family(3), q))
         assert fewer == pytest.approx(dict(outcomes(family(2), q)))
 
 

@@ -30,6 +30,7 @@ from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
 from foretoken.vocab.translation import FIRM
 from raising import raising
+from rates import summed
 
 RULE = VERIFIERS["string-rejection"]
 # "ab" is no token, so that a draft that has "a" stays open at "ab".
@@ -158,10 +159,7 @@ def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals, look
         found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.healing.edge)
         return record.draws
 
-    drawn = {}
-    for draws, prob in outcomes(run):
-        token = draws[0] if draws else None
-        drawn[token] = drawn.get(token, 0.0) + prob
+    drawn = summed((draws[0] if draws else None, prob) for draws, prob in outcomes(run))
     assert sum(drawn.values()) == pytest.approx(1, abs=1e-12)
     assert sum(found["psi"].values()) + drawn.get(None, 0.0) == pytest.approx(1, abs=1e-12)
     for token, psi in found["psi"].items():
@@ -341,7 +339,6 @@ broken = raising(RuntimeError("no more memory"))
 def test_what_was_accepted_before_a_drafter_fails_stays():
     """Else the text would be drawn anew just where drafts are accepted."""
     lm, psi = TableLM("t", random_table(3, 1)), torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
-    law = {}
 
     def step(rng):
         decoder = Decoder(LMTarget(lm), TwoDrafts(psi), RULE, 1, 8)
@@ -351,8 +348,7 @@ def test_what_was_accepted_before_a_drafter_fails_stays():
             ((_, step),) = decoder.step()
         return step.tokens
 
-    for tokens, prob in outcomes(step):
-        law[tokens] = law.get(tokens, 0.0) + prob
+    law = summed(outcomes(step))
     p = lm.table[1, 2]
     for x in range(3):
         assert sum(prob for tokens, prob in law.items() if tokens[0] == x) == pytest.approx(float(p[x]), abs=1e-12)

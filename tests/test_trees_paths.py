@@ -12,6 +12,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.names import tree_policy
 from foretoken.trees.paths import PathTree
 from foretoken.verify import VERIFIERS
+from rates import summed
 from tables import table_decoding, trees
 
 RULES = ("rrs", "rrsw", "kseq", "hub", "transport", "block-transport", "traversal", "gbv")
@@ -54,9 +55,7 @@ def test_the_paths_are_independent_and_of_one_law(trunk: int, k: int, length: in
         for branches in product(product(range(v), repeat=length), repeat=k):
             counts = Counter((*stem, *branch) for branch in branches)
             expected[tuple(sorted(counts.items()))] += chance(stem, ()) * prod(chance(b, stem) for b in branches)
-    found: dict[tuple, float] = defaultdict(float)
-    for tree, _, prob in trees(case):
-        found[tuple(sorted(paths_of(tree).items()))] += prob
+    found = summed((tuple(sorted(paths_of(tree).items())), prob) for tree, _, prob in trees(case))
     assert {key for key, value in expected.items() if value > 0} == set(found)
     assert max(abs(found[key] - expected[key]) for key in found) < 1e-12
 

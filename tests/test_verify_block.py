@@ -16,17 +16,11 @@ from foretoken.core.walk import PathVerifier, walk, walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
-from tables import PlainNumbers, each, table_decoding
-from whole_texts import Path, Table, add_text, chance, deviation, paths, steps, table
+from tables import PlainNumbers, each, off_target, table_decoding
+from whole_texts import Path, Table, add_text, chance, deviation, pair, paths, steps
 
 BLOCK, STANDARD, TRANSPORT = VERIFIERS["block"], VERIFIERS["standard"], VERIFIERS["block-transport"]
 UNEVEN = static.StaticTree((-1, 0, 0, 1, 1, 2))
-
-
-def tables(v: int, length: int, seed: int) -> tuple[Table, Table]:
-    """p and q after every prefix of up to `length` tokens."""
-    rng = torch.Generator().manual_seed(seed)
-    return table(v, length, rng), table(v, length, rng)
 
 
 def law_and_length(rule: Verifier, p: Table, q: Table, v: int, length: int) -> tuple[dict[Path, float], float]:
@@ -45,7 +39,7 @@ def law_and_length(rule: Verifier, p: Table, q: Table, v: int, length: int) -> t
 def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
     """P(text begins with y, and the step kept i drafts or more) of every y, over all drafts and decisions."""
     v, length = 3, 3
-    p, q = tables(v, length, seed=0)
+    p, q = pair(v, length, seed=0)
     joint: dict[tuple[tuple[int, ...], int], float] = defaultdict(float)
     for tokens in paths(v, length):
         for (kept, _), prob in steps(BLOCK, p, q, tokens):
@@ -63,7 +57,7 @@ def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_law_of_a_whole_block_and_its_length(seed: int) -> None:
     """V = 3, L = 3: exact, longer than node by node, and as long as the formulas say."""
-    p, q = tables(3, 3, seed)
+    p, q = pair(3, 3, seed)
     law, length = law_and_length(BLOCK, p, q, 3, 3)
     assert len(law) == 81
     assert deviation(law, p) < 1e-12
@@ -85,7 +79,7 @@ def test_the_law_of_a_whole_block_and_its_length(seed: int) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", ["p == q", "one-hot p", "one-hot q", "zeros", "equal at the first node"])
 def test_blocks_at_the_edges(case: str) -> None:
-    p, q = tables(3, 2, seed=5)
+    p, q = pair(3, 2, seed=5)
     eye = torch.eye(3, dtype=torch.float64)
     if case == "p == q":
         p = {x: row.clone() for x, row in q.items()}
@@ -106,7 +100,7 @@ def test_blocks_at_the_edges(case: str) -> None:
 def test_a_wrong_threshold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With h_i = w_i throughout the block is lossy, and the same check says so."""
     monkeypatch.setattr("foretoken.verify.block._keep", lambda w, excess: w)
-    p, q = tables(3, 2, seed=1)
+    p, q = pair(3, 2, seed=1)
     assert deviation(law_and_length(BLOCK, p, q, 3, 2)[0], p) > 0.01
 
 
@@ -166,9 +160,7 @@ def test_it_takes_one_draw_a_node_and_no_more(family: type[IID]) -> None:
 
 def enumerated(rule, family: LawFamily, policy, v: int = 2, num_tokens: int = 3, seed: int = 0) -> tuple[float, float]:
     """(deviation from the target's law, drafted tokens accepted)."""
-    case = table_decoding(rule, family, policy, v, seed=seed, num_tokens=num_tokens)
-    law, accepted = decoding.enumerate_law(case)
-    return decoding.deviation(law, decoding.own_law(case)), accepted
+    return off_target(table_decoding(rule, family, policy, v, seed=seed, num_tokens=num_tokens))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from foretoken.audit.branching import outcomes
+from foretoken.audit.decoding import deviation
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
+from rates import summed
 from tables import each, table_decoding, trees
 
 Outcomes = dict[tuple[tuple[int, ...], int], float]
@@ -85,8 +87,6 @@ def test_it_is_the_published_algorithm(name: str, law: LawFamily, seed: int) -> 
     for tree, _, _ in drafted:
         p = [p_of[tuple(tree.tokens[i] for i in tree.path_to(node)[1:])] for node in range(len(tree))]
         expected = published(tree, p, [torch.empty(0) if s is None or s.q is None else s.q for s in tree.siblings])
-        found: Outcomes = defaultdict(float)
-        for outcome, prob in outcomes(partial(rule.walk, tree, each(p.__getitem__))):
-            found[outcome] += prob
-        assert max(abs(found[key] - expected[key]) for key in found.keys() | expected.keys()) < 1e-12
+        found = summed(outcomes(partial(rule.walk, tree, each(p.__getitem__))))
+        assert deviation(found, expected) < 1e-12
     assert len(drafted) >= 8

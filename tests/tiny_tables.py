@@ -1,7 +1,5 @@
 """Two table models with two real tokenizers over two letters, and their decoding, enumerated from the first draw on."""
 
-from collections import defaultdict
-
 import tokenizers_zoo as zoo
 from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Decoding, Ids, deviation, own_law
@@ -13,6 +11,7 @@ from foretoken.decode import Decoder
 from foretoken.models.target import LMTarget
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
+from rates import summed
 
 EOS = zoo.EOS
 # Ids differ, one splits "ab" and the other "ba", and the end of text stands elsewhere.
@@ -53,7 +52,4 @@ def law_of(lm: TableLM, drafter, verifier, num_tokens: int, prompt: Ids = (1, 2)
             decoder.step()
         return tuple(sequence.ids[len(prompt) :])
 
-    law: dict[Ids, float] = defaultdict(float)
-    for ids, prob in outcomes(run):
-        law[ids] += prob
-    return dict(law)
+    return summed(outcomes(run))

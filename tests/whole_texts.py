@@ -28,6 +28,12 @@ def table(v: int, depth: int, rng: torch.Generator, sharpness: float = 1.5) -> T
     return {path: torch.softmax(sharpness * torch.randn(v, generator=rng, dtype=torch.float64), 0) for path in every}
 
 
+def pair(v: int, length: int, seed: int) -> tuple[Table, Table]:
+    """p and q after every path of up to `length` tokens."""
+    rng = torch.Generator().manual_seed(seed)
+    return table(v, length, rng), table(v, length, rng)
+
+
 def chance(of: Table, path: Path, first: int = 0) -> float:
     """The probability of a path's tokens from number `first` on, after those before."""
     return math.prod(float(of[path[:i]][path[i]]) for i in range(first, len(path)))

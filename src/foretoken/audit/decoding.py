@@ -11,7 +11,7 @@ A step at a time: after each, runs that reached the same state (the ids emitted 
 import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -112,7 +112,8 @@ def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tupl
     return LMTarget(target), LMDrafter(TableLM("table drafter", random_table(v, seed + 1)), policy, family, v)
 
 
-def deviation(one: dict[Ids, float], other: dict[Ids, float]) -> float:
+def deviation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
+    """Return the largest difference between two laws, {outcome: probability}."""
     return max(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
 
 
@@ -136,7 +137,7 @@ def enumerate_law(decoding: Decoding) -> tuple[dict[Ids, float], float]:
     """({ids: probability}, drafted tokens accepted per decoding) of decoding as it really runs."""
     law: dict[Ids, float] = defaultdict(float)
     accepted = 0.0
-    running: dict[State, float] = {_start(decoding): 1.0}
+    running: dict[State, float] = {State(decoding.prompt, (), ()): 1.0}
     while running:
         after: dict[State, float] = defaultdict(float)
         for state, prob in running.items():
@@ -160,10 +161,6 @@ class State:
     in_drafter: Ids
     past: Hashable = None
     finished: bool = False
-
-
-def _start(decoding: Decoding) -> State:
-    return State(decoding.prompt, (), ())
 
 
 def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
