@@ -9,6 +9,7 @@ from torch import Tensor
 
 import tiny
 from foretoken.heads import HEADS
+from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.flat import Hydra, Medusa
@@ -94,12 +95,53 @@ def equations(head: Gumiho, features: Tensor, ids: list[int], drafted: list[int]
 
 
 @torch.no_grad()
+def of_block(head: DFlash, features: Tensor, root: int) -> Tensor:
+    """Scores of all levels of a block, as the released model computes them, written down anew: one forward over the
+    states of the whole text and the block, keys and values of both side by side in every layer."""
+    w, t, size = head.state_dict(), head.target, head.shape
+    n, total = len(features), len(features) + head.block
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + size.eps) * w[name]
+
+    def turned(x: Tensor, first: int) -> Tensor:  # [places, heads, dim]
+        angle = torch.arange(first, first + len(x))[:, None].float() * head.rotary.inv_freq
+        cos, sin = (torch.cat((f(angle), f(angle)), -1)[:, None] for f in (torch.cos, torch.sin))
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    context = norm(features / head.feature_scale @ w["fc.weight"].T, "hidden_norm.weight")
+    x = t.embed(torch.tensor([root] + [head.mask_token] * (head.block - 1)))
+    for i in range(len(head.layers)):
+        a = f"layers.{i}.self_attn."
+        read = norm(x, f"layers.{i}.input_layernorm.weight")
+        both = torch.cat((context, read))
+        q = (read @ w[a + "q_proj.weight"].T).view(head.block, -1, size.head_dim)
+        k, v = ((both @ w[f"{a}{name}_proj.weight"].T).view(total, -1, size.head_dim) for name in "kv")
+        q, k = turned(norm(q, a + "q_norm.weight"), n), turned(norm(k, a + "k_norm.weight"), 0)
+        shared = size.heads // size.kv_heads
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / size.head_dim**0.5
+        if head.causal:
+            later = torch.arange(total)[None] > n + torch.arange(head.block)[:, None]
+            scores = scores.masked_fill(later, float("-inf"))
+        y = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        x = x + y @ w[a + "o_proj.weight"].T
+        read = norm(x, f"layers.{i}.post_attention_layernorm.weight")
+        gate, up = (read @ w[f"layers.{i}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (gate * gate.sigmoid() * up) @ w[f"layers.{i}.mlp.down_proj.weight"].T
+    return t.logits(norm(x[1:], "norm.weight"))
+
+
+@torch.no_grad()
 def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> Tensor:
     """Scores after `drafted`, which follow the text `ids`, whose states but the last are `features`; no cache."""
     t, root = head.target, len(ids) - 1
     tokens = torch.tensor([ids + drafted])
     if isinstance(head, Medusa):
         return head.levels(features[-1])[len(drafted)]
+    if isinstance(head, DFlash):
+        return of_block(head, features, ids[-1])[len(drafted)]
     if isinstance(head, Gumiho):
         return equations(head, features, ids, drafted)
     cos, sin = head.rotary.angles(torch.arange(len(ids) + len(drafted))[None])

@@ -62,9 +62,19 @@ def published(target: TargetParts) -> dict[str, dict[str, tuple[int, ...]]]:
         for part in ("linear", "res_connection"):
             hydra |= {f"hydra_mlp.{i}.1.{part}.weight": (d, (i + 2) * d), f"hydra_mlp.{i}.1.{part}.bias": (d,)}
         hydra |= {f"hydra_lm_head.{i}.1.weight": (v, d), f"hydra_lm_head.{i}.1.bias": (v,)}
-    return {"eagle": eagle, "gumiho": gumiho, "eagle3": eagle3, "medusa": medusa, "hydra": hydra}
+    dflash = {"fc.weight": (d, 2 * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
+    for i in range(2):
+        dflash |= layer(f"layers.{i}", d, before, after)
+        dflash |= {f"layers.{i}.self_attn.{norm}_norm.weight": (target.head_dim,) for norm in "qk"}
+    return {
+        "eagle": eagle, "gumiho": gumiho, "eagle3": eagle3, "medusa": medusa, "hydra": hydra, "dflash": dflash,
+        "jetflow": dflash,
+    }  # fmt: skip
 
 
+OF_BLOCKS = {"block_size": 4, "num_target_layers": 6, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 5]}}
+CAUSAL = {"mask_token_id": 5, "target_layer_ids": [1, 5], "causal_head": True}
+CONFIGS = {"dflash": OF_BLOCKS, "jetflow": OF_BLOCKS | {"dflash_config": CAUSAL}}  # what tensors do not say
 FILES = {"medusa": "medusa_lm_head.pt", "hydra": "hydra_lm_head.pt"}
 
 
@@ -84,8 +94,9 @@ def checkpoint(kind: str, target: TargetParts) -> dict[str, Tensor]:
 def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> None:
     weights = checkpoint(kind, target)
     torch.save(weights, tmp_path / FILES.get(kind, "pytorch_model.bin"))
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 99, "architectures": ["LlamaForCausalLM"]}))
-    assert head_kind(tmp_path) == kind
+    config = {"medusa_num_heads": 99, "architectures": ["LlamaForCausalLM"], **CONFIGS.get(kind, {})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert head_kind(tmp_path) == ("dflash" if kind == "jetflow" else kind)  # the two have the same tensors
     with pytest.warns(UnknownTargetWarning, match="does not tell which target"):
         head = load_head(tmp_path, target)
     assert head.kind == kind

@@ -299,7 +299,7 @@ def test_a_model_type_that_is_no_name_is_none_of_transformers(target: TargetPart
     ("kind", "more", "what"),
     [
         ("eagle3", "mask_hidden", "P-EAGLE"),
-        ("eagle", "hidden_norm.weight", "DFlash"),
+        ("dflash", "layers.0.attention_conv.base_kernel", "DFlash 2"),
         ("eagle3", "midlayer.self_attn.q_norm.weight", "norms of queries"),
         ("medusa", "token_map", "a list of the tokens"),
     ],

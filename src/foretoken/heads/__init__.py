@@ -9,9 +9,11 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 
-# In the order in which a checkpoint's keys are held against their layouts: EAGLE's are among those of the first two.
+# In the order in which a checkpoint's keys are held against their layouts: EAGLE's are among those of the four before.
 HEADS: Lazy[Any] = Lazy(
     {
+        "dflash": "heads.dflash:DFlash",
+        "jetflow": "heads.dflash:JetFlow",
         "eagle3": "heads.eagle3:Eagle3",
         "gumiho": "heads.eagle:Gumiho",
         "eagle": "heads.eagle:Eagle",

@@ -6,6 +6,8 @@
 | gumiho | the same                                   | the same, mlp.j.b.linear                                      |
 | eagle3 | the same                                   | fc, midlayer (speculators: layers.0), norm, lm_head, d2t, t2d |
 | medusa | medusa_lm_head.pt or .safetensors          | i.j.linear, i.m.weight                                        |
+| dflash | model.safetensors or pytorch_model.bin     | fc, hidden_norm, layers.i.(self_attn, mlp, ...), norm         |
+| jetflow | the same                                  | the same                                                      |
 | hydra  | hydra_lm_head.pt or .safetensors           | hydra_mlp.i.j, hydra_lm_head.i.1, prefix_embeding_layer       |
 
 Other names of theirs: heads/layouts.py. Sizes are read off the tensors. config.json may add "feature_scale" and
@@ -44,7 +46,8 @@ UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's layer reads s
 INNER = (
     "transformer_layer_config",
     "eagle_config",
-)  # objects in config.json that speak of the head (speculators; NVIDIA)
+    "dflash_config",
+)  # objects in config.json that speak of the head (speculators; NVIDIA; DFlash)
 ROWS = 8192  # of an embedding that are compared at once
 ROUNDED = 2.0**-7  # of a value: two roundings to 16 bits differ by less
 SAMPLES = 32  # values of the target's embedding in config.json
@@ -192,7 +195,7 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any
         raise ForetokenError(
             f"{path} is no draft head: its keys, such as {next(iter(weights), 'none')}, are those of no layout known."
         )
-    other = other_head(weights)
+    other = other_head(weights, HEADS[kind].marks)
     if other is not None:
         raise ForetokenError(f"{path} holds {other}, which is not read: take one that docs/drafters.md lists.")
     kept = {key: value for key, value in weights.items() if key not in UNUSED and not _is_targets(key, value, parts)}
@@ -300,11 +303,13 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), (_or_null(_positive), "a number above 0")),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), (_or_null(_object), "an object")),
     **dict.fromkeys(
-        ("head_dim", "num_attention_heads", "max_position_embeddings"), (_or_null(_whole), "a whole number above 0")
+        ("head_dim", "num_attention_heads", "max_position_embeddings", "block_size"),
+        (_or_null(_whole), "a whole number above 0"),
     ),
-    LAYERS: (_or_null(_layers), "a list of layers' numbers"),
+    **dict.fromkeys((LAYERS, "target_layer_ids"), (_or_null(_layers), "a list of layers' numbers")),
+    "mask_token_id": (_or_null(lambda value: type(value) is int and value >= 0), "a token's number"),
     **dict.fromkeys(
-        ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),
+        ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "causal_head", "is_causal"),
         (_or_null(lambda value: isinstance(value, bool)), "true or false"),
     ),
 }

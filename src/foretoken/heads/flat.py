@@ -5,9 +5,10 @@ level's scores depend on is kept per row, not per node.
 """
 
 import re
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -106,26 +107,28 @@ class Medusa(Head):
 
 
 @dataclass
-class MedusaRow(HeadRow):
-    """scores: of all levels [k, v], from the last of the target's states."""
+class LevelRow(HeadRow):
+    """scores: of all levels [k, v], from the target's states and the last committed token."""
 
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-class MedusaRows(FlatRows[MedusaRow]):
-    """One call for all levels of all rows."""
+L = TypeVar("L", bound=LevelRow)
 
-    def __init__(self, head: Medusa, batch: int) -> None:
-        super().__init__(head.target, batch, MedusaRow)
-        self.head = head
+
+class LevelRows(FlatRows[L]):
+    """Scores that depend on the depth alone, of all levels at once."""
+
+    @abstractmethod
+    def _levels(self, fresh: list[int]) -> Iterable[Float[Tensor, "k v"]]:
+        """The scores of all levels of each of these rows."""
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
-        fresh = [self.rows[i] for i in self._fresh(firsts)]
+        fresh = self._fresh(firsts)
         if fresh:
-            states = torch.stack([row.features[-1] for row in fresh])
-            for row, scores in zip(fresh, self.head.levels(states), strict=True):
-                row.scores = scores
+            for i, scores in zip(fresh, self._levels(fresh), strict=True):
+                self.rows[i].scores = scores
         out = []
         for row, first in zip(self.rows, firsts, strict=True):
             levels = [row.level(node) for node in range(first, len(row.tree))]
@@ -135,6 +138,17 @@ class MedusaRows(FlatRows[MedusaRow]):
     def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
         """Scores of all levels below each (row, root)."""
         return torch.stack([self.rows[row].scores for row, _ in places])
+
+
+class MedusaRows(LevelRows[LevelRow]):
+    """One call for all levels of all rows."""
+
+    def __init__(self, head: Medusa, batch: int) -> None:
+        super().__init__(head.target, batch, LevelRow)
+        self.head = head
+
+    def _levels(self, fresh: list[int]) -> Float[Tensor, "r k v"]:
+        return self.head.levels(torch.stack([self.rows[i].features[-1] for i in fresh]))
 
 
 class Hydra(Head):

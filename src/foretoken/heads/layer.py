@@ -71,7 +71,7 @@ class Attention(nn.Module):
         b, n, _ = x.shape
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (p(x).view(b, n, -1, self.shape.head_dim).transpose(1, 2) for p in projections)
-        y = attend(_turned(q, cos, sin), _turned(k, cos, sin), v)
+        y = attend(turned(q, cos, sin), turned(k, cos, sin), v)
         return self.o_proj(y.transpose(1, 2).reshape(b, n, -1))
 
 
@@ -109,8 +109,9 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def cached(cache: SlotCache, layer: int, mask: Float[Tensor, "b 1 n used"] | None) -> Attend:
-    """The new nodes' keys and values go to the slots that were set; the mask says who sees what."""
+def cached(cache: SlotCache, layer: int, mask: Tensor | None) -> Attend:
+    """The new nodes' keys and values go to the slots that were set; the mask, [b, 1, n, used] of 0 and LOW or [n, used]
+    of True and False, says who sees what."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k, v, layer)
@@ -152,6 +153,7 @@ class Unrolled:
         return out
 
 
-def _turned(x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
+def turned(x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
+    """Queries or keys at their positions. cos, sin: the angles of these, see models/rotary.py."""
     left, right = x.chunk(2, -1)
     return x * cos[:, None].to(x.dtype) + torch.cat((-right, left), -1) * sin[:, None].to(x.dtype)

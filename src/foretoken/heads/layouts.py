@@ -10,15 +10,19 @@ DERIVED = r"(.*\.)?rotary_emb\.\w+$|verifier_(norm|lm_head)\.weight$"
 # Keys of heads that are not read, and what they belong to.
 OTHERS = {
     r"mask_hidden$": "a P-EAGLE head (all levels at once)",
-    r"hidden_norm\.weight$": "a DFlash head (a block at once)",
+    r"layers\.\d+\.(attention|mlp)_conv\.": "a DFlash 2 head (with convolutions)",
     r"(midlayer|layers\.\d+)\.self_attn\.[qk]_norm\.": "a layer with norms of queries and keys",
     r"token_map$": "a head with a list of the tokens that it scores",
 }
 
 
-def other_head(keys: Iterable[str]) -> str | None:
-    """What makes weights a head that is not read, None where nothing does. keys: by the authors' names."""
-    return next((what for key in keys for mark, what in OTHERS.items() if re.match(mark, key)), None)
+def other_head(keys: Iterable[str], own: Iterable[str]) -> str | None:
+    """What makes weights a head that is not read, None where nothing does.
+
+    keys: by the authors' names. own: the marks of the head that they are taken for; its keys are no other's.
+    """
+    of_others = [key for key in keys if not any(re.match(mark, key) for mark in own)]
+    return next((what for key in of_others for mark, what in OTHERS.items() if re.match(mark, key)), None)
 
 
 def by_authors_names(keys: Iterable[str]) -> dict[str, str]:

@@ -1,0 +1,209 @@
+"""DFlash and JetFlow: all levels from one forward over a block, which reads the states of several target layers.
+
+The block is the last committed token and then masks, one for each level. Its layers attend to the block, and to keys
+and values that they make of the target's states of the committed text; the state at mask i, below the target's LM head,
+gives the scores of the children of nodes at depth i - 1. As with Medusa they depend on the depth alone. In a block of
+DFlash every place sees all others, in one of JetFlow those before it.
+
+Sources: Chen, Liang, Liu 2026, DFlash, arXiv:2602.06036; Hu et al. 2026, JetFlow, arXiv:2606.18394. The layout is that of the
+package dflash 0.1.0 and of JetFlow's heads, which are the same but for the flag `causal_head`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.shapes import Float, Int
+from foretoken.heads.checkpoint import Checkpoint
+from foretoken.heads.flat import LevelRow, LevelRows
+from foretoken.heads.head import Head
+from foretoken.heads.layer import Attend, Attention, DecoderLayer, LayerShape, RMSNorm, cached, layer_shape, turned
+from foretoken.heads.rows import CHUNK, HeadSlots, slot_cache
+from foretoken.models.features import FINAL
+from foretoken.models.parts import TargetParts
+
+if TYPE_CHECKING:
+    from foretoken.heads.kernel import EagleKernel
+
+LAYERS, BLOCK = 5, 16  # of a new head, as published
+READ = "target_layer_ids"  # config.json's name for the layers whose states it reads, counted as they come out
+
+
+class NormedAttention(Attention):
+    """Attention whose queries and keys are normed head by head, as in Qwen3."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__(shape)
+        self.q_norm = RMSNorm(shape.head_dim, shape.eps)
+        self.k_norm = RMSNorm(shape.head_dim, shape.eps)
+
+    def keys_values(self, x: Float[Tensor, "b n d"], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of these places, [b, kv_heads, n, head_dim] each."""
+        k, v = (p(x).view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2) for p in (self.k_proj, self.v_proj))
+        return turned(self.k_norm(k), cos, sin), v
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        q = self.q_proj(x).view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
+        y = attend(turned(self.q_norm(q), cos, sin), *self.keys_values(x, cos, sin))
+        return self.o_proj(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class DFlash(Head):
+    """Level i: the target's LM head on the state at mask i + 1 of a block, all of whose places see each other.
+
+    block: places of the block, the last committed token's among them. mask_token: the token whose embedding stands for
+    what is not drafted yet. layers: whose states it reads, see models/features.py.
+    """
+
+    kind = "dflash"
+    marks = (r"fc\.weight$", r"hidden_norm\.weight$", r"layers\.\d+\.self_attn\.[qk]_norm\.")
+    least_levels = 1
+    parallel_from = 0
+    causal = False
+
+    def __init__(
+        self, parts: TargetParts, shape: LayerShape, num_layers: int, block: int, mask_token: int,
+        layers: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        super().__init__(parts)
+        self.shape, self.block, self.depth, self.mask_token = shape, block, block - 1, mask_token
+        self.feature_layers = layers
+        self.fc = nn.Linear(len(layers) * parts.hidden, shape.hidden, bias=False)
+        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+        self.layers = nn.ModuleList(DecoderLayer(shape, input_norm=True) for _ in range(num_layers))
+        for layer in self.layers:
+            layer.self_attn = NormedAttention(shape)
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+
+    @classmethod
+    def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "DFlash":
+        count, depth = layers or LAYERS, levels or BLOCK - 1
+        return cls(parts, layer_shape(parts), count, depth + 1, parts.vocab_size - 1, _usual_layers(parts, count))
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> tuple["DFlash", dict[str, Tensor]]:
+        config, parts, path = checkpoint.config, checkpoint.parts, checkpoint.path
+        shape, count = checkpoint.layer_shape("layers.0."), checkpoint.count(r"layers\.(\d+)\.")
+        checkpoint.check("hidden size", shape.hidden, parts.hidden)
+        if "sliding_attention" in (config.get("layer_types") or ()):
+            raise ForetokenError(f"{path} has layers with sliding windows, which are not read: take another head.")
+        mask_token = config.get("mask_token_id")
+        if mask_token is None or mask_token >= parts.vocab_size:
+            raise ForetokenError(f"{path} names no mask_token_id of {parts.name} in its config.json: mend it.")
+        layers = _layers_read(config, parts, count)
+        checkpoint.check("states that are read", checkpoint.size("fc.weight")[1], len(layers) * parts.hidden)
+        make = JetFlow if config.get("causal_head") or config.get("is_causal") else DFlash
+        head = make(parts, shape, count, config.get("block_size") or BLOCK, mask_token, layers)
+        head.rotary = checkpoint.rotary(shape.head_dim)
+        return head, dict(checkpoint.weights)
+
+    def config(self) -> dict[str, Any]:
+        last = self.target.layers
+        return self.rotary.config | self.shape.config() | {
+            "block_size": self.block,
+            "mask_token_id": self.mask_token,
+            READ: [(last if layer == FINAL else layer) - 1 for layer in self.feature_layers],
+            "causal_head": self.causal,
+        }  # fmt: skip
+
+    def context(self, features: Float[Tensor, "b n f"]) -> Float[Tensor, "b n d"]:
+        """What the layers make keys and values of, from the target's states."""
+        return self.hidden_norm(self.fc(features / self.feature_scale))
+
+    def blocks(self, roots: Int[Tensor, "b m"]) -> Float[Tensor, "b _ d"]:
+        """The embeddings of a block below each root, one block behind the other [b, m * block, d]."""
+        ids = roots.new_full((*roots.shape, self.block), self.mask_token)
+        ids[..., 0] = roots
+        return self.target.embed(ids.flatten(1))
+
+    def run(self, x: Float[Tensor, "b n d"], cos: Tensor, sin: Tensor, attends: Sequence[Attend]) -> Tensor:
+        """The normed states of whole blocks, from their embeddings and positions. attends: of each layer."""
+        for layer, attend in zip(self.layers, attends, strict=True):
+            x = layer(x, cos, sin, attend)
+        return self.norm(x)
+
+    def seen(self) -> Tensor | None:
+        """Which places of a block see which [block, block]; None where all see all."""
+        return torch.ones(self.block, self.block, dtype=torch.bool).tril() if self.causal else None
+
+    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "DFlashRows":
+        return DFlashRows(self, batch, slots)
+
+
+class JetFlow(DFlash):
+    """DFlash whose block is causal: a place sees those before it."""
+
+    kind = "jetflow"
+    causal = True
+
+
+@dataclass
+class DFlashRow(LevelRow):
+    """read: number of the target's states that stand in the cache as keys and values."""
+
+    read: int = 0
+
+    @property
+    def used(self) -> int:
+        return self.read
+
+
+class DFlashRows(LevelRows[DFlashRow]):
+    """One forward per row and step; the block's keys and values stand behind those of the text, and are overwritten."""
+
+    def __init__(self, head: DFlash, batch: int, slots: int) -> None:
+        room = slots + head.block
+        cache = slot_cache(head.shape, len(head.layers), head.target, batch, room)
+        super().__init__(head.target, batch, DFlashRow, HeadSlots(cache, room))
+        self.head, self._cache, self._seen = head, cache, head.seen()
+
+    def _levels(self, fresh: list[int]) -> list[Float[Tensor, "k v"]]:
+        return [self._of_block(i, self.rows[i]) for i in fresh]
+
+    def _of_block(self, i: int, row: DFlashRow) -> Float[Tensor, "k v"]:
+        head, device = self.head, self.target.device
+        for start in range(row.read, len(row.features), CHUNK):
+            self._read(i, start, row.features[start : start + CHUNK])
+        row.read = at = len(row.features)
+        root = row.tokens[row.above(len(row.tree) - 1)[0]]
+        self._cache.place(slice(i, i + 1), at, head.block, at + head.block)
+        mask = None
+        if self._seen is not None:
+            mask = torch.cat((self._seen.new_ones(head.block, at), self._seen), 1).to(device)
+        x = head.blocks(torch.tensor([[root]], device=device)).to(self.target.dtype)
+        cos, sin = head.rotary.angles(torch.arange(at, at + head.block, device=device)[None])
+        states = head.run(x, cos, sin, [cached(self._cache, layer, mask) for layer in range(len(head.layers))])
+        return self.target.logits(states[0, 1:])
+
+    def _read(self, i: int, start: int, features: Float[Tensor, "n f"]) -> None:
+        """Put the keys and values of these states into the cache, from slot `start` on."""
+        n = len(features)
+        self._cache.place(slice(i, i + 1), start, n, start + n)
+        cos, sin = self.head.rotary.angles(torch.arange(start, start + n, device=features.device)[None])
+        context = self.head.context(features[None])
+        for number, layer in enumerate(self.head.layers):
+            attention: Any = layer.self_attn
+            self._cache.update(*attention.keys_values(context, cos, sin), number)
+
+
+def _usual_layers(parts: TargetParts, count: int) -> tuple[int, ...]:
+    """The layers that a head of so many layers reads where nothing else is said: evenly spread, as published."""
+    if parts.layers < 4:
+        raise ForetokenError(f"Such a head needs a target of 4 layers, and {parts.name} has {parts.layers}.")
+    if count == 1:
+        return (parts.layers // 2 + 1,)
+    return tuple(round(1 + i * (parts.layers - 4) / (count - 1)) + 1 for i in range(count))
+
+
+def _layers_read(config: dict[str, Any], parts: TargetParts, count: int) -> tuple[int, ...]:
+    """The layers whose states a published head reads, counted as the states enter. Raises ForetokenError."""
+    named: list[int] | None = config.get(READ)
+    if named is None:
+        return _usual_layers(parts, count)
+    if not named or not all(0 <= layer < parts.layers for layer in named):
+        raise ForetokenError(f"A head reads the target's layers {named}, and {parts.name} has {parts.layers}.")
+    return tuple(FINAL if layer + 1 == parts.layers else layer + 1 for layer in named)
