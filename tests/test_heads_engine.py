@@ -52,7 +52,7 @@ CASES = [
     *((kind, "kary:2x3", "transport") for kind in HEADS),
     *((kind, "chain:9", "rrsw") for kind in ("eagle", "gumiho", "medusa")),  # deeper than these heads go
     *((kind, "dynamic:14", None) for kind in HEADS),
-    *((kind, "product:14", None) for kind in ("gumiho", "medusa")),
+    *((kind, "product:14", None) for kind in ("gumiho", "medusa", "dflash", "jetflow")),
 ]
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,27 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
     ids = [4, 8, 15, 16, 23]
     features = torch.randn(len(ids) - 1, target.hidden * len(head.feature_layers))
     assert torch.equal(plain(head, features, ids, [7]), plain(other, features, ids, [7]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dflash_config": {}}, "names no mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 100_000}}, "names no mask_token_id"),
+        ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id must be a token's number, not -1"),
+        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [6]}}, r"reads the target's layers \[6\]"),
+        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
+        ({"block_size": 0}, "block_size must be a whole number above 0"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
+    ],
+)
+def test_a_block_that_cannot_be_drafted(
+    change: dict[str, Any], message: str, target: TargetParts, tmp_path: Path
+) -> None:
+    save_file(checkpoint("dflash", target), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(OF_BLOCKS | change))
+    with pytest.raises(ForetokenError, match=message):
+        load_head(tmp_path, target)
 
 
 def test_speculators_layout(target: TargetParts, tmp_path: Path) -> None:

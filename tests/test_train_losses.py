@@ -1,5 +1,6 @@
 """The losses of heads: each place against its own position, and what teaches nothing."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import tiny
 from foretoken.heads import HEADS
+from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Gumiho
 from foretoken.heads.head import Head, new_head
 from foretoken.heads.layer import causal
@@ -15,7 +17,8 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.train import losses
 from foretoken.train.loop import read_texts
-from foretoken.train.losses import LOSSES, Texts, eagle_loss, gumiho_loss, medusa_loss, noisy
+from foretoken.train.losses import LOSSES, Texts, dflash_loss, eagle_loss, gumiho_loss, medusa_loss, noisy
+from test_heads import of_block
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,28 @@ def test_medusa_labels(lm: CausalLM) -> None:
 
     assert naming(0) < 1e-6
     assert naming(1) > 50
+
+
+@pytest.mark.parametrize("kind", ["dflash", "jetflow"])
+def test_blocks_learn_the_tokens_behind_their_roots(kind: str, lm: CausalLM) -> None:
+    """Block by block, as if each were drafted: the weighted mean of -ln q of the tokens that are to be learnt."""
+    torch.manual_seed(0)
+    head = new_head(kind, parts(lm), layers=2, levels=3)
+    assert isinstance(head, DFlash)
+    ids, mask = torch.randint(257, (2, 24)), torch.rand(2, 24) < 0.7
+    texts = read_texts(head, lm, ids, mask)
+    roots = 1 + torch.randperm(22, generator=torch.Generator().manual_seed(1))[:4]
+    total = weight = 0.0
+    for b in range(2):
+        for root in roots.tolist():
+            q = of_block(head, texts.features[b, :root], int(ids[b, root])).log_softmax(-1)
+            for i in range(3):
+                at = root + 1 + i
+                if at < 24 and mask[b, at]:
+                    share = math.exp(-i / 2.5)  # (3 * 4 + 8) / 8
+                    total, weight = total - share * float(q[i, ids[b, at]]), weight + share
+    loss = dflash_loss(head, texts, torch.Generator().manual_seed(1))
+    assert float(loss.detach()) == pytest.approx(total / weight, rel=1e-5)
 
 
 def test_masked_positions_teach_nothing(lm: CausalLM) -> None:

@@ -55,7 +55,7 @@ def train(
     batch: Texts per step.
     length: Tokens of a text at most; longer ones are cut into pieces.
     lr: Learning rate. Default: the published one of the head.
-    layers: Transformer layers (gumiho, eagle) or MLP blocks (medusa, hydra).
+    layers: Transformer layers (dflash, jetflow, gumiho, eagle) or MLP blocks (medusa, hydra).
     levels: Levels drafted: gumiho's 2 serial ones included.
     optimizer: adamw as published; muon learns small heads in far fewer tokens.
     draft_vocab: Tokens that an eagle3 head can draft: the most frequent of the data. Default: all.

@@ -8,6 +8,7 @@ are logits of another context, so the text's law changes: tests/test_product_tre
 import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from foretoken.core.tree import TokenTree, opaque_tree
 from foretoken.draft.growth import Growth
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
 from foretoken.heads.eagle import GumihoRows
-from foretoken.heads.flat import MedusaRows
+from foretoken.heads.flat import LevelRows
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Level:
 
 class ProductSession(HeadDraftSession):
     drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
-    rows: GumihoRows | MedusaRows  # pyright: ignore[reportIncompatibleVariableOverride]
+    rows: GumihoRows | LevelRows[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
         if g.depth < self.drafter.serial:  # nodes below have their parallel levels read instead

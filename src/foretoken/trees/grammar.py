@@ -163,7 +163,7 @@ TREES: dict[str, tuple[str, Callable[[str], tuple[Any, ...]]]] = {
     "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
     "opt-tree": ("opt-tree:N, as dynamic:N, as deep as pays (OPT-Tree)", _sized("opt-tree:N")),
     "product": (
-        "product:N, the N likeliest nodes of Gumiho or Medusa, full tree attention done exactly",
+        "product:N, the N likeliest nodes of a head that drafts levels side by side, full tree attention done exactly",
         _sized("product:N"),
     ),
     "list": ("list:FILE, the parent list in a JSON file", _list),
