@@ -5,8 +5,8 @@ and values that they make of the target's states of the committed text; the stat
 gives the scores of the children of nodes at depth i - 1. As with Medusa they depend on the depth alone. In a block of
 DFlash every place sees all others, in one of JetFlow those before it.
 
-Sources: Chen, Liang, Liu 2026, DFlash, arXiv:2602.06036; Hu et al. 2026, JetFlow, arXiv:2606.18394. The layout is that of the
-package dflash 0.1.0 and of JetFlow's heads, which are the same but for the flag `causal_head`.
+Sources: Chen, Liang, Liu 2026, DFlash, arXiv:2602.06036; Hu et al. 2026, JetFlow, arXiv:2606.18394. The layout is that
+of the package dflash 0.1.0 and of JetFlow's heads, which are the same but for the flag `causal_head`.
 """
 
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foretoken.heads.kernel import EagleKernel
 
 LAYERS, BLOCK = 5, 16  # of a new head, as published
+ROWS = 8192  # of an embedding that are looked at once
 READ = "target_layer_ids"  # config.json's name for the layers whose states it reads, counted as they come out
 
 
@@ -82,7 +83,7 @@ class DFlash(Head):
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "DFlash":
         count, depth = layers or LAYERS, levels or BLOCK - 1
-        return cls(parts, layer_shape(parts), count, depth + 1, parts.vocab_size - 1, _usual_layers(parts, count))
+        return cls(parts, layer_shape(parts), count, depth + 1, _least_token(parts), _usual_layers(parts, count))
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> tuple["DFlash", dict[str, Tensor]]:
@@ -188,6 +189,14 @@ class DFlashRows(LevelRows[DFlashRow]):
         for number, layer in enumerate(self.head.layers):
             attention: Any = layer.self_attn
             self._cache.update(*attention.keys_values(context, cos, sin), number)
+
+
+@torch.no_grad()
+def _least_token(parts: TargetParts) -> int:
+    """The token of the smallest embedding: where that is the LM head too, a block that begins with another one's scores
+    that token above all until it is trained."""
+    ids = torch.arange(parts.vocab_size, device=parts.device)
+    return int(torch.cat([parts.embed(some).float().square().sum(-1) for some in ids.split(ROWS)]).argmin())
 
 
 def _usual_layers(parts: TargetParts, count: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from transformers import LlamaForCausalLM
 
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.checkpoint import LAYERS
+from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
@@ -52,8 +53,11 @@ def start_from_target(head: Head) -> None:
     """LM heads of a head's own start as the target's, as published.
 
     EAGLE-3's first state starts as the target's final one, divided by its size, of which that LM head gives the
-    target's distribution: what is left to learn is the step to the next token.
+    target's distribution: what is left to learn is the step to the next token. The states of DFlash and JetFlow, which
+    the target's LM head reads, start as large as the target's.
     """
+    if isinstance(head, DFlash):
+        head.norm.weight.fill_(head.feature_scale)
     if isinstance(head, Eagle3) and head.feature_layers[-1] == FINAL:
         d = head.shape.hidden
         head.fc.weight.zero_()
