@@ -124,6 +124,7 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
         ({"block_size": 0}, "block_size must be a whole number above 0"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
+        ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not read"),
     ],
 )
 def test_a_block_that_cannot_be_drafted(
