@@ -5,6 +5,7 @@ quantised weights from plain decoding, see `last_logits`.
 """
 
 import random
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -108,17 +109,16 @@ def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Se
     what another token before a node changes on average, as in models/probe.py: a token that a node must not see, and
     sees all the same, would change it by as much.
     """
-    coarse, v = torch.finfo(rounding(target)).bits <= 16, target.vocab_size
-    shares, differences, changes = [], [], []
-    for logits, path in zip(got, paths, strict=True):
-        exchanged = [*path[:-2], (path[-2] + v // 2) % v, path[-1]]
-        want, *other = last_logits(target, [path, exchanged] if coarse else [path])
-        shares.append(float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want))
-        if coarse:
-            differences.append(distance(logits, want))
-            changes.append(PATH[False] * distance(other[0], want))
-    worst = max(shares)
-    return min(worst, max(differences) / mean(changes)) if worst > 1 and coarse else worst
+    wants = [last_logits(target, [path])[0] for path in paths]
+    pairs = list(zip(got, wants, strict=True))
+    worst = max(float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs)
+    if worst <= 1 or torch.finfo(rounding(target)).bits > 16:
+        return worst
+    v = target.vocab_size
+    exchanged = [[*path[:-2], (path[-2] + v // 2) % v, path[-1]] for path in paths]
+    changes = [distance(last_logits(target, [path])[0], want) for path, want in zip(exchanged, wants, strict=True)]
+    allowed = max(PATH[False] * mean(changes), sys.float_info.min)
+    return min(worst, max(distance(logits, want) for logits, want in pairs) / allowed)
 
 
 def tree_scores(engine: Engine, seed: int) -> Section:
