@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long site lint lint-style lint-types lint-layers bench audit paper clean
+.PHONY: demo test test-long test-gpu site lint lint-style lint-types lint-layers bench audit paper clean
 
 demo: .venv/installed
 	$(BIN)/foretoken demo
@@ -12,6 +12,9 @@ test: .venv/installed
 
 test-long: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "long and not slow"
+
+test-gpu: .venv/installed  # where there is a GPU, and a torch for it
+	$(BIN)/python -m pytest -m gpu
 
 site: .venv/site  # the pages, in site/
 	$(BIN)/python -m mkdocs build --strict

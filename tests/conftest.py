@@ -34,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("every_call"):
         checking.EVERY = 1
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # most tests are of code for CPUs, with the default device
     if hasattr(config, "workerinput"):  # one of several processes
         from compiling import share
 

@@ -23,7 +23,7 @@ LAYERS = (2, FINAL, 0)
 def plain_states(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     """[t, 3d] by one forward without a cache."""
     with torch.inference_mode():
-        ids = torch.tensor([tokens])
+        ids = torch.tensor([tokens], device=model.device)
         out = model(input_ids=ids, use_cache=False, output_hidden_states=True)
         final = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     return torch.cat([out.hidden_states[2], final, out.hidden_states[0]], -1)[0]

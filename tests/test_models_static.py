@@ -251,3 +251,60 @@ def test_every_bucket_compiles(layers: tuple[int, ...]) -> None:
         compare(lm.open(1, 120, layers), plain_rows(model, 1, 120), 1, 1, n, seed=n)
     assert forward.compiling
     assert forward.ready == {(layers, 1, n, 128) for n in NODES}
+
+
+class Replayed:
+    """Stands for a CUDA graph on a CPU: what it was recorded with stays, inputs are copied there, the forward runs."""
+
+    def __init__(self, run: Any, inputs: tuple[Any, ...], planes: list[Any], pool: object) -> None:
+        del pool
+        self.run, self.inputs, self.planes = run, inputs, planes
+
+    def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert [x.shape for x in inputs[:3]] == [x.shape for x in self.inputs[:3]]
+        return self.run(*inputs, self.planes)
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch, not_compiled: None) -> None:
+    monkeypatch.setattr(static, "Graph", Replayed)
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)
+
+
+def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
+    lm, forward = traced(model)
+    forward.on_gpu = True
+    return lm, forward
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_forwards_equal_plain_ones(family: str, recording: None) -> None:
+    model = tiny(family)
+    lm, forward = recorded(model)
+    for seed in range(2):
+        compare(lm.open(3, 60), plain_rows(model, 3, 60), 3, 5, 5, seed)
+    assert forward.compiling
+    assert len(forward._free) > 1  # the slots grew
+    assert {len(planes) for planes in forward._free.values()} == {1}  # all given back, and taken again by the second
+
+
+def test_planes_serve_the_next_batch_with_what_was_recorded_over_them(recording: None) -> None:
+    model = tiny("llama")
+    lm, _ = recorded(model)
+    first = lm.open(1, 60)
+    compare(first, plain_rows(model, 1, 60), 1, 2, 3)
+    assert isinstance(first.cache, StaticRows)
+    planes = first.cache._planes
+    graphs = dict(planes.graphs)
+    assert graphs
+    with torch.inference_mode():
+        for plane in planes.tensors:
+            plane.fill_(torch.nan)  # as a text that went wrong leaves them
+    del first
+    both = [lm.open(1, 60) for _ in range(2)]
+    for rows in both:
+        compare(rows, plain_rows(model, 1, 60), 1, 2, 3)
+    taken = [rows.cache._planes for rows in both if isinstance(rows.cache, StaticRows)]
+    assert planes in taken
+    assert taken[0] is not taken[1]
+    assert graphs.items() <= planes.graphs.items()

@@ -33,8 +33,8 @@ class CausalLM:
     """Any transformers decoder-only causal LM, used read-only.
 
     name: defaults to where the model was loaded from, or its class. vocab_size: columns of its logits, which may be
-    padded beyond the tokenizer's. context: positions it can hold, None if unknown. traced: use torch.compile where the
-    model has no kernel of ours.
+    padded beyond the tokenizer's. context: positions it can hold, None if unknown. traced: where it has no kernel
+    of ours, compile forwards of fixed shapes, or record them on a GPU.
     Raises ForetokenError for models whose state is not per-token keys and values, naming the type found.
     """
 
@@ -63,8 +63,8 @@ class CausalLM:
 
     @property
     def execution(self) -> str:
-        """How its forwards are run: by "kernel", "torch.compile", "panels" (packed weights in transformers' modules)
-        or transformers' "modules" as they are."""
+        """How its forwards are run: by "kernel", "torch.compile", "CUDA graphs", "panels" (packed weights in
+        transformers' modules) or transformers' "modules" as they are."""
         return self.backend.execution
 
     @property

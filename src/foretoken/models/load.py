@@ -93,7 +93,12 @@ def load_model(
         pack(model, dtype, weight_files())
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
-    return CausalLM(model, name=source, traced=compile == ON)
+    return CausalLM(model, name=source, traced=_traced(compile, device))
+
+
+def _traced(compile: str, device: torch.device) -> bool:
+    """Whether forwards of fixed shapes are compiled, or recorded, which takes a GPU but a moment."""
+    return compile == ON or (compile == AUTO and device.type == "cuda")
 
 
 def check_runs_quantised(kind: str | None, device: torch.device, compile: str) -> None:
@@ -228,7 +233,7 @@ def _few(names: list[str]) -> str:
 
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
     """A caller's own model, used as it is and never modified."""
-    return CausalLM(model, traced=compile == ON)
+    return CausalLM(model, traced=_traced(compile, model.device))
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:

@@ -1,15 +1,18 @@
-"""Forwards of fixed shapes, so that torch.compile can make one piece of code of each: for any transformers model.
+"""Forwards of fixed shapes, so that torch.compile can make one piece of code of each, or a GPU record it once: for any
+transformers model.
 
 Nodes, rows and slots are padded to the smallest bucket that holds them. A padded node sees slot 0 and is written to the
-last slot, which nothing reads. `step` is the plain forward, for any shape; a bucket is compiled when it is first
-needed, and compared with the plain forward there and then. What cannot be compiled goes on running plainly.
+last slot, which nothing reads. `step` is the plain forward, for any shape; a bucket is compiled or recorded when it is
+first needed, and compared with the plain forward there and then. What cannot be goes on running plainly.
 """
 
 import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, no_type_check
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from transformers import PreTrainedModel
 from foretoken.core.shapes import Float
 from foretoken.models.cache import NodeCache, first_planes
 from foretoken.models.features import FeatureStore
+from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import lowest
 from foretoken.models.layout import Layout, decoder
 from foretoken.models.panels import PanelLinear
@@ -29,6 +33,7 @@ LIMIT = 1024  # compiled buckets of all models of a process
 # How far compiled and plain logits may be apart, as a share of their spread, in float32 and below: loose, since wrong
 # code moves them by far more.
 ROUNDING = {True: 0.01, False: 0.25}
+COMPILED, GRAPHS = "torch.compile", "CUDA graphs"  # how forwards are run
 MESSAGE = 200  # characters of a compiler's complaint that are shown
 log = logging.getLogger(__name__)
 
@@ -83,14 +88,34 @@ def step(model, of_layer, layers, ids, positions, slots, masks, planes):
     return (out[0], *(out.hidden_states[layer] for layer in layers))
 
 
-class StaticForward:
-    """The compiled forwards of one model, shared by all rows; its weights are the model's own.
+class Planes:
+    """Keys and values of a batch, and on a GPU the forwards that were recorded over them.
 
-    On a CPU inductor freezes weights that are not in panels, for each bucket into a layout of its own; on a GPU every
-    bucket is recorded as a CUDA graph (not yet tried on one). Inductor keeps its code on disk between runs.
+    tensors: [rows, heads, slots, dim] of each plane. capacity: slots.
     """
 
-    execution = "torch.compile"
+    def __init__(self, forward: "StaticForward", batch: int, capacity: int) -> None:
+        # Zeros, not empty: an unwritten slot is masked, but 0 * NaN would still be NaN.
+        self.tensors = [
+            torch.zeros(batch, plane.heads, capacity, plane.dim, dtype=plane.dtype, device=plane.device)
+            for plane in forward.shapes
+        ]
+        self.batch, self.capacity = batch, capacity
+        self.graphs: dict[Bucket, Graph] = {}
+        self._first_rows: dict[int, list[Tensor]] = {}
+
+    def of_rows(self, b: int) -> list[Tensor]:
+        """The first b rows of every plane: the same tensors at every call."""
+        return self._first_rows.setdefault(b, [plane[:b] for plane in self.tensors])
+
+
+class StaticForward:
+    """The compiled or recorded forwards of one model, shared by all rows; its weights are the model's own.
+
+    On a CPU inductor freezes weights that are not in panels, for each bucket into a layout of its own, and keeps its
+    code on disk between runs. On a GPU every bucket is recorded as a CUDA graph, which reads and writes the planes that
+    it was recorded with; these are kept for the next batch of as many rows and slots.
+    """
 
     def __init__(self, model: PreTrainedModel, layout: Layout, name: str) -> None:
         self.model, self.name = model, name
@@ -101,62 +126,87 @@ class StaticForward:
         self.dtype, self.device = model.dtype, model.device
         self.low = lowest(self.dtype)
         self.on_gpu = self.device.type == "cuda"
+        self.execution = GRAPHS if self.on_gpu else COMPILED
         packed = any(isinstance(module, PanelLinear) for module in model.modules())
-        options: dict[str, Any] = {"triton.cudagraphs": True} if self.on_gpu else {"freezing": not packed}
-        self._compiled: Callable[..., tuple[Tensor, ...]] = torch.compile(
-            step, fullgraph=True, dynamic=False, options=options
-        )
+        self._compiled: Callable[..., tuple[Tensor, ...]] = step
+        if not self.on_gpu:
+            self._compiled = torch.compile(step, fullgraph=True, dynamic=False, options={"freezing": not packed})
+        self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
+        self._free: dict[tuple[int, int], list[Planes]] = {}
         self.ready: set[Bucket] = set()
         self.compiling = False  # until the model has been checked, and again once compiling has failed
 
     def open(self, batch: int, slots: int) -> "StaticRows":
         return StaticRows(self, batch, slots)
 
+    def take(self, batch: int, capacity: int) -> Planes:
+        """Planes of zeros for so many rows and slots."""
+        free = self._free.get((batch, capacity))
+        if not free:
+            return Planes(self, batch, capacity)
+        planes = free.pop()
+        for plane in planes.tensors:
+            plane.zero_()
+        return planes
+
+    def give(self, planes: Planes) -> None:
+        """Take back what nobody uses any more."""
+        if self.on_gpu:
+            self._free.setdefault((planes.batch, planes.capacity), []).append(planes)
+
     def plain(self, layers: Layers, *inputs: Any, head: bool = True) -> tuple[Tensor, ...]:
         """`step` as Python runs it, for inputs of any shape."""
         return step(self.model if head else self.body, self.of_layer, layers, *inputs)
 
-    def __call__(self, layers: Layers, *inputs: Any) -> tuple[Tensor, ...]:
-        """The same, compiled, for inputs that fill a bucket."""
-        ids, planes = inputs[0], inputs[-1]
-        bucket: Bucket = (layers, *ids.shape, planes[0].shape[2])
-        return self._run(layers, inputs) if bucket in self.ready else self._first(bucket, inputs)
+    def __call__(self, layers: Layers, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
+        """The same, compiled or recorded, for inputs that fill a bucket."""
+        bucket: Bucket = (layers, *inputs[0].shape, planes.capacity)
+        return self._run(bucket, inputs, planes) if bucket in self.ready else self._first(bucket, inputs, planes)
 
-    def _run(self, layers: Layers, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def _run(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
+        run = partial(self._compiled, self.model, self.of_layer, bucket[0])
+        first = planes.of_rows(bucket[1])
         if not self.on_gpu:
-            return self._compiled(self.model, self.of_layer, layers, *inputs)
-        torch.compiler.cudagraph_mark_step_begin()
-        out = self._compiled(self.model, self.of_layer, layers, *inputs)
-        return tuple(x.clone() for x in out)  # the next replay writes over its outputs
+            return run(*inputs, first)
+        if bucket not in planes.graphs:
+            planes.graphs[bucket] = Graph(run, inputs, first, self._pool)
+        return planes.graphs[bucket](inputs)
 
-    def _first(self, bucket: Bucket, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def _first(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
         """Compile and compare. Both forwards write the same keys and values, so that the order does not matter."""
         layers, *sizes = bucket
-        log.info("compiling %s for %d rows, %d nodes, %d slots", self.name, *sizes)
+        if not self.on_gpu:
+            log.info("compiling %s for %d rows, %d nodes, %d slots", self.name, *sizes)
         begin = time.perf_counter()
-        want = self.plain(layers, *inputs)
+        want = self.plain(layers, *inputs, planes.of_rows(sizes[0]))
         try:
             with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=LIMIT):
-                got = self._run(layers, inputs)
+                got = self._run(bucket, inputs, planes)
         except Exception as error:  # compilers fail in as many ways as there are models and machines
-            return self._give_up(layers, inputs, " ".join(str(error).split())[:MESSAGE] or type(error).__name__)
+            return self._give_up(bucket, inputs, planes, " ".join(str(error).split())[:MESSAGE] or type(error).__name__)
+        if not all(x.isfinite().all() for x in want):
+            return want  # whose fault it is cannot be seen here, and whoever looks at it says so
         difference = max(_difference(x.float(), y.float()) for x, y in zip(got, want, strict=True))
         if not difference <= ROUNDING[self.dtype == torch.float32]:
-            return self._give_up(layers, inputs, f"its compiled logits are wrong (by {difference:.2g} of their spread)")
+            why = f"its logits are wrong (by {difference:.2g} of their spread)"
+            return self._give_up(bucket, inputs, planes, why)
         self.ready.add(bucket)
-        log.info("compiled in %.0f s", time.perf_counter() - begin)
+        if not self.on_gpu:
+            log.info("compiled in %.0f s", time.perf_counter() - begin)
         return want
 
-    def _give_up(self, layers: Layers, inputs: tuple[Any, ...], why: str) -> tuple[Tensor, ...]:
+    def _give_up(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes, why: str) -> tuple[Tensor, ...]:
+        """The plain forward once more, since the keys and values may be wrong as well."""
         self.compiling = False
-        warnings.warn(f"{self.name} runs without torch.compile: {why}", stacklevel=2)
-        return self.plain(layers, *inputs)
+        warnings.warn(f"{self.name} runs without {self.execution}: {why}", stacklevel=2)
+        return self.plain(bucket[0], *inputs, planes.of_rows(bucket[1]))
 
 
 def _difference(one: Float[Tensor, "b n _"], other: Float[Tensor, "b n _"]) -> float:
     """The largest difference of a node's states, root mean square over the states and as a share of their spread. Not
     that of a single number: activations have outliers, on which rounding shows most."""
-    return float(((one - other).square().mean(-1).sqrt() / other.std(-1)).max())
+    spread = other.std(-1).clamp(min=torch.finfo(torch.float32).tiny)  # of a padded node it may be 0
+    return float(((one - other).square().mean(-1).sqrt() / spread).max())
 
 
 class StaticRows:
@@ -168,30 +218,26 @@ class StaticRows:
     def __init__(self, forward: StaticForward, batch: int, slots: int) -> None:
         self.forward = forward
         self.padding = slots  # how callers name the slot of a padded node
-        self.planes: list[Tensor] = []
         self._batch = power_of_two(batch)
-        self._grow(LEAST_SLOTS)
+        self._take(LEAST_SLOTS)
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
+
+    @property
+    def capacity(self) -> int:
+        return self._planes.capacity
+
+    @torch.inference_mode()
+    def _take(self, capacity: int) -> None:
+        self._planes = self.forward.take(self._batch, capacity)
+        self._give = finalize(self, self.forward.give, self._planes)
 
     @torch.inference_mode()
     def _grow(self, capacity: int) -> None:
-        old, self.planes = self.planes, []
-        for i, plane in enumerate(self.forward.shapes):
-            # Zeros, not empty: an unwritten slot is masked, but 0 * NaN would still be NaN.
-            new = torch.zeros(self._batch, plane.heads, capacity, plane.dim, dtype=plane.dtype, device=plane.device)
-            if old:
-                new[:, :, : self.capacity] = old[i]
-            self.planes.append(new)
-        self.capacity = capacity
-        self._first_rows: dict[int, list[Tensor]] = {}
-
-    def _of_rows(self, b: int) -> list[Tensor]:
-        """The first b rows of every plane: the same tensors at every call."""
-        if b not in self._first_rows:
-            self._first_rows[b] = views = [plane[:b] for plane in self.planes]
-            for view in views if self.forward.on_gpu else ():
-                torch._dynamo.mark_static_address(view)  # else a graph would copy it into memory of its own
-        return self._first_rows[b]
+        old, give = self._planes, self._give
+        self._take(capacity)
+        for new, plane in zip(self._planes.tensors, old.tensors, strict=True):
+            new[:, :, : old.capacity] = plane
+        give()
 
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
@@ -218,12 +264,12 @@ class StaticRows:
         n, rows = len(ids[0]), self._rows
         size = nodes_bucket(n)
         if not head or size is None or not self.forward.compiling:
-            planes = [plane[rows] for plane in self.planes]
+            planes = [plane[rows] for plane in self._planes.tensors]
             out = self.forward.plain(layers, *self._padded(ids, positions, masks, rows, n), planes, head=head)
         else:
             b = power_of_two(rows.stop)  # a bucket begins at row 0
             inputs = self._padded(ids, positions, masks, slice(0, b), size)
-            out = tuple(x[rows, :n] for x in self.forward(layers, *inputs, self._of_rows(b)))
+            out = tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))
         if features is not None:
             features.write_all(out[1:])
         return out[0]
@@ -263,24 +309,24 @@ class StaticRows:
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
         source = torch.tensor(nodes, device=self.forward.device) + start
-        for plane in self.planes:
+        for plane in self._planes.tensors:
             plane[row, :, start : start + len(nodes)] = plane[row].index_select(1, source)
 
     @torch.inference_mode()
     def copy_row(self, source: int, target: int, used: int) -> None:
         """Copy the first `used` slots of row `source` to row `target`."""
-        for plane in self.planes:
+        for plane in self._planes.tensors:
             plane[target, :, :used] = plane[source, :, :used]
 
     @torch.inference_mode()
     def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
         """A copy of a row's slots [start, end) in every layer, for `write`."""
-        return tuple(plane[row, :, start:end].clone() for plane in self.planes)
+        return tuple(plane[row, :, start:end].clone() for plane in self._planes.tensors)
 
     @torch.inference_mode()
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
         """Put what `read` gave into slots [start, end) of a row."""
         if end >= self.capacity:
             self._grow(power_of_two(end + 1))
-        for plane, part in zip(self.planes, parts, strict=True):
+        for plane, part in zip(self._planes.tensors, parts, strict=True):
             plane[row, :, start:end] = part

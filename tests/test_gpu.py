@@ -1,0 +1,144 @@
+"""On an NVIDIA GPU: recorded forwards give the scores of plain ones, and what is built on them holds.
+
+`make test-gpu` runs these; the other tests do not see the GPU, since they are of the kernel, of a CPU.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import foretoken
+import test_heads_engine
+import test_models_static
+from command import Command
+from foretoken.audit import models
+from foretoken.audit.report import OK
+from foretoken.cli.options import demo_folder
+from foretoken.decode import NoDrafter
+from foretoken.engine import Engine
+from foretoken.heads import HEADS
+from foretoken.models import static
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.static import StaticForward, StaticRows
+from models_zoo import FAMILIES, tiny
+
+folders = test_heads_engine.folders
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("unchecked"),
+    pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+PROMPTS = test_heads_engine.PROMPTS
+
+
+def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model = tiny(family)
+    return torch.nn.Module.to(model, "cuda", dtype)  # type: ignore[return-value]
+
+
+def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
+    lm = CausalLM(model, traced=True)
+    assert isinstance(lm.backend, StaticForward)
+    assert lm.execution == "CUDA graphs"
+    return lm, lm.backend
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_forwards_equal_plain_ones(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
+    model = on_gpu(family)
+    lm, forward = recorded(model)
+    for seed in range(2):
+        fast = lm.open(3, 60)
+        test_models_static.compare(fast, CausalLM(model).open(3, 60), 3, 5, 5, seed)
+        assert isinstance(fast.cache, StaticRows)
+        assert fast.cache._planes.graphs
+    assert forward.compiling  # nothing failed
+    assert forward.ready
+
+
+def test_planes_serve_the_next_batch_with_what_was_recorded_over_them() -> None:
+    model = on_gpu("llama")
+    lm, _ = recorded(model)
+    first = lm.open(1, 60)
+    test_models_static.compare(first, CausalLM(model).open(1, 60), 1, 2, 3)
+    assert isinstance(first.cache, StaticRows)
+    planes = first.cache._planes
+    graphs = dict(planes.graphs)
+    assert graphs
+    with torch.inference_mode():
+        for plane in planes.tensors:
+            plane.fill_(torch.nan)  # as a text that went wrong leaves them
+    del first
+    second = lm.open(1, 60)
+    assert isinstance(second.cache, StaticRows)
+    assert second.cache._planes is planes
+    third = lm.open(1, 60)
+    assert isinstance(third.cache, StaticRows)
+    assert third.cache._planes is not planes
+    for rows in (second, third):
+        test_models_static.compare(rows, CausalLM(model).open(1, 60), 1, 2, 3)
+    assert graphs.items() <= planes.graphs.items()
+
+
+def test_hidden_states() -> None:
+    import test_features
+
+    model = on_gpu("llama")
+    lm, _ = recorded(model)
+    test_features.check(model, lm.open(3, 60, test_features.LAYERS), 3)
+
+
+def texts(engine: Engine, prompts: Sequence[str], temperature: float = 0.0) -> list[list[int]]:
+    results = engine.generate(list(prompts), max_new_tokens=24, temperature=temperature, seed=1)
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("drafter", ["drafter", "ngram", "heads/eagle3", "heads/gumiho"])
+def test_the_demo_target_writes_the_same_text_drafted_or_not(drafter: str) -> None:
+    root = demo_folder()
+    source = drafter if drafter == "ngram" else str(root / drafter)
+    engine = foretoken.load(str(root / "target"), drafter=source, device="cuda", max_batch=4)
+    plain = foretoken.load(str(root / "target"), device="cuda", max_batch=4, compile="off")
+    assert engine.target.lm.execution == "CUDA graphs"
+    assert plain.target.lm.execution == "modules"
+    want = texts(plain, PROMPTS)
+    assert texts(engine, PROMPTS) == want
+    assert [texts(engine, [prompt])[0] for prompt in PROMPTS] == want
+    assert texts(replace(engine, drafter=NoDrafter()), PROMPTS) == want
+    assert texts(engine, PROMPTS, 0.8) == texts(engine, PROMPTS, 0.8)  # one seed, one text
+
+
+def test_the_audit_of_the_demo_pair() -> None:
+    root = demo_folder()
+    engine = foretoken.load(str(root / "target"), drafter=str(root / "drafter"), device="cuda", max_batch=4)
+    sections = [models.tree_scores(engine, 0), models.greedy(engine, 0), models.sampled(engine, 1.0, 400, 0, print)]
+    assert {check.outcome for section in sections for check in section.checks} == {OK}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("tree", ["chain:5", "dynamic:14"])
+def test_greedy_text_with_a_head(folders: dict[str, str], kind: str, tree: str) -> None:
+    engine = foretoken.load(folders["target"], drafter=folders[kind], tree=tree, device="cuda", max_batch=4)
+    want = texts(foretoken.load(folders["target"], device="cuda", max_batch=4, compile="off"), PROMPTS)
+    assert texts(engine, PROMPTS) == want
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_is_trained(run: Command, folders: dict[str, str], tmp_path: Path, kind: str) -> None:
+    lines = [json.dumps({"text": f"def f{i}(x):\n    return x + {i * i}\n" * 3}) + "\n" for i in range(6)]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    code, out, err = run(
+        "train", kind, "--target", folders["target"], "--device", "cuda", "--dtype", "bfloat16", "--data",
+        tmp_path / "data.jsonl", "--out", tmp_path / "head", "--tokens", 4000, "--length", 48, "--optimizer", "muon",
+        "--evaluate-every", 5, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    losses = [json.loads(line)["loss"] for line in out.splitlines()]
+    assert losses[-1] < losses[0]
