@@ -129,7 +129,10 @@ def compiled_row(
 ) -> np.ndarray:
     """Return the row [v], of p's dtype, by the loops below, which explain their arguments."""
     rho, row = selection(groups, ns, cs), np.empty_like(p)
-    fill_row(p, q, groups.group, rho, thresholds(rho, groups, ns, cs), draws, row)
+    ranks = groups.group[draws]
+    apart = len(draws) > 1 and ranks.min() < ranks.max()  # else no boundary lies between draws
+    beta = thresholds(rho, groups, ns, cs) if apart else np.zeros_like(rho)
+    fill_row(p, q, groups.group, rho, beta, draws, row)
     return row
 
 

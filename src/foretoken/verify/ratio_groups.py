@@ -21,7 +21,7 @@ from foretoken.core.laws import IID
 from foretoken.kernel.compile import compiled
 
 GROUPS = 1024
-UPPER, DIGIT = (1 << 32) - 1, 11  # a digit's bits; three digits hold the upper half of a number's bits
+UPPER, DIGIT = (1 << 31) - 1, 11  # a digit's bits; three digits hold the upper half of a number but for its sign
 
 
 class Groups(NamedTuple):
@@ -109,32 +109,36 @@ def put_in_order(ratio: np.ndarray, order: np.ndarray) -> None:
     """
     k = ratio.shape[0]
     bits = ratio.view(np.int64)
-    keys, places = np.empty(k, np.int64), np.empty(k, np.int64)
-    more_keys = np.empty(k, np.int64)
+    words, moved = np.empty(k, np.int64), np.empty(k, np.int64)  # the upper half before the place
+    starts = np.zeros((3, 1 << DIGIT), np.int64)
     for i in range(k):
-        keys[i] = UPPER - ((bits[i] >> 31) & UPPER)  # more bits of a number below 0 make it smaller
-        places[i] = i
-    for shift in (0, DIGIT, 2 * DIGIT):
-        starts = np.zeros((1 << DIGIT) + 1, np.int64)
-        for i in range(k):
-            starts[((keys[i] >> shift) & ((1 << DIGIT) - 1)) + 1] += 1
+        key = UPPER - ((bits[i] >> 32) & UPPER)  # more bits of a number below 0 make it smaller
+        words[i] = (key << 32) | i
+        for n in range(3):
+            starts[n, (key >> (n * DIGIT)) & ((1 << DIGIT) - 1)] += 1
+    for n in range(3):
+        before = 0
         for digit in range(1 << DIGIT):
-            starts[digit + 1] += starts[digit]
+            count = starts[n, digit]
+            starts[n, digit] = before
+            before += count
         for i in range(k):
-            digit = (keys[i] >> shift) & ((1 << DIGIT) - 1)
-            at = starts[digit]
-            starts[digit] += 1
-            more_keys[at], order[at] = keys[i], places[i]
-        keys[:], places[:] = more_keys, order
+            word = words[i]
+            digit = (word >> (32 + n * DIGIT)) & ((1 << DIGIT) - 1)
+            moved[starts[n, digit]] = word
+            starts[n, digit] += 1
+        words, moved = moved, words
+    for i in range(k):
+        order[i] = words[i] & 0xFFFFFFFF
     first = 0
     for i in range(1, k + 1):
-        if i < k and keys[i] == keys[first]:
+        if i < k and words[i] >> 32 == words[first] >> 32:
             continue
         rising = True  # as where all are 0
         for j in range(first + 1, i):
-            rising &= ratio[places[j - 1]] <= ratio[places[j]]
+            rising &= ratio[order[j - 1]] <= ratio[order[j]]
         if not rising:
-            same = places[first:i]
+            same = order[first:i].copy()
             order[first:i] = same[np.argsort(ratio[same], kind="mergesort")]
         first = i
 
