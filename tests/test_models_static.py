@@ -308,3 +308,40 @@ def test_planes_serve_the_next_batch_with_what_was_recorded_over_them(recording:
     assert planes in taken
     assert taken[0] is not taken[1]
     assert graphs.items() <= planes.graphs.items()
+
+
+def test_scores_that_are_not_finite_give_no_recording_up(recording: None) -> None:
+    model = tiny("llama")
+    lm, forward = recorded(model)
+    output: Any = model.get_output_embeddings()
+    weight = output.weight
+    kept = weight.detach().clone()
+    rows = lm.open(1, 60)
+    rows.extend(rows.join(), [1, 2, 3])
+    with torch.no_grad():
+        weight[:] = torch.nan
+    rows.score([[5]], [[-1]])
+    rows.keep([[0]])
+    assert forward.compiling
+    assert not forward.ready
+    with torch.no_grad():
+        weight[:] = kept
+    rows.score([[5]], [[-1]])
+    assert {nodes for _, _, nodes, _ in forward.ready} == {1}
+
+
+def test_a_recording_that_fails_for_later_planes_changes_no_score(
+    recording: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama")
+    lm, forward = recorded(model)
+    first = lm.open(1, 60)
+    compare(first, plain_rows(model, 1, 60), 1, 1, 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(static, "Graph", fail)
+    with pytest.warns(UserWarning, match="out of memory"):
+        compare(lm.open(1, 60), plain_rows(model, 1, 60), 1, 1, 2)
+    assert not forward.compiling

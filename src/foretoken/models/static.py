@@ -161,7 +161,8 @@ class StaticForward:
     def __call__(self, layers: Layers, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
         """The same, compiled or recorded, for inputs that fill a bucket."""
         bucket: Bucket = (layers, *inputs[0].shape, planes.capacity)
-        return self._run(bucket, inputs, planes) if bucket in self.ready else self._first(bucket, inputs, planes)
+        known = planes.graphs if self.on_gpu else self.ready
+        return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
     def _run(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
         run = partial(self._compiled, self.model, self.of_layer, bucket[0])
@@ -185,6 +186,7 @@ class StaticForward:
         except Exception as error:  # compilers fail in as many ways as there are models and machines
             return self._give_up(bucket, inputs, planes, " ".join(str(error).split())[:MESSAGE] or type(error).__name__)
         if not all(x.isfinite().all() for x in want):
+            planes.graphs.pop(bucket, None)  # what cannot be compared is not used
             return want  # whose fault it is cannot be seen here, and whoever looks at it says so
         difference = max(_difference(x.float(), y.float()) for x, y in zip(got, want, strict=True))
         if not difference <= ROUNDING[self.dtype == torch.float32]:

@@ -78,13 +78,14 @@ def fill_by_ratio(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.nd
     for x in range(v):
         p_total += np.float64(p[x])
         q_total += np.float64(q[x])
-    ratio, tokens = np.empty(v), np.empty(v, np.int64)
+    p_scale, q_scale = 1.0 / p_total, 1.0 / q_total
+    ratio, tokens = np.empty(v), np.empty(v, np.int32)
     k = 0
     for x in range(v):
         group[x] = -1
-        q_x = np.float64(q[x]) / q_total
+        q_x = np.float64(q[x]) * q_scale
         if q_x > 0:
-            ratio[k] = -(np.float64(p[x]) / p_total) / q_x
+            ratio[k] = -(np.float64(p[x]) * p_scale) / q_x
             tokens[k] = x
             k += 1
     order = np.empty(k, np.int64)
@@ -92,8 +93,8 @@ def fill_by_ratio(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.nd
     for j in range(k):
         x = tokens[order[j]]
         group[x] = j
-        p_mass[j] = np.float64(p[x]) / p_total
-        q_mass[j] = np.float64(q[x]) / q_total
+        p_mass[j] = np.float64(p[x]) * p_scale
+        q_mass[j] = np.float64(q[x]) * q_scale
     return k
 
 
