@@ -7,13 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 import foretoken
+import test_features
 import test_heads_engine
 import test_models_static
 from command import Command
@@ -25,7 +26,7 @@ from foretoken.engine import Engine
 from foretoken.heads import HEADS
 from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.static import StaticForward, StaticRows
+from foretoken.models.static import StaticForward
 from models_zoo import FAMILIES, tiny
 
 folders = test_heads_engine.folders
@@ -38,59 +39,29 @@ pytestmark = [
 PROMPTS = test_heads_engine.PROMPTS
 
 
-def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model = tiny(family)
-    return torch.nn.Module.to(model, "cuda", dtype)  # type: ignore[return-value]
+def on_gpu(family: str) -> PreTrainedModel:
+    return cast(PreTrainedModel, torch.nn.Module.to(tiny(family), "cuda"))
 
 
 def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
-    lm = CausalLM(model, traced=True)
-    assert isinstance(lm.backend, StaticForward)
+    lm, forward = test_models_static.traced(model)
     assert lm.execution == "CUDA graphs"
-    return lm, lm.backend
+    return lm, forward
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_forwards_equal_plain_ones(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)
     model = on_gpu(family)
-    lm, forward = recorded(model)
-    for seed in range(2):
-        fast = lm.open(3, 60)
-        test_models_static.compare(fast, CausalLM(model).open(3, 60), 3, 5, 5, seed)
-        assert isinstance(fast.cache, StaticRows)
-        assert fast.cache._planes.graphs
-    assert forward.compiling  # nothing failed
-    assert forward.ready
+    test_models_static.check_recorded(model, *recorded(model))
 
 
 def test_planes_serve_the_next_batch_with_what_was_recorded_over_them() -> None:
     model = on_gpu("llama")
-    lm, _ = recorded(model)
-    first = lm.open(1, 60)
-    test_models_static.compare(first, CausalLM(model).open(1, 60), 1, 2, 3)
-    assert isinstance(first.cache, StaticRows)
-    planes = first.cache._planes
-    graphs = dict(planes.graphs)
-    assert graphs
-    with torch.inference_mode():
-        for plane in planes.tensors:
-            plane.fill_(torch.nan)  # as a text that went wrong leaves them
-    del first
-    second = lm.open(1, 60)
-    assert isinstance(second.cache, StaticRows)
-    assert second.cache._planes is planes
-    third = lm.open(1, 60)
-    assert isinstance(third.cache, StaticRows)
-    assert third.cache._planes is not planes
-    for rows in (second, third):
-        test_models_static.compare(rows, CausalLM(model).open(1, 60), 1, 2, 3)
-    assert graphs.items() <= planes.graphs.items()
+    test_models_static.check_planes_taken_again(model, recorded(model)[0])
 
 
 def test_hidden_states() -> None:
-    import test_features
-
     model = on_gpu("llama")
     lm, _ = recorded(model)
     test_features.check(model, lm.open(3, 60, test_features.LAYERS), 3)

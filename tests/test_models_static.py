@@ -21,7 +21,7 @@ from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
-from foretoken.models.static import NODES, StaticForward, StaticRows, nodes_bucket, power_of_two
+from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, nodes_bucket, power_of_two
 from models_zoo import FAMILIES, assert_close, one_thread, path_to, random_parents, text, tiny
 from tiny import tokenizer
 
@@ -268,7 +268,6 @@ class Replayed:
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch, not_compiled: None) -> None:
     monkeypatch.setattr(static, "Graph", Replayed)
-    monkeypatch.setattr(static, "LEAST_SLOTS", 8)
 
 
 def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
@@ -277,37 +276,53 @@ def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
     return lm, forward
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_recorded_forwards_equal_plain_ones(family: str, recording: None) -> None:
-    model = tiny(family)
-    lm, forward = recorded(model)
+def planes_of(rows: Rows) -> Planes:
+    assert isinstance(rows.cache, StaticRows)
+    return rows.cache._planes
+
+
+def check_recorded(model: PreTrainedModel, lm: CausalLM, forward: StaticForward) -> None:
+    """Two batches, one after the other, whose slots grow; `lm` records the forwards of `model`."""
     for seed in range(2):
-        compare(lm.open(3, 60), plain_rows(model, 3, 60), 3, 5, 5, seed)
-    assert forward.compiling
+        fast = lm.open(3, 60)
+        compare(fast, plain_rows(model, 3, 60), 3, 5, 5, seed)
+        assert planes_of(fast).graphs
+        del fast
+    assert forward.compiling  # nothing failed
+    assert forward.ready
     assert len(forward._free) > 1  # the slots grew
     assert {len(planes) for planes in forward._free.values()} == {1}  # all given back, and taken again by the second
 
 
-def test_planes_serve_the_next_batch_with_what_was_recorded_over_them(recording: None) -> None:
-    model = tiny("llama")
-    lm, _ = recorded(model)
+def check_planes_taken_again(model: PreTrainedModel, lm: CausalLM) -> None:
+    """Planes serve the next batch, with what was recorded over them; `lm` records the forwards of `model`."""
     first = lm.open(1, 60)
     compare(first, plain_rows(model, 1, 60), 1, 2, 3)
-    assert isinstance(first.cache, StaticRows)
-    planes = first.cache._planes
+    planes = planes_of(first)
     graphs = dict(planes.graphs)
     assert graphs
     with torch.inference_mode():
         for plane in planes.tensors:
             plane.fill_(torch.nan)  # as a text that went wrong leaves them
     del first
-    both = [lm.open(1, 60) for _ in range(2)]
-    for rows in both:
+    second, third = lm.open(1, 60), lm.open(1, 60)
+    assert planes_of(second) is planes
+    assert planes_of(third) is not planes
+    for rows in (second, third):
         compare(rows, plain_rows(model, 1, 60), 1, 2, 3)
-    taken = [rows.cache._planes for rows in both if isinstance(rows.cache, StaticRows)]
-    assert planes in taken
-    assert taken[0] is not taken[1]
     assert graphs.items() <= planes.graphs.items()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_forwards_equal_plain_ones(family: str, recording: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)
+    model = tiny(family)
+    check_recorded(model, *recorded(model))
+
+
+def test_planes_serve_the_next_batch_with_what_was_recorded_over_them(recording: None) -> None:
+    model = tiny("llama")
+    check_planes_taken_again(model, recorded(model)[0])
 
 
 def test_scores_that_are_not_finite_give_no_recording_up(recording: None) -> None:
