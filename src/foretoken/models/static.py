@@ -106,7 +106,9 @@ class Planes:
 
     def of_rows(self, b: int) -> list[Tensor]:
         """The first b rows of every plane: the same tensors at every call."""
-        return self._first_rows.setdefault(b, [plane[:b] for plane in self.tensors])
+        if b not in self._first_rows:
+            self._first_rows[b] = [plane[:b] for plane in self.tensors]
+        return self._first_rows[b]
 
 
 class StaticForward:
@@ -165,13 +167,13 @@ class StaticForward:
         return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
     def _run(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
-        run = partial(self._compiled, self.model, self.of_layer, bucket[0])
-        first = planes.of_rows(bucket[1])
+        if bucket in planes.graphs:
+            return planes.graphs[bucket](inputs)
+        run, first = partial(self._compiled, self.model, self.of_layer, bucket[0]), planes.of_rows(bucket[1])
         if not self.on_gpu:
             return run(*inputs, first)
-        if bucket not in planes.graphs:
-            planes.graphs[bucket] = Graph(run, inputs, first, self._pool)
-        return planes.graphs[bucket](inputs)
+        graph = planes.graphs[bucket] = Graph(run, inputs, first, self._pool)
+        return graph(inputs)
 
     def _first(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
         """Compile and compare. Both forwards write the same keys and values, so that the order does not matter."""
