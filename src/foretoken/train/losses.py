@@ -101,7 +101,8 @@ def medusa_loss(head: Medusa, texts: Texts, rng: torch.Generator) -> Tensor:
     scores, n = head.levels(texts.features), texts.ids.shape[1]
     total = scores.new_zeros(())
     for i in range(min(scores.shape[2], n - 2)):
-        loss = F.cross_entropy(scores[:, : n - 2 - i, i].mT, texts.ids[:, 2 + i :], reduction="none")
+        level, tokens = scores[:, : n - 2 - i, i], texts.ids[:, 2 + i :]
+        loss = F.cross_entropy(level.flatten(0, 1), tokens.flatten(), reduction="none").view(tokens.shape)
         total = total + DECAY**i * mean(loss, texts.mask[:, 2 + i :])
     return total
 
