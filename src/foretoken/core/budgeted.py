@@ -8,13 +8,14 @@ D(n) = sum_x 1 - (1 - q(x))^n be their expected number among n draws. Take N = n
 N is chosen from q alone, before any draw, so the law is IID with a random count, and every rule for it stays exact.
 """
 
+from functools import partial
+
 import numpy as np
 
 from foretoken.core.laws import IID
 from foretoken.kernel.compile import compiled
 
 ROUNDING = 1e-12
-LANES = 16  # sums side by side, in an order that is the same on every machine and fits vector registers
 
 
 @compiled
@@ -44,21 +45,11 @@ def number(row: np.ndarray, budget: float, most: int) -> tuple[int, float, float
     return n, one_more if one_more >= ROUNDING else 0.0, distinct + one_more * fresh
 
 
-@compiled
+@partial(compiled, reorder_sums=True)
 def sums(row: np.ndarray) -> tuple[float, float]:
     """Return the sum of the numbers of a row, and of their squares."""
-    v = row.shape[0]
-    totals, squares = np.zeros(LANES), np.zeros(LANES)
-    for x in range(0, v // LANES * LANES, LANES):
-        for lane in range(LANES):
-            weight = np.float64(row[x + lane])
-            totals[lane] += weight
-            squares[lane] += weight * weight
     total = square = 0.0
-    for lane in range(LANES):
-        total += totals[lane]
-        square += squares[lane]
-    for x in range(v // LANES * LANES, v):
+    for x in range(row.shape[0]):
         weight = np.float64(row[x])
         total += weight
         square += weight * weight

@@ -11,6 +11,16 @@ BLOCK = 64  # weights whose sum is taken at once
 
 
 @partial(compiled, reorder_sums=True)
+def total_of(row: np.ndarray) -> float:
+    """The sum of a row's weights, in vector registers: a loop over a part of a longer row would not use them, since its
+    indices might count from the end."""
+    total = 0.0
+    for x in range(row.shape[0]):
+        total += np.float64(row[x])
+    return total
+
+
+@compiled
 def pick(row: np.ndarray, u: float) -> int:
     """The token in whose share of a row u falls: laws.inverse_cdf, whose running sum this one equals up to float64
     rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one.
@@ -22,11 +32,8 @@ def pick(row: np.ndarray, u: float) -> int:
     sums = np.empty((v + BLOCK - 1) // BLOCK)
     total = 0.0
     for block in range(sums.shape[0]):
-        part = 0.0
-        for x in range(block * BLOCK, min(v, (block + 1) * BLOCK)):
-            part += np.float64(row[x])
-        sums[block] = part
-        total += part
+        sums[block] = total_of(row[block * BLOCK : (block + 1) * BLOCK])
+        total += sums[block]
     threshold, running, first = u * total, 0.0, 0
     for block in range(sums.shape[0]):
         if running + sums[block] > threshold:

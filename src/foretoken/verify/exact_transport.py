@@ -20,7 +20,7 @@ gap(law) (1 + TV(p, q)).
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import total_of
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
@@ -266,7 +267,7 @@ def take_steps(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mea
     return h
 
 
-@compiled
+@partial(compiled, reorder_sums=True)
 def fill_row(
     p: np.ndarray,
     q: np.ndarray,
@@ -284,10 +285,7 @@ def fill_row(
     draws: tokens [d], int64; their order does not matter
     row: the result [v], of p's dtype
     """
-    p_total, q_total = 0.0, 0.0
-    for x in range(p.shape[0]):
-        p_total += np.float64(p[x])
-        q_total += np.float64(q[x])
+    p_total, q_total = total_of(p), total_of(q)
     d = draws.shape[0]
     accepted = np.zeros(d)
     ranks = np.empty(d, np.int64)

@@ -1,6 +1,7 @@
 """Exact transport's groups of tokens: tokens of one ratio p/q, or nearly so, may be decided over as one.
 
-by_ratio: every token is a group of its own, sorted by falling ratio in O(v log v).
+by_ratio: tokens of ratio E[N] or more are one group, since ratios may be cut to E[N] (docs/theory.md, Theorem 7); every
+other token is a group of its own, sorted by falling ratio in O(v log v).
 by_near_ratio: at most GROUPS groups of tokens of nearly equal ratio, in O(v) and without a sort. What this gives up of
 the optimum is at most gap(law) (1 + TV(p, q)), with
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from foretoken.core.laws import IID
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import total_of
 
 GROUPS = 1024
 UPPER, DIGIT = (1 << 31) - 1, 11  # a digit's bits; three digits hold the upper half of a number but for its sign
@@ -36,9 +38,9 @@ Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v
 
 
 def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
-    """Make every token with q > 0 a group of its own."""
+    """Make every token with q > 0 a group of its own, but for those that the rule treats alike."""
     group, p_mass, q_mass = np.empty(len(p), np.int32), np.empty(len(p)), np.empty(len(p))
-    size = fill_by_ratio(p, q, group, p_mass, q_mass)
+    size = fill_by_ratio(p, q, mean, group, p_mass, q_mass)
     return Groups(group, p_mass[:size], q_mass[:size])
 
 
@@ -66,36 +68,41 @@ def _per_unit(mean: float) -> int:
 
 
 @compiled
-def fill_by_ratio(p: np.ndarray, q: np.ndarray, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray) -> int:
-    """Fill the fields of `Groups` where every token is a group of its own; return the number of groups.
+def fill_by_ratio(
+    p: np.ndarray, q: np.ndarray, mean: float, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray
+) -> int:
+    """Fill the fields of `Groups` as `by_ratio` says; return the number of groups.
 
     p, q: probabilities [v], float32 or float64, of any sum
+    mean: E[N]
     group: as in `Groups` [v], int32
     p_mass, q_mass: as in `Groups`, at the front of [v], float64
     """
     v = p.shape[0]
-    p_total, q_total = 0.0, 0.0
-    for x in range(v):
-        p_total += np.float64(p[x])
-        q_total += np.float64(q[x])
-    p_scale, q_scale = 1.0 / p_total, 1.0 / q_total
+    p_scale, q_scale = 1.0 / total_of(p), 1.0 / total_of(q)
     ratio, tokens = np.empty(v), np.empty(v, np.int32)
-    k = 0
-    for x in range(v):
-        group[x] = -1
-        q_x = np.float64(q[x]) * q_scale
-        if q_x > 0:
-            ratio[k] = -(np.float64(p[x]) * p_scale) / q_x
-            tokens[k] = x
-            k += 1
+    k, num_high = 0, 0  # tokens of ratio below E[N], and others
+    p_high = q_high = 0.0
+    for x in range(v):  # no jump depends on a token, since no processor could foresee it
+        p_x, q_x = np.float64(p[x]) * p_scale, np.float64(q[x]) * q_scale
+        high = q_x > 0 and p_x >= mean * q_x
+        group[x] = 0 if high else -1
+        p_high += p_x if high else 0.0
+        q_high += q_x if high else 0.0
+        num_high += high
+        ratio[k], tokens[k] = -p_x / q_x, x
+        k += q_x > 0 and not high
+    first = 0
+    if num_high:
+        p_mass[0], q_mass[0], first = p_high, q_high, 1
     order = np.empty(k, np.int64)
     put_in_order(ratio[:k], order)
     for j in range(k):
         x = tokens[order[j]]
-        group[x] = j
-        p_mass[j] = np.float64(p[x]) * p_scale
-        q_mass[j] = np.float64(q[x]) * q_scale
-    return k
+        group[x] = first + j
+        p_mass[first + j] = np.float64(p[x]) * p_scale
+        q_mass[first + j] = np.float64(q[x]) * q_scale
+    return first + k
 
 
 @compiled
