@@ -69,6 +69,30 @@ def test_training_learns(kind: str, optimizer: str, lm: CausalLM, tmp_path: Path
     assert all(0 <= x <= 1.000001 for x in (*measured.greedy, *measured.shared))
 
 
+@torch.no_grad()
+def test_accuracy_place_by_place(lm: CausalLM) -> None:
+    """Of Medusa, whose level j at h_t drafts x_{t+2+j}: t + 2 tokens are committed."""
+    torch.manual_seed(1)
+    head = new_head("medusa", parts(lm), levels=3)
+    for parameter in head.parameters():
+        parameter.normal_(std=0.3)
+    data, num_roots = rows(TEXTS, tiny.tokenizer(), 48), 70
+    rng = np.random.default_rng(0)
+    texts = [data[i].ids for i in rng.integers(len(data), size=num_roots)]
+    starts = [int(rng.integers(2, len(ids) - 3)) for ids in texts]
+    same, shared = torch.zeros(3), torch.zeros(3)
+    for ids, start in zip(texts, starts, strict=True):
+        states = lm.states(torch.from_numpy(ids[None]), (FINAL,))[0]
+        p = head.target.logits(states[start - 1 : start + 2]).softmax(-1)
+        scores = head.levels(states[start - 2])
+        same += scores.argmax(-1) == p.argmax(-1)
+        shared += torch.minimum(scores.softmax(-1), p).sum(-1)
+    found = accuracy(head, lm, data, num_roots)
+    assert found.greedy == pytest.approx((same / num_roots).tolist(), abs=1e-9)
+    assert found.shared == pytest.approx((shared / num_roots).tolist(), rel=1e-5)
+    assert accuracy(head, lm, data, num_roots) == found
+
+
 @pytest.mark.parametrize(("kind", "optimizer"), [("gumiho", MUON), ("hydra", ADAMW)])
 def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: CausalLM, tmp_path: Path) -> None:
     whole = trainer(lm, kind, tmp_path / "whole", optimizer=optimizer)
