@@ -43,7 +43,9 @@ def open_gguf(path: Path) -> Reader:
     try:
         reader = Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
-        raise ForetokenError(f"Cannot read {path} as a GGUF file ({error}): get it again.") from error
+        raise ForetokenError(
+            f"Cannot read {path} as a GGUF file: it is damaged or cut off ({error}). Get it again."
+        ) from error
     if (parts := int(reader.metadata("split.count", 1))) > 1:
         raise ForetokenError(
             f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`, and give the "
