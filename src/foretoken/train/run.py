@@ -27,7 +27,7 @@ from foretoken.train.losses import RATES
 from foretoken.train.states import StateCache
 
 HELD_OUT = 50  # without held-out files, every 50th text is held out
-LAST_ROOTS = 512  # places of held-out text that a finished head is measured at: shares within .02 of the whole text's
+LAST_ROOTS = 512  # places of held-out text that a finished head is measured at: a standard error of .02
 MUON_RATE = 0.01
 
 
