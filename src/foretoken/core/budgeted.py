@@ -14,6 +14,7 @@ import numpy as np
 
 from foretoken.core.laws import IID
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import total_of
 
 ROUNDING = 1e-12
 
@@ -30,7 +31,7 @@ def number(row: np.ndarray, budget: float, most: int) -> tuple[int, float, float
 
     Returns n, P(N = n + 1) and E[D(N)].
     """
-    total, _ = sums(row)
+    total = total_of(row)
     missed = row / np.float64(total)  # q (1 - q)^n
     n, distinct, fresh = 0, 0.0, 1.0
     while n < most and distinct + fresh <= budget * (1 + ROUNDING):
@@ -38,7 +39,7 @@ def number(row: np.ndarray, budget: float, most: int) -> tuple[int, float, float
         distinct += fresh
         for x in range(row.shape[0]):
             missed[x] *= max(0.0, 1.0 - row[x] / total)
-        fresh, _ = sums(missed)
+        fresh = total_of(missed)
     one_more = 0.0
     if n < most and fresh > 0.0:
         one_more = max(0.0, (budget - distinct) / fresh)

@@ -33,6 +33,7 @@ from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import total_of
 from foretoken.trees.dynamic import DynamicTree
 from foretoken.trees.gain import (
     CHOICES,
@@ -357,7 +358,7 @@ def on_likeliest(row: np.ndarray, k: int) -> float:
         at = np.argmax(rest)
         largest += np.float64(rest[at])
         rest[at] = 0
-    return largest / sums(row)[0]
+    return largest / total_of(row)
 
 
 @compiled

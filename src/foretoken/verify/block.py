@@ -74,7 +74,7 @@ from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
-from foretoken.kernel.draws import pick
+from foretoken.kernel.draws import pick, total_of
 from foretoken.verify.exact_transport import Transport
 from foretoken.verify.rejection import TINY, RRSw, Standard, is_one_draw, recursive_row
 
@@ -185,10 +185,7 @@ def decide_compiled(p: np.ndarray, q: np.ndarray, drafts: np.ndarray, u: np.ndar
     w, keep = np.ones(length + 1), np.ones(length + 1)
     sums_p, sums_q = np.empty(length), np.empty(length)
     for i in range(length):
-        a, b = 0.0, 0.0
-        for x in range(v):
-            a += np.float64(p[i, x])
-            b += np.float64(q[i, x])
+        a, b = total_of(p[i]), total_of(q[i])
         sums_p[i], sums_q[i] = a, b
         ratio = (p[i, drafts[i]] / a) / (q[i, drafts[i]] / b)
         w[i + 1] = min(1.0, w[i] * ratio)
@@ -332,11 +329,7 @@ def share_of(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float:
     token: the child's
     weight: the node's, in [0, 1]
     """
-    sum_p, sum_q = 0.0, 0.0
-    for x in range(p.shape[0]):
-        sum_p += np.float64(p[x])
-        sum_q += np.float64(q[x])
-    return min(1.0, weight * (np.float64(p[token]) / sum_p) / (np.float64(q[token]) / sum_q))
+    return min(1.0, weight * (np.float64(p[token]) / total_of(p)) / (np.float64(q[token]) / total_of(q)))
 
 
 @partial(compiled, reorder_sums=True)
@@ -349,19 +342,14 @@ def end(p: np.ndarray, q: np.ndarray, weight: float, u: float) -> int:
     u: a uniform
     """
     v = p.shape[0]
-    sum_p, sum_q = 0.0, 0.0
-    for x in range(v):
-        sum_p += np.float64(p[x])
-    for x in range(q.shape[0]):
-        sum_q += np.float64(q[x])
     row = np.empty(v + 1)
     row[v] = 1 - weight
-    total, scale = 1 - weight, weight / sum_p
+    total, scale = 1 - weight, weight / total_of(p)
     if q.shape[0] == 0:
         for x in range(v):
             row[x] = np.float64(p[x]) * scale
         return pick(row, u)
-    share = 1 / sum_q
+    share = 1 / total_of(q)
     for x in range(v):
         row[x] = max(np.float64(p[x]) * scale - np.float64(q[x]) * share, 0.0)
         total += row[x]

@@ -26,6 +26,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import total_of
 from foretoken.verify.rejection import TINY, count_chances, is_single, loops_take
 
 HALVINGS = 52
@@ -127,10 +128,7 @@ def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> None:
     draws: tokens in draw order [k], int64, k > 0
     """
     v, k = p.shape[0], draws.shape[0]
-    p_sum, q_sum = 0.0, 0.0
-    for i in range(v):
-        p_sum += np.float64(p[i])
-        q_sum += np.float64(q[i])
+    p_sum, q_sum = total_of(p), total_of(q)
     low, high, rho = 1.0, float(k), 1.0
     share, c = 0.0, 0.0
     for step in range(60):

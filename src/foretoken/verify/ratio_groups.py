@@ -81,7 +81,7 @@ def fill_by_ratio(
     v = p.shape[0]
     p_scale, q_scale = 1.0 / total_of(p), 1.0 / total_of(q)
     ratio, tokens = np.empty(v), np.empty(v, np.int32)
-    k, num_high = 0, 0  # tokens of ratio below E[N], and others
+    k, num_high = 0, 0  # tokens with q > 0 of ratio below E[N], and the others with q > 0
     p_high = q_high = 0.0
     for x in range(v):  # no jump depends on a token, since no processor could foresee it
         p_x, q_x = np.float64(p[x]) * p_scale, np.float64(q[x]) * q_scale
@@ -90,7 +90,7 @@ def fill_by_ratio(
         p_high += p_x if high else 0.0
         q_high += q_x if high else 0.0
         num_high += high
-        ratio[k], tokens[k] = -p_x / q_x, x
+        ratio[k], tokens[k] = -p_x / q_x, x  # overwritten by the next token where this one is not counted
         k += q_x > 0 and not high
     first = 0
     if num_high:
@@ -175,11 +175,7 @@ def fill_by_near_ratio(
     size: the result, the number of groups with tokens [1], int64
     """
     v, last = p.shape[0], masses.shape[0] - 1
-    p_total, q_total = 0.0, 0.0
-    for x in range(v):
-        p_total += np.float64(p[x])
-        q_total += np.float64(q[x])
-    p_scale, q_scale = 1.0 / p_total, 1.0 / q_total
+    p_scale, q_scale = 1.0 / total_of(p), 1.0 / total_of(q)
     for x in range(v):
         q_x = np.float64(q[x]) * q_scale
         ratio[x] = np.float64(p[x]) * p_scale / q_x if q_x > 0.0 else -1.0

@@ -39,6 +39,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
+from foretoken.kernel.draws import total_of
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
 MOST_STATES = 10_000_000  # of rrsw_acceptance
@@ -169,10 +170,7 @@ def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacemen
     q: draft probabilities [v], of p's dtype and any sum; loses what was drawn if `without_replacement`
     draws: tokens in draw order [k], int64
     """
-    left, mass = 0.0, 0.0  # Z_j and L_j
-    for i in range(p.shape[0]):
-        left += np.float64(p[i])
-        mass += np.float64(q[i])
+    left, mass = total_of(p), total_of(q)  # Z_j and L_j
     accepted = np.zeros(draws.shape[0])
     reach = 1.0  # probability that every draw so far was rejected
     c = 0.0
