@@ -35,17 +35,8 @@ class Accuracy:
         return float(np.cumprod(self.greedy).sum())
 
 
-@dataclass(frozen=True)
-class Place:
-    """ids: of a whole text [t]. states: the target's on it [t, f]. start: number of its tokens that are committed."""
-
-    ids: np.ndarray
-    states: Float[Tensor, "t f"]
-    start: int
-
-
 @torch.no_grad()
-def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int = SIDE_BY_SIDE) -> Accuracy:
+def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int) -> Accuracy:
     """Draft along the text itself from random places of `data`, the same ones for every head of equal depth."""
     depth = min(DEPTH, head.depth or DEPTH)
     rng = np.random.default_rng(0)
@@ -54,33 +45,37 @@ def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int = SID
         raise ForetokenError(f"The held-out data has no text of {depth + 4} tokens: give longer texts.")
     # As it will draft: in the target's dtype, and with parts that are not the training's own.
     head = copy.deepcopy(head, {id(head.target): head.target}).to(lm.dtype).eval()
-    texts = rng.integers(len(usable), size=num_roots)
-    starts = [int(rng.integers(2, len(usable[i].ids) - depth)) for i in texts]
-    layers = (*head.feature_layers, FINAL)
-    states = {i: lm.states(torch.from_numpy(usable[i].ids[None]).to(lm.device), layers)[0] for i in set(texts.tolist())}
-    places = [Place(usable[i].ids, states[i], start) for i, start in zip(texts.tolist(), starts, strict=True)]
-    found = [
-        _drafted(head, lm, places[first : first + SIDE_BY_SIDE], depth) for first in range(0, num_roots, SIDE_BY_SIDE)
-    ]
-    greedy, shared = torch.cat(found, 1).mean(1).T.tolist()
+    texts = rng.integers(len(usable), size=num_roots).tolist()
+    starts = [int(rng.integers(2, len(usable[i].ids) - depth)) for i in texts]  # committed tokens of each text
+    places = sorted(zip(texts, starts, strict=True))  # by text, so that few texts' states are in memory
+    chunks = (places[first : first + SIDE_BY_SIDE] for first in range(0, num_roots, SIDE_BY_SIDE))
+    found = torch.cat([_drafted(head, lm, usable, chunk, depth) for chunk in chunks], 1)
+    greedy, shared = found.mean(1).T.tolist()
     return Accuracy(tuple(greedy), tuple(shared), num_roots)
 
 
-def _drafted(head: Head, lm: CausalLM, places: Sequence[Place], depth: int) -> Float[Tensor, "k n 2"]:
+def _drafted(
+    head: Head, lm: CausalLM, data: Sequence[Row], places: Sequence[tuple[int, int]], depth: int
+) -> Float[Tensor, "k n 2"]:
     """For each position and place whether the likeliest token is the target's, and sum(min(p, q)); all places side by
-    side, one forward per position."""
+    side, one forward per position.
+
+    places: a text's place in `data`, and the number of its tokens that are committed. depth: positions.
+    """
+    layers = (*head.feature_layers, FINAL)
     width = len(head.feature_layers) * lm.hidden_size
-    rows = HeadLM(head, "head").open(len(places), max(place.start for place in places) + depth + 1)
+    states = {i: lm.states(torch.from_numpy(data[i].ids[None]).to(lm.device), layers)[0] for i in dict(places)}
+    rows = HeadLM(head, "head").open(len(places), max(start for _, start in places) + depth + 1)
     for _ in places:
         rows.join()
-    rows.learn([place.states[: place.start - 1, :width] for place in places])
-    for i, place in enumerate(places):
-        rows.extend(i, place.ids[1 : place.start - 1].tolist())
+    rows.learn([states[i][: start - 1, :width] for i, start in places])
+    for row, (i, start) in enumerate(places):
+        rows.extend(row, data[i].ids[1 : start - 1].tolist())
     found = []
     for position in range(depth):
-        tokens = [[int(place.ids[place.start - 1 + position])] for place in places]
+        tokens = [[int(data[i].ids[start - 1 + position])] for i, start in places]
         scores = torch.cat(rows.score(tokens, [[position - 1]] * len(places)))
-        finals = torch.stack([place.states[place.start - 1 + position, -lm.hidden_size :] for place in places])
+        finals = torch.stack([states[i][start - 1 + position, -lm.hidden_size :] for i, start in places])
         p = head.target.logits(finals).softmax(-1)
         same = (scores.argmax(-1) == p.argmax(-1)).double()
         found.append(torch.stack((same, torch.minimum(scores.softmax(-1), p).sum(-1).double()), -1).cpu())

@@ -20,7 +20,7 @@ from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
 from foretoken.train.begin import Beginning
 from foretoken.train.data import Batches, commonest, digest, records, rows
-from foretoken.train.evaluate import Accuracy, accuracy
+from foretoken.train.evaluate import SIDE_BY_SIDE, Accuracy, accuracy
 from foretoken.train.folder import LOG, PROVENANCE, check_own
 from foretoken.train.loop import MUON, Plan, Report, Trainer
 from foretoken.train.losses import RATES
@@ -114,15 +114,19 @@ def train(
     else:
         trainer.prepare()
         log.unlink(missing_ok=True)
+    measured = None
 
     def report(report: Report) -> None:
-        measured = accuracy(head, lm, checked) if report.step % evaluate_every == 0 else None
+        nonlocal measured
+        last = report.step == report.steps
+        look = last or report.step % evaluate_every == 0
+        measured = accuracy(head, lm, checked, LAST_ROOTS if last else SIDE_BY_SIDE) if look else None
         progress = Progress(report, measured)
         append(log, json.dumps(progress.json()) + "\n")
         tell(progress)
 
     trainer.run(report, also_every=evaluate_every)
-    _finish(trainer, accuracy(head, lm, checked, LAST_ROOTS), made_with)
+    _finish(trainer, measured or accuracy(head, lm, checked, LAST_ROOTS), made_with)
 
 
 def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Callable[[str], None]) -> StateCache:
