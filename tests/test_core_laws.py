@@ -162,6 +162,22 @@ def test_inverse_cdf_never_gives_a_token_of_weight_zero() -> None:
         assert bool((weights.gather(1, tokens) > 0).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_draws_never_give_a_token_of_weight_zero_where_u_is_at_the_end_of_any_token(
+    dtype: torch.dtype,
+) -> None:
+    """The compiled loop adds up blocks of weights, and so may round otherwise than a running sum."""
+    rng = torch.Generator().manual_seed(0)
+    weights = torch.rand(20, 300, generator=rng, dtype=dtype)
+    weights *= torch.rand(20, 300, generator=rng) < 0.3
+    weights[:, -1] = 0
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    ends = cdf / cdf[:, -1:]
+    u = torch.cat([torch.nextafter(ends, torch.full_like(ends, to)) for to in (0, 1)] + [ends], -1)
+    tokens = draw_iid(weights, u.clamp(0, 1 - 2.0**-53))
+    assert bool((weights.gather(1, tokens) > 0).all())
+
+
 def test_the_tail_of_a_large_vocabulary_keeps_its_probability() -> None:
     """150,000 float32 weights whose float32 running sum would stand still: half of the mass is in the tail."""
     v = 150_000

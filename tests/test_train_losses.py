@@ -114,6 +114,23 @@ def test_medusa_labels(lm: CausalLM) -> None:
     assert naming(1) > 50
 
 
+@torch.no_grad()
+def test_medusa_loss_place_by_place(lm: CausalLM) -> None:
+    """Two texts of which not all tokens are learnt: -ln q of those, by level, weighted 0.8^i."""
+    torch.manual_seed(3)
+    head = new_head("medusa", parts(lm), levels=3)
+    for parameter in head.parameters():
+        parameter.normal_(std=0.3)
+    ids, mask = torch.randint(257, (2, 12)), torch.rand(2, 12) < 0.6
+    texts = read_texts(head, lm, ids, mask)
+    log_q = head.levels(texts.features).log_softmax(-1)
+    want = 0.0
+    for i in range(3):
+        learnt = [(row, t) for row in range(2) for t in range(10 - i) if mask[row, t + 2 + i]]
+        want += 0.8**i * sum(-float(log_q[row, t, i, ids[row, t + 2 + i]]) for row, t in learnt) / len(learnt)
+    assert float(medusa_loss(head, texts, torch.Generator())) == pytest.approx(want, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["dflash", "jetflow"])
 def test_blocks_learn_the_tokens_behind_their_roots(kind: str, lm: CausalLM) -> None:
     """Block by block, as if each were drafted: the weighted mean of -ln q of the tokens that are to be learnt."""

@@ -65,6 +65,23 @@ def selected(p: Tensor, q: Tensor, n: int) -> tuple[np.ndarray, np.ndarray, np.n
     return groups.p, groups.q, selection(groups, np.array([n]), np.array([1.0]))
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.4, 1.0, 1.7, 100.0])
+def test_tokens_of_ratio_e_n_or_more_are_one_group_and_all_others_alone(mean: float) -> None:
+    rng = np.random.default_rng(0)
+    p, q = rng.random((2, 400)) * (rng.random((2, 400)) < 0.8)
+    groups = by_ratio(p, q, mean)
+    p, q = p / p.sum(), q / q.sum()
+    high = (q > 0) & (p >= mean * q)
+    low = np.flatnonzero((q > 0) & ~high)
+    low = low[np.argsort(-p[low] / q[low], kind="stable")]
+    first = int(high.any())
+    want = np.full(400, -1)
+    want[high], want[low] = 0, first + np.arange(len(low))
+    assert (groups.group == want).all()
+    assert groups.p == pytest.approx(np.concatenate((p[high].sum(keepdims=True)[:first], p[low])))
+    assert groups.q == pytest.approx(np.concatenate((q[high].sum(keepdims=True)[:first], q[low])))
+
+
 @pytest.mark.parametrize("n", [2, 4, 16])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_the_selection_is_as_the_proof_wants_it(n: int, temperature: float) -> None:
