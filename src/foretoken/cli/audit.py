@@ -8,8 +8,7 @@ import typer
 
 from foretoken.cli.command import command
 from foretoken.cli.options import RecipeOptions, load_engine
-from foretoken.core.errors import ForetokenError
-from foretoken.core.limits import check_counts, check_sampling
+from foretoken.core.limits import check_audited, check_counts, check_sampling
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,16 @@ def audit(
     be wrong are put in, and must be found.
 
     temperature: Temperature of the goodness-of-fit test; above 0.
-    samples: Generations for the goodness-of-fit test, and half as many for the rule that is known to be wrong. With a
-        model of 1.5 B parameters 1,000 take some two minutes on two cores. Fewer see less.
+    samples: Generations for the goodness-of-fit test, at least 200, and half as many for the rule that is known to be
+        wrong. With a model of 1.5 B parameters 1,000 take some two minutes on two cores. Fewer see less.
     seed: Seed of the whole audit.
     exact_only: Only the exact enumerations; loads no model.
     json_: Print JSON instead of text.
     """
     check_sampling(temperature=temperature)
     check_counts(samples=samples)
-    if temperature == 0 and not exact_only:
-        raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
+    if not exact_only:
+        check_audited(temperature, samples)
     loaded = None if exact_only else load_engine(**vars(engine))
     from foretoken.audit import run
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from foretoken.catalogue.known import KnownModel, known_models, models_folder, named
@@ -67,6 +68,8 @@ def _print_table(models: list[KnownModel]) -> None:
     table.add_column("here")
     for model in models:
         download, folder = f"{model.download_bytes / 1e6:,.0f} MB", f"{model.folder_bytes / 1e6:,.0f} MB"
-        table.add_row(model.name, model.licence, download, folder, "yes" if model.fetched else "no")
+        forms = {"folder": model, "GGUF": replace(model, packed=True)}
+        here = ", ".join(name for name, form in forms.items() if form.fetched)
+        table.add_row(model.name, model.licence, download, folder, here or "no")
     Console().print(table)
-    print("Get one with: foretoken fetch NAME", file=sys.stderr)
+    print("Get one with: foretoken fetch NAME; or with NAME.gguf, its GGUF file, for packed weights", file=sys.stderr)

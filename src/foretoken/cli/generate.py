@@ -69,7 +69,7 @@ def generate(
     if text.show_drafts and json_:
         raise ForetokenError("--show-drafts tints printed text: leave it out, or --json.")
     if trace is not None:
-        check_file(Path(trace))
+        check_page(trace)
     prompts = given(prompt, batch_file, engine.target is None, chat or text.system is not None, text.system)
     check_counts(max_batch=max_batch)
     text.check(len(prompts))
@@ -92,6 +92,13 @@ def generate(
     finally:
         if trace is not None and record is not None and record.texts:
             record.save(trace)
+
+
+def check_page(trace: str) -> None:
+    """Refuse, before models are loaded, a file that a browser would not show as a page, or that cannot be written."""
+    if Path(trace).suffix.lower() not in (".html", ".htm"):
+        raise ForetokenError(f"--trace {trace} is a page for a browser: name it FILE.html.")
+    check_file(Path(trace))
 
 
 def _on_ray(

@@ -167,7 +167,8 @@ class TextOptions:
     json_schema: File of a JSON schema; the text is JSON that fits it. Needs the extra "grammar".
     regex: The text matches this regular expression as a whole. Needs the extra "grammar".
     max_new_tokens: Most tokens to generate.
-    seed: Random seed; with a named tree the same seed gives the same text. Default: a fresh one.
+    seed: Random seed; with a named tree the same seed gives the same text. Where no method is named, a seed without a
+    profile means method fixed, and drafter auto then means self or ngram alone. Default: a fresh one.
     show_drafts: Tint the text: drafted and accepted tokens, tokens that correct a rejected draft, and bonus tokens.
     Colours need a terminal, or FORCE_COLOR=1; NO_COLOR is respected.
     """

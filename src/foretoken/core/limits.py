@@ -10,6 +10,7 @@ from foretoken.core.errors import ForetokenError
 
 LARGEST = 1e30  # of what is added to scores, or multiplies them: float32 holds the result
 MAX_NODES = 4096  # of a token tree, besides the root
+LEAST_SAMPLES = 200  # generations for the goodness-of-fit test of an audit
 MOST_DRAWS = 256  # at one node, where rules are compared by the number of draws
 
 
@@ -45,6 +46,14 @@ def check_counts(**counts: int | None) -> None:
     """Refuse numbers below 1; None stands for a default."""
     for name, value in counts.items():
         _require(value is None or whole(name, value) >= 1, name, value, "at least 1")
+
+
+def check_audited(temperature: float, samples: int) -> None:
+    """Refuse a goodness-of-fit test that would test nothing. samples: generations for it."""
+    if temperature <= 0:
+        raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
+    if samples < LEAST_SAMPLES:
+        raise ForetokenError(f"samples is {samples}: the goodness-of-fit test needs at least {LEAST_SAMPLES}.")
 
 
 def check_seed(seed: int | None, prompts: int = 1) -> None:

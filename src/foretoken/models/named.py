@@ -108,7 +108,7 @@ def _unknown(source: str) -> ForetokenError:
         f"There is no model {source} here: "
         + (f"did you mean {close[0]}? Else " if close else "")
         + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
-        f"`foretoken fetch` lists: {', '.join(known)}."
+        f"`foretoken fetch` lists: {', '.join(known)}. A drafter can also be one of {', '.join(NO_MODELS)}."
     )
 
 
