@@ -19,7 +19,18 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
 from foretoken.verify.strings import StringRejection
 
-ANY_SIZE = ("exact-match", "standard", "rrs", "rrsw", "kseq", "spechub", "hub", "transport-grouped", "transport")
+ANY_SIZE = (
+    "exact-match",
+    "standard",
+    "rrs",
+    "rrsw",
+    "kseq",
+    "spechub",
+    "hub",
+    "priority",
+    "transport-grouped",
+    "transport",
+)
 
 
 @dataclass(frozen=True, eq=False)

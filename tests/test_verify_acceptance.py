@@ -37,13 +37,16 @@ def test_the_closed_form_is_what_enumeration_gives_and_at_most_alpha_star(rule: 
     slack = rule.tolerance if isinstance(rule, Approximate) else 1e-12
     for p, q in [pair for i, pair in enumerate(PAIRS) if not solves or len(pair[0]) < 4 or i % 3 == 0]:
         found, best = float(foretoken.acceptance(rule.name, law, p, q)), float(foretoken.alpha_star(law, p, q))
-        assert found == pytest.approx(enumerated(rule, law, p, q).acceptance, abs=1e-11), (p, q)
-        assert found <= best + slack, (p, q)
+        whole = enumerated(rule, law, p, q).acceptance
+        assert found <= whole + 1e-11, (p, q)
+        assert whole <= best + slack, (p, q)
+        if rule.name != "priority":  # which does not count the draws that come up after a rejected pick
+            assert found == pytest.approx(whole, abs=1e-11), (p, q)
         if (rule.name, type(law)) in OPTIMAL:
             assert found == pytest.approx(best, abs=1e-7 if solves else 1e-9), (p, q)
 
 
-@pytest.mark.parametrize("name", ["rrs", "rrsw", "kseq", "hub", "transport", "transport-grouped"])
+@pytest.mark.parametrize("name", ["rrs", "rrsw", "kseq", "hub", "transport", "transport-grouped", "priority"])
 def test_rows_broadcast(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
     p = torch.rand(3, 1, 7, generator=rng).softmax(-1)

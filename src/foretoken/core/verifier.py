@@ -41,6 +41,8 @@ class HasAcceptance(Protocol):
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """P(the emitted token is among the draws) for m pairs of float64 distributions, without sampling.
 
+        A rule may leave out the draws that come up after its pick is rejected, and then says so.
+
         law: one that the rule accepts. For the opaque law q is any score: its k best tokens are the children.
         Raises ForetokenError where this law has no closed form of affordable cost.
         """

@@ -76,6 +76,7 @@ from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick, total_of
 from foretoken.verify.exact_transport import Transport
+from foretoken.verify.priority import Priority
 from foretoken.verify.rejection import TINY, RRSw, Standard, is_one_draw, recursive_row
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
@@ -301,6 +302,10 @@ class TreeBlock:
 
 def block_transport() -> TreeBlock:
     return TreeBlock("block-transport", Transport())
+
+
+def block_priority() -> TreeBlock:
+    return TreeBlock("block-priority", Priority())
 
 
 def traversal() -> TreeBlock:
