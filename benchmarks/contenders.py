@@ -27,7 +27,7 @@ ANY_SIZE = (
     "kseq",
     "spechub",
     "hub",
-    "priority",
+    "pairwise",
     "transport-grouped",
     "transport",
 )

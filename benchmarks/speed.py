@@ -24,7 +24,7 @@ from foretoken.verify.published.plan import Solver
 
 TOO_LARGE = "refused: too large"
 GRID = ((10, 2), (10, 5), (100, 2), (1000, 2), (1000, 16), (32_000, 4), (32_000, 16), (128_000, 4), (128_000, 16))
-OURS = ("transport", "transport-grouped", "priority", "rrs", "rrsw", "kseq", "hub", "spechub")
+OURS = ("transport", "transport-grouped", "pairwise", "rrs", "rrsw", "kseq", "hub", "spechub")
 PAIRS = 16
 
 

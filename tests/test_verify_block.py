@@ -122,7 +122,7 @@ def test_a_chain_that_ended_early() -> None:
 def test_only_rules_with_a_walk_of_their_own_take_it() -> None:
     assert isinstance(BLOCK, PathVerifier)
     own = {name for name, rule in VERIFIERS.items() if isinstance(rule, PathVerifier)}
-    assert own == {"block", "block-transport", "block-priority", "traversal", "gbv", "string-rejection"}
+    assert own == {"block", "block-transport", "block-pairwise", "traversal", "gbv", "string-rejection"}
     p = torch.tensor([0.3, 0.7])
     tree = chain([0, 1], [Siblings((1,), torch.tensor([0.5, 0.5]), IID(1)), None])
     rngs = seeded(0), seeded(0)

@@ -28,17 +28,14 @@ RULES = {
         "verify.randomised:Randomised",
         "at most one draw, made with a probability: `--draft-probability` on chains; O(V)",
     ),
-    "priority": (
-        "verify.priority:Priority",
-        "draws without replacement: within .002 of the optimum on real rows; O(V log V) for two draws",
-    ),
+    "pairwise": ("verify.pairwise:Pairwise", "two draws without replacement, near the optimum; O(V)"),
     "transport": (
         "verify.exact_transport:Transport",
         "the optimum for any number of draws, fixed or random; O(V log V)",
     ),
     "transport-grouped": ("verify.exact_transport:TransportGrouped", "within a proven gap of the optimum; O(V)"),
     "block-transport": ("verify.block:block_transport", "`transport`, jointly over all paths of a tree"),
-    "block-priority": ("verify.block:block_priority", "`priority`, jointly over all paths of a tree"),
+    "block-pairwise": ("verify.block:block_pairwise", "`pairwise`, jointly over all paths of a tree"),
     "traversal": ("verify.block:traversal", "`rrsw` jointly over all paths of a tree, from leaf to root"),
     "gbv": ("verify.multipath:GreedyMultipath", "chooses one of K i.i.d. paths by p/q, then `block` on it"),
     "ot-lp": (

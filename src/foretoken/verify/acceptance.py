@@ -23,7 +23,7 @@ def acceptance(
 ) -> Float[Tensor, "..."]:
     """Return P(the emitted token is among the draws), exactly, for every pair of rows of p and q; float64.
 
-    Of `priority` and `transport-grouped` it is the probability that their pick is accepted, a little less.
+    Of `pairwise` and `transport-grouped` it is the probability that their pick is accepted, a little less.
 
     rule: a name or a verifier
     law: how the children are drawn, e.g. foretoken.law("iid", 4)

@@ -76,7 +76,7 @@ from foretoken.core.walk import Probabilities, draw, walk
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick, total_of
 from foretoken.verify.exact_transport import Transport
-from foretoken.verify.priority import Priority
+from foretoken.verify.pairwise import Pairwise
 from foretoken.verify.rejection import TINY, RRSw, Standard, is_one_draw, recursive_row
 
 After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
@@ -304,8 +304,8 @@ def block_transport() -> TreeBlock:
     return TreeBlock("block-transport", Transport())
 
 
-def block_priority() -> TreeBlock:
-    return TreeBlock("block-priority", Priority())
+def block_pairwise() -> TreeBlock:
+    return TreeBlock("block-pairwise", Pairwise())
 
 
 def traversal() -> TreeBlock:

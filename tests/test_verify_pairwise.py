@@ -1,0 +1,77 @@
+"""Rule `pairwise`: what it picks is what enumeration gives, and it comes near the optimum for two draws."""
+
+import numpy as np
+import pytest
+import torch
+
+import foretoken
+from foretoken.core.laws import WithoutReplacement, outcomes
+from foretoken.verify import VERIFIERS, pairwise
+from foretoken.verify.pairwise import selection
+
+LAW = WithoutReplacement(2)
+RARE = 1e-9
+EXTREME = {
+    "one token has nearly all": np.array([RARE, 1 - 3 * RARE, RARE, RARE]),
+    "the rest is hardly anything": np.array([1.0, 1e-200, 3e-200, 1e-200]),
+    "two tokens have nearly all": np.array([0.5 - RARE, RARE, 0.5 - RARE, RARE]),
+    "a token that is never drawn": np.array([0.5, 0.0, 0.25, 0.25]),
+}
+
+
+def rows(v: int, concentration: float, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(v, concentration))
+
+
+@pytest.mark.parametrize("groups", [2, 128])
+@pytest.mark.parametrize("name", [*EXTREME, *(f"random {seed}" for seed in range(8))])
+def test_what_is_picked(name: str, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against every pair of draws; also where tokens share groups."""
+    q = EXTREME[name] if name in EXTREME else rows(9, 0.5, int(name.split()[1]))
+    p = rows(len(q), 0.5, 100)
+    monkeypatch.setattr(pairwise, "GROUPS", groups)
+    monkeypatch.setattr(pairwise, "merge", pairwise.merge.__wrapped__)  # the compiled one has the constant in it
+    picks = selection(p, q)
+    assert picks is not None
+    want = np.zeros(len(q))
+    for (x, y), prob in outcomes(LAW, torch.from_numpy(q)):
+        assert picks.share(x, y) == pytest.approx(1 - picks.share(y, x))
+        want[x] += prob * picks.share(x, y)
+        want[y] += prob * picks.share(y, x)
+    np.testing.assert_allclose(picks.s, want, rtol=0, atol=1e-13)
+
+
+def test_no_second_draw() -> None:
+    assert selection(np.array([0.5, 0.5]), np.array([0.0, 1.0])) is None
+    assert selection(np.array([0.5, 0.5]), np.array([1e-310, 1.0])) is None
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 4.0, 8.0])
+def test_it_comes_near_the_optimum(sharpness: float) -> None:
+    """Of rows like a model's, of 3,000 tokens; `rrsw` with as many draws is further from it."""
+    rng = torch.Generator().manual_seed(0)
+    logits = sharpness * torch.randn(12, 3000, generator=rng, dtype=torch.float64)
+    p = logits.softmax(1)
+    q = (logits + 1.5 * torch.randn(12, 3000, generator=rng, dtype=torch.float64)).softmax(1)
+    lost = foretoken.alpha_star(LAW, p, q) - foretoken.acceptance("pairwise", LAW, p, q)
+    assert float(lost.min()) >= -1e-12
+    assert float(lost.mean()) < 0.002
+    assert float((foretoken.alpha_star(LAW, p, q) - foretoken.acceptance("rrsw", LAW, p, q)).mean()) > 0.01
+
+
+def test_with_a_group_for_every_token_it_has_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "SWEEPS", 2000)
+    monkeypatch.setattr(pairwise, "STILL", 0.0)
+    monkeypatch.setattr(pairwise, "share_out", pairwise.share_out.__wrapped__)
+    for seed in range(5):
+        p, q = torch.from_numpy(rows(6, 0.7, seed)), torch.from_numpy(rows(6, 0.7, 50 + seed))
+        found, best = foretoken.acceptance("pairwise", LAW, p, q), foretoken.alpha_star(LAW, p, q)
+        assert float(found) == pytest.approx(float(best), abs=1e-6)
+
+
+def test_rows_in_single_precision_and_of_any_sum() -> None:
+    p, q = (torch.from_numpy(rows(50, 0.3, seed)) for seed in (3, 4))
+    want = VERIFIERS["pairwise"](p, foretoken.Siblings((7, 3), q, LAW))
+    found = VERIFIERS["pairwise"](2 * p.float(), foretoken.Siblings((7, 3), 3 * q.float(), LAW))
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), want, rtol=0, atol=1e-6)
