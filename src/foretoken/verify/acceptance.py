@@ -55,7 +55,7 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
         alpha* = 1 + min over token sets H of  p(H) - P(all draws are in H)
 
     For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
-    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 700 nodes of an integral. For hub and
+    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 100 nodes of an integral. For hub and
     opaque draws sum_x min(p(x), P(x among the draws)), O(v k). Any other law: a linear program, to 1e-7.
 
     p, q: as for `acceptance`
