@@ -60,7 +60,7 @@ def test_it_comes_near_the_optimum(sharpness: float) -> None:
 
 
 def test_with_a_group_for_every_token_it_has_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairwise, "SWEEPS", 2000)
+    monkeypatch.setattr(pairwise, "SWEEPS", 5000)
     monkeypatch.setattr(pairwise, "STILL", 0.0)
     monkeypatch.setattr(pairwise, "share_out", pairwise.share_out.__wrapped__)
     for seed in range(5):
