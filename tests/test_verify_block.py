@@ -165,7 +165,13 @@ def enumerated(rule, family: LawFamily, policy, v: int = 2, num_tokens: int = 3,
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("block", "family"), [("block-transport", IID), ("traversal", WithoutReplacement), ("traversal", IID)]
+    ("block", "family"),
+    [
+        ("block-transport", IID),
+        ("block-pairwise", WithoutReplacement),
+        ("traversal", WithoutReplacement),
+        ("traversal", IID),
+    ],
 )
 def test_trees_are_exact_and_longer_than_node_by_node(block: str, family: LawFamily) -> None:
     worst, accepted = enumerated(VERIFIERS[block], family, UNEVEN)
@@ -276,7 +282,7 @@ class Perhaps(Entangled):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["transport", "block-transport", "traversal", "block"])
+@pytest.mark.parametrize("name", ["transport", "block-transport", "block-pairwise", "traversal", "block"])
 def test_a_draw_that_may_not_be_made_is_exact(name: str) -> None:
     worst, accepted = enumerated(VERIFIERS[name], IID, Perhaps(), num_tokens=2)
     assert worst <= decoding.TOLERANCE
@@ -300,7 +306,7 @@ def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["block-transport", "traversal"])
+@pytest.mark.parametrize("name", ["block-transport", "block-pairwise", "traversal"])
 def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype) -> None:
     """Trees of no, one and two draws a node; the same uniforms, so the same path and token."""
     rng, v = torch.Generator().manual_seed(0), 300

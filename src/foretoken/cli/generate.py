@@ -96,9 +96,9 @@ def generate(
 
 def check_page(trace: str) -> None:
     """Refuse, before models are loaded, a file that a browser would not show as a page, or that cannot be written."""
+    check_file(Path(trace))
     if Path(trace).suffix.lower() not in (".html", ".htm"):
         raise ForetokenError(f"--trace {trace} is a page for a browser: name it FILE.html.")
-    check_file(Path(trace))
 
 
 def _on_ray(

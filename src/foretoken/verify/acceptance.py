@@ -23,7 +23,7 @@ def acceptance(
 ) -> Float[Tensor, "..."]:
     """Return P(the emitted token is among the draws), exactly, for every pair of rows of p and q; float64.
 
-    Of `pairwise` and `transport-grouped` it is the probability that their pick is accepted, a little less.
+    Of `pairwise` and `transport-grouped` it is the probability that their pick is accepted, which can be a little less.
 
     rule: a name or a verifier
     law: how the children are drawn, e.g. foretoken.law("iid", 4)
@@ -55,8 +55,9 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
         alpha* = 1 + min over token sets H of  p(H) - P(all draws are in H)
 
     For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
-    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 100 nodes of an integral. For hub and
-    opaque draws sum_x min(p(x), P(x among the draws)), O(v k). Any other law: a linear program, to 1e-7.
+    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 100 nodes of an integral, where draws
+    from a mass below 1e-290 of q do not count. For hub and opaque draws sum_x min(p(x), P(x among the draws)), O(v k).
+    Any other law: a linear program, to 1e-7.
 
     p, q: as for `acceptance`
 
@@ -90,7 +91,7 @@ def _distinct_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) 
     p, q = _by_falling_ratio(p, q)
     p_before = torch.cat([torch.zeros_like(p[:, :1]), p.cumsum(-1)[:, :-1]], -1)
     least = (1 - p_before - inside_suffixes(q, k)).min(-1).values
-    return 1 + least.clamp(max=0)  # H empty: p(H) = P(all in H) = 0
+    return 1 + least.clamp(min=-1, max=0)  # H empty: p(H) = P(all in H) = 0
 
 
 def _by_falling_ratio(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"]) -> tuple[Tensor, Tensor]:

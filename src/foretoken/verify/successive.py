@@ -18,19 +18,19 @@ from foretoken.verify.rejection import TINY
 
 STEP = 0.1  # in s
 FIRST = -40.0  # what lies before is below 1e-17
-THIRD = math.log(2) / 3  # a step in s with which every third node has twice the time, as `fill_rang` needs
 
 
 def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:
-    """Return P(k >= 1 draws are all among the tokens j, j + 1, .. of a row), for every j.
+    """Return P(k >= 1 draws are all among the tokens j, j + 1, .. of a row), for every j; to about 2e-12.
 
-    An integral by about 100 nodes of O(v k) per row.
+    An integral by about 100 nodes of O(v k) per row, more of them for k above 6. Draws from a mass below TINY are not
+    counted.
     """
     rows = q.cpu().numpy()
     inside = np.empty_like(rows)
     for row, found in zip(rows, inside, strict=True):
         drawn = num_drawn(row, k)
-        fill_inside(row, drawn, ring_times(row, drawn), found)
+        fill_inside(row, drawn, *ring_times(row, drawn), found)
     return torch.from_numpy(inside).to(q.device)
 
 
@@ -46,15 +46,21 @@ def num_drawn(q: np.ndarray, k: int) -> int:
     return number
 
 
-def ring_times(q: np.ndarray, k: int) -> np.ndarray:
-    """Return the times of the nodes of `fill_inside` [n], from where k clocks have rung with less than 1e-17 to where
-    they have rung for certain.
+def ring_times(q: np.ndarray, k: int) -> tuple[np.ndarray, int]:
+    """Return the times of the nodes of `fill_inside` [n] and how many of them there are until a time doubles.
+
+    They go from where k clocks have rung with less than 1e-17 to where they have rung for certain: every clock but the
+    first k - 1 has at least the rate r of all but the k - 1 likeliest tokens before it, so that k have not rung by t
+    with at most the probability that a Poisson number of mean r t is below k. In s = log t the density has a width of
+    1 / sqrt(k), which decides the step.
 
     q: probabilities [v], float64, normalised
     k: draws, `num_drawn` at most
     """
-    rest = np.partition(q, len(q) - k)[: len(q) - k + 1].sum()  # the mass without the k - 1 likeliest tokens
-    return np.exp(np.arange(-40 / k, math.log(60 / rest), THIRD))
+    rest = np.partition(q, len(q) - k)[: len(q) - k + 1].sum()
+    per_double = max(3, math.ceil(math.log(2) * math.sqrt(k) / 0.55))
+    last = math.log((60 + k + 10 * math.sqrt(k)) / rest)
+    return np.exp(np.arange(-40 / k, last, math.log(2) / per_double)), per_double
 
 
 def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -> Float[Tensor, " m"]:
@@ -72,7 +78,7 @@ def _nodes(smallest: float) -> np.ndarray:
 
 
 @partial(compiled, fuse=True, reorder_sums=True)
-def fill_inside(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) -> None:
+def fill_inside(q: np.ndarray, k: int, times: np.ndarray, per_double: int, inside: np.ndarray) -> None:
     """Fill inside[j] = P(all draws are in H), H the tokens j, j + 1, ..
 
     They are iff k clocks of H ring before any other does: the integral of e^(-b t), b = 1 - q(H), over the density of
@@ -80,20 +86,20 @@ def fill_inside(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) ->
 
     q: probabilities [v], float64, normalised
     k: draws, `num_drawn` at most
-    times: nodes of the integral [n], float64, by `ring_times`
+    times, per_double: nodes of the integral [n], float64, by `ring_times`
     inside: the result [v], float64
     """
     v, n = q.shape[0], times.shape[0]
     few, now = np.zeros((k, n)), np.zeros((k, n))  # P(exactly i of H rang by t), and d/dt P(more than i of H rang by t)
     few[0] = 1.0
     rang, heard = np.empty(n), np.empty(n)
-    total = 0.0
+    step, total = np.log(2.0) / per_double, 0.0
     for j in range(v):
         inside[j] = total  # the mass before j, at first
         total += q[j]
     for j in range(v - 1, -1, -1):
         before = inside[j]
-        fill_rang((q[j], before), times, rang, heard)
+        fill_rang((q[j], before), times, per_double, rang, heard)
         for i in range(k - 1, 0, -1):
             for s in range(n):
                 silent = 1.0 - rang[s]
@@ -105,22 +111,25 @@ def fill_inside(q: np.ndarray, k: int, times: np.ndarray, inside: np.ndarray) ->
             now[0, s] = (now[0, s] + q[j] * few[0, s]) * silent
             few[0, s] *= silent
             chance += times[s] * (1.0 - heard[s]) * now[k - 1, s]
-        inside[j] = chance * THIRD if before > 0.0 else 1.0
+        inside[j] = chance * step if before > 0.0 else 1.0
 
 
 @fused
-def fill_rang(rates: tuple[float, float], times: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
+def fill_rang(
+    rates: tuple[float, float], times: np.ndarray, per_double: int, one: np.ndarray, other: np.ndarray
+) -> None:
     """Fill a = 1 - e^(-rate t) of two clocks: at twice a time it is a + a (1 - a), which comes to 1 exactly.
 
-    times: [m], float64, each the double of that three places before
+    times: [m], float64, each the double of that `per_double` places before
     one, other: the results [m], float64; side by side they take little longer than one
     """
-    for i in range(min(3, times.shape[0])):
+    for i in range(min(per_double, times.shape[0])):
         one[i] = -np.expm1(-rates[0] * times[i])
         other[i] = -np.expm1(-rates[1] * times[i])
-    for i in range(3, times.shape[0]):
-        one[i] = one[i - 3] + one[i - 3] * (1.0 - one[i - 3])
-        other[i] = other[i - 3] + other[i - 3] * (1.0 - other[i - 3])
+    for i in range(per_double, times.shape[0]):
+        j = i - per_double
+        one[i] = one[j] + one[j] * (1.0 - one[j])
+        other[i] = other[j] + other[j] * (1.0 - other[j])
 
 
 @compiled
