@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.audit import enumerate as exact
 from foretoken.core.laws import WithoutReplacement, outcomes
 from foretoken.verify import VERIFIERS, pairwise
 from foretoken.verify.pairwise import selection
@@ -39,6 +40,14 @@ def test_what_is_picked(name: str, groups: int, monkeypatch: pytest.MonkeyPatch)
         want[x] += prob * picks.kept(x, y)
         want[y] += prob * (1 - picks.kept(x, y))
     np.testing.assert_allclose(picks.s, want, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("p", [[1 - 1e-16, 1.0, 1e-30], [0.021111679653332396, 0.9788883203466676, 4e-18]])
+def test_a_residual_of_rounding_alone(p: list[float]) -> None:
+    """All but the last digit of p is picked: what is left must be summed as the row has it."""
+    row = torch.tensor(p, dtype=torch.float64)
+    for q in ([0.3239, 0.1733, 0.038], [0.0874, 0.9126, 2.6e-14]):
+        assert exact.deviation(VERIFIERS["pairwise"], LAW, row / row.sum(), torch.tensor(q, dtype=torch.float64)) < 1e-12
 
 
 def test_no_second_draw() -> None:

@@ -239,11 +239,11 @@ def fill_row(row: np.ndarray, s: np.ndarray, draws: np.ndarray, kept: float) -> 
     second = (1.0 - kept) * (1.0 if row[y] >= s[y] else row[y] / s[y])
     residual = 0.0
     for i in range(row.shape[0]):
-        residual += row[i] - min(row[i], s[i])
-    # p = s leaves no residual: it is then reached with probability 0 up to rounding, and p serves.
-    left = max(1.0 - first - second, 0.0)
-    scale = left / residual if residual > TINY else left
+        row[i] = max(row[i] - s[i], 0.0)  # a difference of sums, which the compiler may take, would be rounding here
+        residual += row[i]
+    # p = s leaves no residual: it is then reached with probability 0 up to rounding.
+    scale = max(1.0 - first - second, 0.0) / residual if residual > TINY else 0.0
     for i in range(row.shape[0]):
-        row[i] = (row[i] - min(row[i], s[i]) if residual > TINY else row[i]) * scale
+        row[i] *= scale
     row[x] += first
     row[y] += second
