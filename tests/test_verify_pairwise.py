@@ -42,12 +42,20 @@ def test_what_is_picked(name: str, groups: int, monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(picks.s, want, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("p", [[1 - 1e-16, 1.0, 1e-30], [0.021111679653332396, 0.9788883203466676, 4e-18]])
-def test_a_residual_of_rounding_alone(p: list[float]) -> None:
+CLOSE = [
+    ([0.9999999999999999, 1.0, 1e-30], [0.32390723843428904, 0.17329861655300072, 0.038027150048271285]),
+    (
+        [0.021111679653332396, 0.9788883203466676, 4.076032313943459e-18],
+        [0.08739166181296867, 0.9126083381870049, 2.6380680431050106e-14],
+    ),
+]
+
+
+@pytest.mark.parametrize(("p", "q"), CLOSE)
+def test_a_residual_of_rounding_alone(p: list[float], q: list[float]) -> None:
     """All but the last digit of p is picked: what is left must be summed as the row has it."""
-    row = torch.tensor(p, dtype=torch.float64)
-    for q in ([0.3239, 0.1733, 0.038], [0.0874, 0.9126, 2.6e-14]):
-        assert exact.deviation(VERIFIERS["pairwise"], LAW, row / row.sum(), torch.tensor(q, dtype=torch.float64)) < 1e-12
+    rows = [torch.tensor(row, dtype=torch.float64) for row in (p, q)]
+    assert exact.deviation(VERIFIERS["pairwise"], LAW, *(row / row.sum() for row in rows)) < 1e-12
 
 
 def test_no_second_draw() -> None:
