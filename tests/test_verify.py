@@ -151,7 +151,10 @@ def weights(v: int) -> st.SearchStrategy[list[float]]:
 @given(data=st.data(), v=st.integers(1, 5))
 def test_numbers_of_any_size_leave_a_rule_lossless(name: str, data: st.DataObject, v: int) -> None:
     rule = VERIFIERS[name]
-    p, q = (torch.tensor(data.draw(weights(v)), dtype=torch.float64) for _ in range(2))
+    p = torch.tensor(data.draw(weights(v)), dtype=torch.float64)
+    digits = st.lists(st.integers(-2, 2), min_size=v, max_size=v)  # of the last place, by which q differs from p
+    near = digits.map(lambda found: p * (1 + 1.1e-16 * torch.tensor(found, dtype=torch.float64)))
+    q = data.draw(st.one_of(weights(v).map(lambda row: torch.tensor(row, dtype=torch.float64)), near))
     p, q = p / p.sum(), q / q.sum()
     law = data.draw(st.sampled_from([law for law in (*exact.laws_of(rule), IID(0), *RANDOM) if rule.accepts(law)]))
     before = p.clone(), q.clone()
