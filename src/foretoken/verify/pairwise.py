@@ -58,19 +58,21 @@ class Pairwise:
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
-        picks = selection(distribution(p), distribution(siblings.q)) if len(siblings.draws) == 2 else None
-        if picks is None or not picks.possible(siblings.draws):
-            return recursive_row(p, siblings.q, siblings.draws, without_replacement=True)
-        row = distribution(p)
-        fill_row(row, picks.s, np.array(siblings.draws, np.int64), picks.kept(*siblings.draws))
-        return torch.from_numpy(row).to(p)
+        draws = siblings.draws
+        if len(draws) == 2:
+            row = distribution(p)
+            picks = selection(row, distribution(siblings.q))
+            if picks is not None and picks.possible(draws):
+                fill_row(row, picks.s, np.array(draws, np.int64), picks.kept(*draws))
+                return torch.from_numpy(row).to(p)
+        return recursive_row(p, siblings.q, draws, without_replacement=True)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Return sum min(p, s), the picks that are accepted.
 
         The token after a rejected pick may by chance be the other draw, which is not counted.
         """
-        found = rrs_acceptance(p, q, WithoutReplacement(min(law.k, 1)) if law.k == 2 else law)
+        found = rrs_acceptance(p, q, WithoutReplacement(1) if law.k == 2 else law)
         if law.k == 2:
             for i, (p_row, q_row) in enumerate(zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)):
                 if (picks := selection(p_row, q_row)) is not None:
