@@ -18,7 +18,9 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from foretoken.heads.head import Head, new_head
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.parts import parts
 from foretoken.models.rows import Rows
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
@@ -84,6 +86,16 @@ def tiny(family: str, attention: str = "sdpa", random_weights: bool = False, **c
     if not random_weights:
         model.load_state_dict(_weights(family))
     return model
+
+
+def random_medusa(lm: CausalLM, seed: int) -> Head:
+    """A Medusa head of three levels, none of whose answers is like another's, as a new head's are."""
+    torch.manual_seed(seed)
+    head = new_head("medusa", parts(lm), levels=3)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_(std=0.3)
+    return head
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from foretoken.train.loop import ADAMW, MUON, Plan, Report, Trainer, read_texts
 from foretoken.train.losses import LOSSES, Texts, gumiho_loss
 from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
+from models_zoo import random_medusa
 
 TEXTS = [Record("", f"def f{i}(x):\n    return x + {i * i}\n" * 3) for i in range(6)]
 
@@ -72,10 +73,7 @@ def test_training_learns(kind: str, optimizer: str, lm: CausalLM, tmp_path: Path
 @torch.no_grad()
 def test_accuracy_place_by_place(lm: CausalLM) -> None:
     """Of Medusa, whose level j at h_t drafts x_{t+2+j}: t + 2 tokens are committed."""
-    torch.manual_seed(1)
-    head = new_head("medusa", parts(lm), levels=3)
-    for parameter in head.parameters():
-        parameter.normal_(std=0.3)
+    head = random_medusa(lm, 1)
     data, num_roots = rows(TEXTS, tiny.tokenizer(), 48), 70
     rng = np.random.default_rng(0)
     texts = [data[i].ids for i in rng.integers(len(data), size=num_roots)]

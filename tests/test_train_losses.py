@@ -18,6 +18,7 @@ from foretoken.models.parts import parts
 from foretoken.train import losses
 from foretoken.train.loop import read_texts
 from foretoken.train.losses import LOSSES, Texts, dflash_loss, eagle_loss, gumiho_loss, medusa_loss, noisy
+from models_zoo import random_medusa
 from test_heads import of_block
 
 
@@ -117,10 +118,7 @@ def test_medusa_labels(lm: CausalLM) -> None:
 @torch.no_grad()
 def test_medusa_loss_place_by_place(lm: CausalLM) -> None:
     """Two texts of which not all tokens are learnt: -ln q of those, by level, weighted 0.8^i."""
-    torch.manual_seed(3)
-    head = new_head("medusa", parts(lm), levels=3)
-    for parameter in head.parameters():
-        parameter.normal_(std=0.3)
+    head = random_medusa(lm, 3)
     ids, mask = torch.randint(257, (2, 12)), torch.rand(2, 12) < 0.6
     texts = read_texts(head, lm, ids, mask)
     log_q = head.levels(texts.features).log_softmax(-1)
