@@ -21,7 +21,7 @@ os.environ["FORETOKEN_HOME"] = HOME.name  # what is kept of the models of tests 
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # bars of models that a test saves are no output of a command
 jaxtyping.jaxtyped = checking.jaxtyped
 install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")
-pytest_plugins = ["command", "clusters"]  # after the hook: the first imports both
+pytest_plugins = ["command", "clusters", "recording"]  # after the hook, since they import both
 torch.set_num_threads(1)  # the models of the tests are tiny: waking a second thread costs more than their work
 
 

@@ -22,16 +22,19 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.decode import DraftFailedWarning
 from foretoken.draft.heads import HeadDrafter, HeadDraftSession
+from foretoken.heads import lm as heads_lm
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.layer import layer_shape
 from foretoken.heads.lm import ready
-from foretoken.heads.serial import SerialRows
+from foretoken.heads.serial import Serial, SerialRows
 from foretoken.kernel import chain
+from foretoken.models import static
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.load import load_frozen
 from foretoken.models.parts import parts
+from foretoken.models.static import StaticForward
 
 PROMPT = "def read(self, path):\n    with open("
 REPEATED = [7, 200, 7, 41, 7, 300, 42] * 6
@@ -165,6 +168,45 @@ def test_the_trees_end_at_the_same_floors(name, sampling, options, calls, monkey
         assert all(tree.sure[depth] >= FLOORS[depth] for depth in range(1, len(tree) - 1))
     assert name in EAGLE3 or len({len(tree) for tree in compiled}) > 1  # those of random weights are never sure
     assert len(calls) == 4
+
+
+@pytest.fixture(params=["heads/eagle", "eagle3", "eagle3-trimmed"])
+def recorded(request, recording: None, monkeypatch) -> str:
+    """The name of a head that is loaded for plain torch, and whose forwards are recorded."""
+    make = Serial.forward_of
+
+    def on_gpu(self, name: str) -> StaticForward:
+        forward = make(self, name)
+        forward.on_gpu = forward.compiling = True
+        return forward
+
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
+    monkeypatch.setattr(Serial, "forward_of", on_gpu)
+    monkeypatch.setattr(heads_lm, "eagle_kernel", lambda head: None)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("sampling", "options", "floors"),
+    [
+        *((sampling, options, None) for sampling, options in SAMPLED if "dtype" not in options),
+        *((sampling, options, FLOORS) for sampling, options in FLOORED),
+    ],
+)
+def test_recorded_levels_are_those_drafted_one_by_one(recorded, sampling, options, floors, monkeypatch):
+    calls, draft = [], SerialRows._recorded
+    monkeypatch.setattr(SerialRows, "_recorded", lambda *given: calls.append(given) or draft(*given))
+    folder = str(folder_of(recorded))
+    engine = foretoken.load(str(demo_folder() / "target"), drafter=folder, dtype="float32", device="cpu", **options)
+    drawn = trees(engine, sampling, floors=floors)
+    assert len(calls) == 4
+    level_by_level(recorded, monkeypatch)
+    others = trees(engine, sampling, floors=floors)
+    assert len(calls) == 4
+    check_same(drawn, others, 0.0 if "exact-match" in options.values() else sampling.temperature)
+    for tree, plain in zip(drawn, others, strict=True):
+        assert (tree.sure is None) == (plain.sure is None) == (floors is None)
+        assert tree.sure is None or tree.sure == pytest.approx(plain.sure, rel=1e-5)
 
 
 def check_same(compiled: list[TokenTree], others: list[TokenTree], temperature: float) -> None:

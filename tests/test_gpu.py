@@ -88,6 +88,15 @@ def test_the_demo_target_writes_the_same_text_drafted_or_not(drafter: str) -> No
     assert texts(engine, PROMPTS, 0.8) == texts(engine, PROMPTS, 0.8)  # one seed, one text
 
 
+def test_compiled_forwards_are_recorded_and_write_the_same_text() -> None:
+    root = demo_folder()
+    options: dict[str, Any] = {"device": "cuda", "dtype": "float32"}
+    engine = foretoken.load(str(root / "target"), drafter=str(root / "heads/eagle3"), compile="on", **options)
+    plain = foretoken.load(str(root / "target"), compile="off", **options)
+    assert engine.target.lm.execution == "CUDA graphs of torch.compile"
+    assert texts(engine, PROMPTS[:1]) == texts(plain, PROMPTS[:1])
+
+
 def test_the_audit_of_the_demo_pair() -> None:
     root = demo_folder()
     engine = foretoken.load(str(root / "target"), drafter=str(root / "drafter"), device="cuda", max_batch=4)

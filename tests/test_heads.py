@@ -17,6 +17,7 @@ from foretoken.heads.head import Head, new_head
 from foretoken.heads.layer import Unrolled, causal, layer_shape
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.rows import HeadRows
+from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.panels import pack
@@ -195,8 +196,22 @@ def check_tree(head: Head, rows: HeadRows, texts: list[list[int]], states: list[
 def test_drafting_equals_plain_forwards(kind: str, packed: bool, wide: CausalLM) -> None:
     head = made(kind, parts(wide))
     drafting = ready(alone(head), kind) if packed else HeadLM(head, kind)
-    assert (drafting.kernel is not None) == (packed and kind in ("eagle", "gumiho", "eagle3"))
+    assert (drafting.backend is not None) == (packed and kind in ("eagle", "gumiho", "eagle3"))
     check_steps(wide, head, drafting.open(3, 60))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "gumiho", "eagle3"])
+def test_recorded_heads_draft_as_plain_ones(
+    kind: str, wide: CausalLM, recording: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
+    head = made(kind, parts(wide))
+    assert isinstance(head, Eagle | Eagle3)
+    forward = head.forward_of(kind)
+    forward.on_gpu = forward.compiling = True
+    check_steps(wide, head, HeadLM(head, kind, forward).open(3, 60))
+    assert forward.compiling  # nothing failed
+    assert {nodes for _, _, nodes, _ in forward.ready} >= {1, 2, 4}
 
 
 def alone(head: Head) -> Head:
@@ -239,7 +254,7 @@ def test_eagle3_in_the_kernel(norm_before_residual: bool, norm_output: bool, voc
             columns = columns.sort().values
         head.d2t.copy_(columns - torch.arange(size))
     drafting = ready(alone(head), "eagle3")
-    assert drafting.kernel is not None
+    assert drafting.backend is not None
     check_steps(wide, head, drafting.open(3, 60))
 
 

@@ -35,12 +35,6 @@ pytestmark = [
 IN_THE_KERNEL = ("phi3", "qwen3")  # which runs these as they are in models_zoo, once they are packed
 
 
-@pytest.fixture
-def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets are padded and dispatched, and run as Python."""
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-
-
 def traced(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
     lm = CausalLM(model, traced=True)
     assert isinstance(lm.backend, StaticForward)
@@ -251,23 +245,6 @@ def test_every_bucket_compiles(layers: tuple[int, ...]) -> None:
         compare(lm.open(1, 120, layers), plain_rows(model, 1, 120), 1, 1, n, seed=n)
     assert forward.compiling
     assert forward.ready == {(layers, 1, n, 128) for n in NODES}
-
-
-class Replayed:
-    """Stands for a CUDA graph on a CPU: what it was recorded with stays, inputs are copied there, the forward runs."""
-
-    def __init__(self, run: Any, inputs: tuple[Any, ...], planes: list[Any], pool: object) -> None:
-        del pool
-        self.run, self.inputs, self.planes = run, inputs, planes
-
-    def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert [x.shape for x in inputs[:3]] == [x.shape for x in self.inputs[:3]]
-        return self.run(*inputs, self.planes)
-
-
-@pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch, not_compiled: None) -> None:
-    monkeypatch.setattr(static, "Graph", Replayed)
 
 
 def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:

@@ -27,7 +27,7 @@ from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
 if TYPE_CHECKING:
-    from foretoken.heads.kernel import EagleKernel
+    from foretoken.heads.head import Backend
 
 LAYERS, BLOCK = 5, 16  # of a new head, as published
 ROWS = 8192  # of an embedding that are looked at once
@@ -136,7 +136,7 @@ class DFlash(Head):
         """Which places of a block see which [block, block]; None where all see all."""
         return torch.ones(self.block, self.block, dtype=torch.bool).tril() if self.causal else None
 
-    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "DFlashRows":
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "DFlashRows":
         return DFlashRows(self, batch, slots)
 
 

@@ -14,7 +14,7 @@ from foretoken.heads.serial import Serial, SerialRows
 from foretoken.models.parts import TargetParts
 
 if TYPE_CHECKING:
-    from foretoken.heads.kernel import EagleKernel
+    from foretoken.heads.head import Backend
 
 
 class Eagle(Serial):
@@ -126,8 +126,8 @@ class Gumiho(Eagle):
         """The states of all MLPs. both: `joined` of the first two drafted tokens, side by side."""
         return torch.stack([mlp(both) for mlp in self.mlp], -2)
 
-    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "GumihoRows":
-        return GumihoRows(self, batch, slots, kernel)
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "GumihoRows":
+        return GumihoRows(self, batch, slots, backend or self.forward_of(self.kind))
 
 
 class GumihoRows(SerialRows):

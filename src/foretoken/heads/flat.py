@@ -22,7 +22,7 @@ from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.parts import TargetParts
 
 if TYPE_CHECKING:
-    from foretoken.heads.kernel import EagleKernel
+    from foretoken.heads.head import Backend
 
 
 class ResidualBlock(nn.Module):
@@ -102,7 +102,7 @@ class Medusa(Head):
         scaled = states / self.feature_scale
         return torch.stack([head(scaled) for head in self.heads], -2)
 
-    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "MedusaRows":
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "MedusaRows":
         return MedusaRows(self, batch)
 
 
@@ -219,7 +219,7 @@ class Hydra(Head):
         """embedded: those of the root and the i tokens below it."""
         return self.lm_heads[i](self.mlps[i](torch.cat((prefix, *(e.to(prefix.dtype) for e in embedded)), -1)))
 
-    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "HydraRows":
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HydraRows":
         return HydraRows(self, batch, slots)
 
 

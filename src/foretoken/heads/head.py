@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
     from foretoken.heads.kernel import EagleKernel
     from foretoken.heads.rows import HeadRows
+    from foretoken.models.static import StaticForward
+
+    Backend = EagleKernel | StaticForward
 
 
 class Head(nn.Module, ABC):
@@ -77,10 +80,11 @@ class Head(nn.Module, ABC):
         return []
 
     @abstractmethod
-    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "HeadRows[Any]":
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HeadRows[Any]":
         """Rows of up to `batch` sequences of `slots` tokens each.
 
-        kernel: the head's weights in the form of the compiled kernel; None where it runs in torch.
+        backend: what runs the head's layers where that is not plain torch: the compiled kernel with the head's weights,
+        or forwards that are recorded.
         """
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.parts import TargetParts
+from foretoken.models.static import TracedCache
 
 # q [b, heads, n, dim], k and v [b, kv_heads, n, dim] -> [b, heads, n, dim]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -109,7 +110,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def cached(cache: SlotCache, layer: int, mask: Tensor | None) -> Attend:
+def cached(cache: SlotCache | TracedCache, layer: int, mask: Tensor | None) -> Attend:
     """The new nodes' keys and values go to the slots that were set; the mask, [b, 1, n, used] of 0 and LOW or [n, used]
     of True and False, says who sees what."""
 

@@ -13,6 +13,7 @@ from foretoken.heads.kernel import EagleKernel, eagle_kernel
 from foretoken.heads.rows import HeadRows
 from foretoken.heads.usefulness import Usefulness
 from foretoken.models.panels import PACKED, pack_linears
+from foretoken.models.static import COMPILED_GRAPHS, GRAPHS, StaticForward
 
 
 def ready(head: Head, name: str) -> "HeadLM":
@@ -21,17 +22,23 @@ def ready(head: Head, name: str) -> "HeadLM":
         head.order_vocabulary()
     if head.target.device.type == "cpu" and head.target.dtype in PACKED:
         pack_linears(head)
-    return HeadLM(head, name, eagle_kernel(head) if isinstance(head, Eagle | Eagle3) else None)
+    if not isinstance(head, Eagle | Eagle3):
+        return HeadLM(head, name)
+    if head.target.execution not in (GRAPHS, COMPILED_GRAPHS):
+        return HeadLM(head, name, eagle_kernel(head))
+    forward = head.forward_of(f"Head {name}")
+    forward.compiling = True
+    return HeadLM(head, name, forward)
 
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages. kernel: of an EAGLE, EAGLE-3 or Gumiho head, where there is one. usefulness: of its drafts so
-    far."""
+    """name: for messages. backend: what runs an EAGLE, EAGLE-3 or Gumiho head, None for its plain modules. usefulness:
+    of its drafts so far."""
 
     head: Head
     name: str
-    kernel: EagleKernel | None = None
+    backend: EagleKernel | StaticForward | None = None
     usefulness: Usefulness = field(default_factory=Usefulness, compare=False)
 
     @property
@@ -64,4 +71,4 @@ class HeadLM:
         return self.head.parallel_from
 
     def open(self, batch: int, slots: int) -> HeadRows[Any]:
-        return self.head.open(batch, slots, self.kernel)
+        return self.head.open(batch, slots, self.backend)

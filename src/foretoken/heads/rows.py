@@ -17,10 +17,11 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.layer import Attend, LayerShape, cached
-from foretoken.models.cache import Plane, SlotCache, write_place
+from foretoken.models.cache import Plane, Planes, SlotCache, write_place
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import TargetParts
+from foretoken.models.static import StaticRows
 
 LOW = float(torch.finfo(torch.float16).min)  # what a hidden slot adds to its score, in every dtype
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
@@ -163,10 +164,15 @@ def scattered(
     return own.new_full((*own.shape[:-1], vocab_size), rest).index_copy_(-1, columns, own)
 
 
+def planes_of(shape: LayerShape, layers: int, target: TargetParts) -> Planes:
+    """What so many layers of a head keep of every token."""
+    plane = Plane(shape.kv_heads, shape.head_dim, target.dtype, target.device)
+    return [(plane, plane)] * layers
+
+
 def slot_cache(shape: LayerShape, layers: int, target: TargetParts, batch: int, slots: int) -> SlotCache:
     """The keys and values of so many layers of a head."""
-    plane = Plane(shape.kv_heads, shape.head_dim, target.dtype, target.device)
-    return SlotCache([(plane, plane)] * layers, batch, slots)
+    return SlotCache(planes_of(shape, layers, target), batch, slots)
 
 
 class HeadSlots:
@@ -175,7 +181,7 @@ class HeadSlots:
     Masks are [b, 1, n, used] of 0 and LOW, None if all is seen.
     """
 
-    def __init__(self, cache: SlotCache | KernelSlots, slots: int) -> None:
+    def __init__(self, cache: SlotCache | KernelSlots | StaticRows, slots: int) -> None:
         self.cache, self.slots = cache, slots
 
     def place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:

@@ -8,7 +8,7 @@ state. In the cache of a head's layers slot j - 1 holds token x_j, since a row's
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import numpy as np
 import torch
@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.head import Head
-from foretoken.heads.layer import Attend, LayerShape
+from foretoken.heads.layer import Attend, LayerShape, cached
 from foretoken.heads.layouts import EMBEDDING
-from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, slot_cache
-from foretoken.models.chains import ChainDraws, DrawnChain
+from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of
+from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
 from foretoken.models.parts import TargetParts
+from foretoken.models.static import StaticForward, StaticRows, TracedCache
 
 if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
+    from foretoken.heads.head import Backend
     from foretoken.heads.kernel import EagleKernel
 
 
@@ -95,8 +97,31 @@ class Serial(Head):
         """The target ids of the vocabulary that the head scores, None where that is the target's."""
         return None
 
-    def open(self, batch: int, slots: int, kernel: "EagleKernel | None") -> "SerialRows":
-        return SerialRows(self, batch, slots, kernel)
+    def forward_of(self, name: str) -> StaticForward:
+        """Its forwards where no kernel of ours runs them: plain ones until `compiling` is set, then recorded on a GPU.
+        name: for messages."""
+        planes = planes_of(self.shape, self.num_layers, self.target)
+        return StaticForward(self, name, planes, [KIND], compiled=False, step=traced)
+
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
+        return SerialRows(self, batch, slots, backend or self.forward_of(self.kind))
+
+
+KIND = ""  # of all layers of a head
+
+
+@no_type_check
+def traced(head, of_layer, layers, scored, nodes, states, masks, planes):
+    """`models.static.step` of a head: scores of its own vocabulary [b, n, c] after nodes [b, n], and their states o;
+    the states alone where not `scored`.
+
+    states: those before the nodes [b, n, d].
+    """
+    ids, positions, slots = nodes
+    cache = TracedCache(planes, of_layer, slots)
+    attends = [cached(cache, layer, masks) for layer in range(head.num_layers)]
+    made = head.step(head.embed(ids), states, *head.rotary.angles(positions), attends)
+    return (head.draft_logits(made), made) if scored else (made,)
 
 
 class EagleSlots(KernelSlots):
@@ -171,11 +196,11 @@ class SerialRows(HeadRows[SerialRow]):
     slots: HeadSlots  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
-    def __init__(self, head: Serial, batch: int, slots: int, kernel: "EagleKernel | None") -> None:
-        self.kernel = None if kernel is None else EagleSlots(kernel, batch, slots)
-        cache = self.kernel or slot_cache(head.shape, head.num_layers, head.target, batch, slots)
+    def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend") -> None:
+        cache = backend.open(batch, slots) if isinstance(backend, StaticForward) else EagleSlots(backend, batch, slots)
         super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots), head.columns)
-        self.head = head
+        self.head, self._cache = head, cache
+        self.kernel = cache if isinstance(cache, EagleSlots) else None
 
     @torch.inference_mode()
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
@@ -190,22 +215,17 @@ class SerialRows(HeadRows[SerialRow]):
             start, n = of_row.length - 1, len(chunk)
             mask = self.slots.place_chain(row, start, n)
             states = self._enter(of_row.features[None, start : start + n])
-            self._forward([chunk], states, np.arange(start, start + n)[None], mask)
+            self._forward([chunk], states, np.arange(start, start + n)[None], mask, scored=False)
             of_row.length += n
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
-        out = self._run_serial(firsts)
-        if out is None:
+        logits = self._run_serial(firsts)
+        if logits is None:
             return [self._none() for _ in firsts]
-        logits = self._logits(out)
         return [
             logits[r, : len(row.tree) - first] for r, (row, first) in enumerate(zip(self.rows, firsts, strict=True))
         ]
-
-    def _logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
-        """Over the head's own vocabulary."""
-        return self.head.draft_logits(states) if self.kernel is None else self.kernel.logits(states)
 
     def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
         """The target's states as the head's own; the kernel computes with float32 states."""
@@ -213,28 +233,57 @@ class SerialRows(HeadRows[SerialRow]):
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
         """Whether `draft_chain` can be called where it scores so many nodes."""
-        return self.kernel is not None and self.kernel.drafts_chains and not len(self.rows[row].tree)
+        if len(self.rows[row].tree):
+            return False
+        if isinstance(self._cache, EagleSlots):
+            return self._cache.drafts_chains
+        return self._cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
 
     @torch.inference_mode()
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
-        """As models.fused_rows.FusedRows.draft_chain: one compiled call, whose tokens and q are those of `score` and
-        draw. Nothing is looked up in `past`, since a head needs the state before each token."""
-        assert self.kernel is not None
-        of_row, start = self.rows[row], self.rows[row].length - 1
-        self.slots.check_room(start + len(tokens) + len(draws.u) - 1)
-        of_row.tree.grow(range(-1, len(tokens) - 1))
-        states = self._inputs(of_row, 0, len(tokens))
-        drawn, made = self.kernel.draft_chain(row, tokens, states, start, replace(draws, u=draws.u[: self.head.depth]))
+        """As models.fused_rows.FusedRows.draft_chain: one compiled call, or recorded forwards, whose tokens and q are
+        those of `score` and draw. Nothing is looked up in `past`, since a head needs the state before each token."""
+        of_row, draws = self.rows[row], replace(draws, u=draws.u[: self.head.depth])
+        self.slots.check_room(of_row.length - 1 + len(tokens) + len(draws.u) - 1)
+        if isinstance(self._cache, EagleSlots):
+            drawn, made = self._in_kernel(self._cache, row, tokens, draws)
+        else:
+            drawn, made = self._recorded(self._cache, tokens, draws)
         if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
-        read = [*tokens, *drawn.tokens[:-1]]
-        of_row.tree.grow(range(len(tokens) - 1, len(read) - 1))
+        count, read = len(of_row.tree), drawn.tokens[:-1]
+        of_row.tree.grow(range(count - 1, count + len(read) - 1))
         of_row.tokens += read
-        of_row.states += made.unbind(0)
+        of_row.states += made
         return drawn
 
-    def _run_serial(self, firsts: list[int]) -> Float[Tensor, "b n d"] | None:
-        """The states of the newest nodes of all rows, also remembered; rows with fewer are padded."""
+    def _in_kernel(
+        self, cache: EagleSlots, row: int, tokens: Sequence[int], draws: ChainDraws
+    ) -> tuple[DrawnChain, list[Tensor]]:
+        """(the chain, the states made of `tokens` and of the drawn ones but the last)"""
+        of_row = self.rows[row]
+        of_row.tree.grow(range(-1, len(tokens) - 1))
+        states = self._inputs(of_row, 0, len(tokens))
+        drawn, made = cache.draft_chain(row, tokens, states, of_row.length - 1, draws)
+        of_row.tokens += tokens
+        return drawn, list(made.unbind(0))
+
+    def _recorded(self, cache: StaticRows, tokens: Sequence[int], draws: ChainDraws) -> tuple[DrawnChain, list[Tensor]]:
+        """The same, for the only row, with the states of the drawn tokens alone: those of `tokens` are remembered."""
+        (scores,) = self.score([tokens], [range(-1, len(tokens) - 1)])
+        made = self.rows[0].states[-1:]
+        cache.place_levels(self.rows[0].used, len(draws.u) - 1)
+
+        def below(level: int, token: Tensor) -> Tensor:
+            logits, states = cache.level(level - 1, token, made[-1].view(1, 1, -1))
+            made.append(states[0, 0])
+            return self.whole(logits[0], float("-inf"))
+
+        drawn = draw_levels(scores[-1:], below, draws)
+        return drawn, made[1 : max(1, len(drawn.tokens))]
+
+    def _run_serial(self, firsts: list[int]) -> Float[Tensor, "b n c"] | None:
+        """Scores after the newest nodes of all rows, whose states are remembered; rows with fewer are padded."""
         tokens = [row.tokens[first:] for row, first in zip(self.rows, firsts, strict=True)]
         n = max(map(len, tokens))
         if not n:
@@ -245,10 +294,11 @@ class SerialRows(HeadRows[SerialRow]):
             positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
         trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
         mask = self.slots.place(trees, lengths, firsts)
-        out = self._forward([[*t, *[0] * (n - len(t))] for t in tokens], torch.stack(inputs), positions, mask)
+        ids = [[*t, *[0] * (n - len(t))] for t in tokens]
+        logits, made = self._forward(ids, torch.stack(inputs), positions, mask, scored=True)
         for i, (row, new) in enumerate(zip(self.rows, tokens, strict=True)):
-            row.states += out[i, : len(new)].unbind(0)
-        return out
+            row.states += made[i, : len(new)].unbind(0)
+        return logits
 
     def _inputs(self, row: SerialRow, first: int, n: int) -> Float[Tensor, "n d"]:
         """The states that the nodes from `first` on take: the target's where known, else the parent's; padded to n."""
@@ -262,11 +312,12 @@ class SerialRows(HeadRows[SerialRow]):
         dtype = self.target.dtype if self.kernel is None else torch.float32
         return torch.cat([part.to(dtype) for part in parts])
 
-    def _forward(self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None) -> Tensor:
-        device = self.target.device
-        embedded = self.head.embed(torch.tensor(ids, device=device))
-        if self.kernel is not None:
-            return self.kernel.step(embedded, states, positions, mask)
-        cos, sin = self.head.rotary.angles(torch.from_numpy(positions).to(device))
-        attends = self.slots.attends(self.head.num_layers, mask, self.target)
-        return self.head.step(embedded, states, cos, sin, attends)
+    def _forward(
+        self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None, scored: bool
+    ) -> tuple[Tensor, ...]:
+        """As `traced`."""
+        if isinstance(self._cache, EagleSlots):
+            embedded = self.head.embed(torch.tensor(ids, device=self.target.device))
+            made = self._cache.step(embedded, states, positions, mask)
+            return (self._cache.logits(made), made) if scored else (made,)
+        return self._cache.run(ids, positions, {KIND: mask}, scored, (), states)

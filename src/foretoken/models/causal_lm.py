@@ -34,20 +34,23 @@ class CausalLM:
 
     name: defaults to where the model was loaded from, or its class. vocab_size: columns of its logits, which may be
     padded beyond the tokenizer's. context: positions it can hold, None if unknown. traced: where it has no kernel
-    of ours, compile forwards of fixed shapes, or record them on a GPU.
+    of ours, compile forwards of fixed shapes, or record them on a GPU. compiled: compile them on a GPU too.
     Raises ForetokenError for models whose state is not per-token keys and values, naming the type found.
     """
 
     recorder: Recorder | None = None  # of the rows that are opened
 
-    def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False, compiled: bool = False) -> None:
         self._layout = layout(model)
         self.model = model
         self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
         kernel = llama_kernel(model)
-        compiler = StaticForward(model, self._layout, self.name) if traced and kernel is None else None
+        compiler = None
+        if traced and kernel is None:
+            compiled = compiled or model.device.type != "cuda"
+            compiler = StaticForward(model, self.name, self._layout.planes, list(self._layout.windows), compiled)
         self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(model, self._layout)
         check_probe(self, self._layout.probe)
         if compiler is not None:
@@ -63,8 +66,8 @@ class CausalLM:
 
     @property
     def execution(self) -> str:
-        """How its forwards are run: by "kernel", "torch.compile", "CUDA graphs", "panels" (packed weights in
-        transformers' modules) or transformers' "modules" as they are."""
+        """How its forwards are run: by "kernel", "torch.compile", "CUDA graphs" (of compiled code, if asked for),
+        "panels" (packed weights in transformers' modules) or transformers' "modules" as they are."""
         return self.backend.execution
 
     @property

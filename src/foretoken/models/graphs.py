@@ -20,8 +20,8 @@ class Graph:
     ) -> None:
         """Record a forward.
 
-        run: the forward, called as run(*inputs, planes). inputs: its ids, positions, slots and masks; later ones have
-        the same shapes. planes: keys and values, which stay where they are. pool: graphs with one pool share the
+        run: the forward, called as run(*inputs, planes). inputs: tensors, the masks last; later ones have the same
+        shapes, on any device. planes: keys and values, which stay where they are. pool: graphs with one pool share the
         memory of their results between two layers, so that two of them must not run at once.
         """
         *first, masks = inputs

@@ -93,7 +93,7 @@ def load_model(
         pack(model, dtype, weight_files())
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
-    return CausalLM(model, name=source, traced=_traced(compile, device))
+    return CausalLM(model, source, _traced(compile, device), compiled=compile == ON)
 
 
 def _traced(compile: str, device: torch.device) -> bool:
@@ -233,7 +233,7 @@ def _few(names: list[str]) -> str:
 
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
     """A caller's own model, used as it is and never modified."""
-    return CausalLM(model, traced=_traced(compile, model.device))
+    return CausalLM(model, traced=_traced(compile, model.device), compiled=compile == ON)
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:

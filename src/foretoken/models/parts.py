@@ -16,7 +16,7 @@ from foretoken.models.rotary import Rotary, usual
 
 @dataclass(frozen=True)
 class TargetParts:
-    """See `parts`. intermediate: channels of the MLP."""
+    """See `parts`. intermediate: channels of the MLP. execution: how the target's forwards are run."""
 
     name: str
     hidden: int
@@ -35,6 +35,7 @@ class TargetParts:
     softcap: float | None
     dtype: torch.dtype
     device: torch.device
+    execution: str
 
     def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """What the target's first layer reads for a token."""
@@ -99,4 +100,5 @@ def parts(lm: CausalLM) -> TargetParts:
         softcap=getattr(config, "final_logit_softcapping", None),
         dtype=lm.dtype,
         device=lm.device,
+        execution=lm.execution,
     )

@@ -1,9 +1,9 @@
 """Forwards of fixed shapes, so that torch.compile can make one piece of code of each, or a GPU record it once: for any
-transformers model.
+transformers model, and for draft heads with layers of their own.
 
 Nodes, rows and slots are padded to the smallest bucket that holds them. A padded node sees slot 0 and is written to the
 last slot, which nothing reads. `step` is the plain forward, for any shape; a bucket is compiled or recorded when it is
-first needed, and compared with the plain forward there and then. What cannot be goes on running plainly.
+first needed, and compared with the plain forward there and then. What cannot be traced goes on running plainly.
 """
 
 import logging
@@ -16,15 +16,15 @@ from weakref import finalize
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from foretoken.core.shapes import Float
+from foretoken.core.shapes import Float, Int
 from foretoken.models.cache import NodeCache, first_planes
+from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import lowest
-from foretoken.models.layout import Layout, decoder
+from foretoken.models.layout import decoder
 from foretoken.models.panels import PanelLinear
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a forward of more nodes, as in prefill, is not compiled
@@ -33,11 +33,13 @@ LIMIT = 1024  # compiled buckets of all models of a process
 # How far compiled and plain logits may be apart, as a share of their spread, in float32 and below: loose, since wrong
 # code moves them by far more.
 ROUNDING = {True: 0.01, False: 0.25}
-COMPILED, GRAPHS = "torch.compile", "CUDA graphs"  # how forwards are run
+# How forwards are run.
+COMPILED, GRAPHS, COMPILED_GRAPHS = "torch.compile", "CUDA graphs", "CUDA graphs of torch.compile"
 MESSAGE = 200  # characters of a compiler's complaint that are shown
 log = logging.getLogger(__name__)
 
 Layers = tuple[int, ...]
+Inputs = tuple[Any, ...]  # of `step` but for its planes; those of nodes and masks on the CPU until a forward takes them
 Bucket = tuple[Layers, int, int, int]  # hidden states asked for, rows, nodes, slots
 
 
@@ -70,14 +72,17 @@ class TracedCache(NodeCache):
 
 
 @no_type_check
-def step(model, of_layer, layers, ids, positions, slots, masks, planes):
-    """Logits [b, n, v] (states where `model` has no head) of nodes [b, n], read and written in planes [b, h, slots, d];
-    after them the hidden states of `layers`.
+def step(model, of_layer, layers, scored, nodes, masks, planes):
+    """Logits [b, n, v] of nodes [b, n], read and written in planes [b, h, slots, d]; after them the hidden states of
+    `layers`.
 
+    scored: False: without the LM head, so that states stand for the logits.
+    nodes: ids, positions and slots of the nodes [3, b, n].
     masks: additive [b, 1, n, slots], by layer type, or the mask itself where all layers are of one type.
     """
+    ids, positions, slots = nodes
     cache = TracedCache(planes, of_layer, slots)
-    out = model(
+    out = (model if scored else decoder(model) or model)(
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks,
@@ -86,6 +91,13 @@ def step(model, of_layer, layers, ids, positions, slots, masks, planes):
         output_hidden_states=len(layers) > 0,
     )
     return (out[0], *(out.hidden_states[layer] for layer in layers))
+
+
+def on(device: torch.device, inputs: Inputs) -> Inputs:
+    """The same on a device."""
+    *first, masks = inputs
+    moved = {kind: mask.to(device) for kind, mask in masks.items()} if isinstance(masks, dict) else masks.to(device)
+    return (*(x.to(device) for x in first), moved)
 
 
 class Planes:
@@ -119,20 +131,29 @@ class StaticForward:
     it was recorded with; these are kept for the next batch of as many rows and slots.
     """
 
-    def __init__(self, model: PreTrainedModel, layout: Layout, name: str) -> None:
-        self.model, self.name = model, name
-        self.body = decoder(model) or model
-        self.shapes = [plane for pair in layout.planes if pair for plane in pair]
-        self.of_layer = first_planes(layout.planes)
-        self.kinds = tuple(layout.windows)
-        self.dtype, self.device = model.dtype, model.device
+    def __init__(
+        self, model: nn.Module, name: str, planes: Shapes, kinds: Sequence[str], compiled: bool = True,
+        step: Callable[..., Any] = step,
+    ) -> None:  # fmt: skip
+        """Plain forwards, until `compiling` is set.
+
+        name: for messages. planes: what each layer keeps. kinds: the types of its layers, each with a mask of its own.
+        compiled: whether torch.compile makes their code, which on a GPU is recorded then; otherwise they are recorded.
+        step: the plain forward, of `model` as its first argument.
+        """
+        self.model, self.name, self._step = model, name, step
+        self.shapes = [plane for pair in planes if pair for plane in pair]
+        self.of_layer = first_planes(planes)
+        self.kinds = tuple(kinds)
+        self.dtype, self.device = self.shapes[0].dtype, self.shapes[0].device
         self.low = lowest(self.dtype)
         self.on_gpu = self.device.type == "cuda"
-        self.execution = GRAPHS if self.on_gpu else COMPILED
-        packed = any(isinstance(module, PanelLinear) for module in model.modules())
+        self.execution = COMPILED if not self.on_gpu else COMPILED_GRAPHS if compiled else GRAPHS
         self._compiled: Callable[..., tuple[Tensor, ...]] = step
-        if not self.on_gpu:
-            self._compiled = torch.compile(step, fullgraph=True, dynamic=False, options={"freezing": not packed})
+        if compiled:
+            packed = any(isinstance(module, PanelLinear) for module in model.modules())
+            options: dict[str, Any] = {"freezing": not self.on_gpu and not packed}
+            self._compiled = torch.compile(step, fullgraph=True, dynamic=False, options=options)
         self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self._free: dict[tuple[int, int], list[Planes]] = {}
         self.ready: set[Bucket] = set()
@@ -156,32 +177,34 @@ class StaticForward:
         if self.on_gpu:
             self._free.setdefault((planes.batch, planes.capacity), []).append(planes)
 
-    def plain(self, layers: Layers, *inputs: Any, head: bool = True) -> tuple[Tensor, ...]:
+    def plain(
+        self, layers: Layers, inputs: Inputs, planes: Sequence[Tensor], scored: bool = True
+    ) -> tuple[Tensor, ...]:
         """`step` as Python runs it, for inputs of any shape."""
-        return step(self.model if head else self.body, self.of_layer, layers, *inputs)
+        return self._step(self.model, self.of_layer, layers, scored, *on(self.device, inputs), planes)
 
-    def __call__(self, layers: Layers, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
+    def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """The same, compiled or recorded, for inputs that fill a bucket."""
-        bucket: Bucket = (layers, *inputs[0].shape, planes.capacity)
+        bucket: Bucket = (layers, *inputs[0].shape[1:], planes.capacity)
         known = planes.graphs if self.on_gpu else self.ready
         return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
-    def _run(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
+    def _run(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         if bucket in planes.graphs:
             return planes.graphs[bucket](inputs)
-        run, first = partial(self._compiled, self.model, self.of_layer, bucket[0]), planes.of_rows(bucket[1])
+        run, first = partial(self._compiled, self.model, self.of_layer, bucket[0], True), planes.of_rows(bucket[1])
         if not self.on_gpu:
             return run(*inputs, first)
-        graph = planes.graphs[bucket] = Graph(run, inputs, first, self._pool)
+        graph = planes.graphs[bucket] = Graph(run, on(self.device, inputs), first, self._pool)
         return graph(inputs)
 
-    def _first(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes) -> tuple[Tensor, ...]:
+    def _first(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """Compile and compare. Both forwards write the same keys and values, so that the order does not matter."""
         layers, *sizes = bucket
-        if not self.on_gpu:
+        if self.execution != GRAPHS:
             log.info("compiling %s for %d rows, %d nodes, %d slots", self.name, *sizes)
         begin = time.perf_counter()
-        want = self.plain(layers, *inputs, planes.of_rows(sizes[0]))
+        want = self.plain(layers, inputs, planes.of_rows(sizes[0]))
         try:
             with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=LIMIT):
                 got = self._run(bucket, inputs, planes)
@@ -195,15 +218,15 @@ class StaticForward:
             why = f"its logits are wrong (by {difference:.2g} of their spread)"
             return self._give_up(bucket, inputs, planes, why)
         self.ready.add(bucket)
-        if not self.on_gpu:
+        if self.execution != GRAPHS:
             log.info("compiled in %.0f s", time.perf_counter() - begin)
         return want
 
-    def _give_up(self, bucket: Bucket, inputs: tuple[Any, ...], planes: Planes, why: str) -> tuple[Tensor, ...]:
+    def _give_up(self, bucket: Bucket, inputs: Inputs, planes: Planes, why: str) -> tuple[Tensor, ...]:
         """The plain forward once more, since the keys and values may be wrong as well."""
         self.compiling = False
         warnings.warn(f"{self.name} runs without {self.execution}: {why}", stacklevel=2)
-        return self.plain(bucket[0], *inputs, planes.of_rows(bucket[1]))
+        return self.plain(bucket[0], inputs, planes.of_rows(bucket[1]))
 
 
 def _difference(one: Float[Tensor, "b n _"], other: Float[Tensor, "b n _"]) -> float:
@@ -225,6 +248,7 @@ class StaticRows:
         self._batch = power_of_two(batch)
         self._take(LEAST_SLOTS)
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
+        self._levels = torch.empty(0), torch.empty(0)
 
     @property
     def capacity(self) -> int:
@@ -254,7 +278,6 @@ class StaticRows:
             slots = np.array(start)
             self._slots = np.where(slots == self.padding, self.capacity - 1, slots)
 
-    @torch.inference_mode()
     def __call__(
         self,
         ids: list[list[int]],
@@ -264,34 +287,70 @@ class StaticRows:
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n _"]:
         """Logits of the nodes whose slots were set; states where head is False."""
-        layers = () if features is None else features.distinct
-        n, rows = len(ids[0]), self._rows
-        size = nodes_bucket(n)
-        if not head or size is None or not self.forward.compiling:
-            planes = [plane[rows] for plane in self._planes.tensors]
-            out = self.forward.plain(layers, *self._padded(ids, positions, masks, rows, n), planes, head=head)
-        else:
-            b = power_of_two(rows.stop)  # a bucket begins at row 0
-            inputs = self._padded(ids, positions, masks, slice(0, b), size)
-            out = tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))
+        out = self.run(ids, positions, masks, head, () if features is None else features.distinct)
         if features is not None:
             features.write_all(out[1:])
         return out[0]
 
+    @torch.inference_mode()
+    def run(
+        self,
+        ids: list[list[int]],
+        positions: Sequence[Sequence[int]] | np.ndarray,
+        masks: Mapping[str, np.ndarray | None],
+        scored: bool,
+        layers: Layers = (),
+        *more: Float[Tensor, "b n _"],
+    ) -> tuple[Float[Tensor, "b n _"], ...]:
+        """What `step` gives for the nodes whose slots were set.
+
+        more: further inputs of the nodes, which it takes after their slots.
+        """
+        n, rows = len(ids[0]), self._rows
+        size = nodes_bucket(n)
+        if not scored or size is None or not self.forward.compiling:
+            planes = [plane[rows] for plane in self._planes.tensors]
+            return self.forward.plain(layers, self._padded(ids, positions, masks, more, rows, n), planes, scored)
+        b = power_of_two(rows.stop)  # a bucket begins at row 0
+        out = self.forward(layers, self._padded(ids, positions, masks, more, slice(0, b), size), self._planes)
+        return tuple(x[rows, :n] for x in out)
+
+    @torch.inference_mode()
+    def place_levels(self, start: int, n: int) -> None:
+        """Set where n forwards of `level` write their nodes, from slot `start` on of the first row, which is full up to
+        there: each node sees all before it."""
+        self.place(slice(0, 1), start, 1, start + n)
+        slots, mask = np.arange(start, start + n), np.full((n, 1, 1, 1, self.capacity), self.forward.low, np.float32)
+        mask[np.arange(self.capacity) <= slots.reshape(-1, 1, 1, 1, 1)] = 0.0
+        device, dtype = self.forward.device, self.forward.dtype
+        self._levels = torch.from_numpy(slots).to(device), torch.from_numpy(mask).to(dtype).to(device)
+
+    @torch.inference_mode()
+    def level(self, i: int, token: Int[Tensor, " 1"], *more: Float[Tensor, "1 1 _"]) -> tuple[Tensor, ...]:
+        """What `step` gives for forward i of `place_levels`, of one node; for models of one kind of layers.
+
+        token: of the node, on the device. more: as for `run`.
+        """
+        slots, masks = self._levels
+        nodes = torch.cat((token, slots[i : i + 1], slots[i : i + 1])).view(3, 1, 1)
+        return self.forward((), (nodes, *more, masks[i]), self._planes)
+
     def _padded(
         self,
         ids: list[list[int]],
-        positions: list[list[int]],
+        positions: Sequence[Sequence[int]] | np.ndarray,
         masks: Mapping[str, np.ndarray | None],
+        more: Sequence[Float[Tensor, "b n _"]],
         whole: slice,
         size: int,
-    ) -> tuple[Any, ...]:
+    ) -> Inputs:
         """The inputs of `step` but for its planes: rows `whole`, and `size` nodes each."""
-        device, dtype = self.forward.device, self.forward.dtype
         b, n = whole.stop - whole.start, len(ids[0])
         place = (slice(self._rows.start - whole.start, self._rows.stop - whole.start), slice(0, n))
-        slots = np.full((b, size), self.capacity - 1)
-        slots[place] = self._slots
+        nodes = np.zeros((3, b, size), np.int64)
+        nodes[2] = self.capacity - 1
+        for full, given in zip(nodes, (ids, positions, self._slots), strict=True):
+            full[place] = given
         padded = {}
         for kind in self.forward.kinds:
             mask = np.full((b, 1, size, self.capacity), self.forward.low, np.float32)
@@ -299,15 +358,21 @@ class StaticRows:
             given = masks[kind]
             seen = mask[place[0], :, place[1]]
             seen[..., : self._used] = 0.0 if given is None else given
-            padded[kind] = torch.from_numpy(mask).to(device, dtype)
-        full_ids, full_positions = torch.zeros(2, b, size, dtype=torch.int64)
-        full_ids[place], full_positions[place] = torch.tensor(ids), torch.tensor(positions)
+            padded[kind] = torch.from_numpy(mask).to(self.forward.dtype)
         return (
-            full_ids.to(device),
-            full_positions.to(device),
-            torch.from_numpy(slots).to(device),
+            torch.from_numpy(nodes),
+            *(self._of_all(given, place, b, size) for given in more),
             padded if len(padded) > 1 else next(iter(padded.values())),
         )
+
+    @staticmethod
+    def _of_all(given: Tensor, place: tuple[slice, slice], b: int, size: int) -> Tensor:
+        """A further input of all nodes of a bucket, zeros where nothing is given."""
+        if given.shape[:2] == (b, size):
+            return given
+        full = given.new_zeros(b, size, *given.shape[2:])
+        full[place] = given
+        return full
 
     @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
