@@ -28,13 +28,14 @@ from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.layer import layer_shape
 from foretoken.heads.lm import ready
-from foretoken.heads.serial import Serial, SerialRows
+from foretoken.heads.serial import SerialRows
 from foretoken.kernel import chain
 from foretoken.models import static
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.load import load_frozen
 from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
+from recording import Replayed
 
 PROMPT = "def read(self, path):\n    with open("
 REPEATED = [7, 200, 7, 41, 7, 300, 42] * 6
@@ -115,6 +116,7 @@ def trees(
     session.join()
     width = 192 * len(engine.drafter.feature_layers) if isinstance(engine.drafter, HeadDrafter) else 0
     states = torch.randn(60, width, generator=torch.Generator().manual_seed(2))  # as if they were the target's
+    states = states.to(engine.target.lm.dtype)
     for kept in keeps:
         if isinstance(session, HeadDraftSession):
             session.learn([states[: len(seq.ids) - 1]])
@@ -172,32 +174,62 @@ def test_the_trees_end_at_the_same_floors(name, sampling, options, calls, monkey
 
 @pytest.fixture(params=["heads/eagle", "eagle3", "eagle3-trimmed"])
 def recorded(request, recording: None, monkeypatch) -> str:
-    """The name of a head that is loaded for plain torch, and whose forwards are recorded."""
-    make = Serial.forward_of
+    """The name of a head whose forwards are recorded."""
 
-    def on_gpu(self, name: str) -> StaticForward:
-        forward = make(self, name)
+    def on_gpu(head: Eagle | Eagle3) -> StaticForward:
+        forward = head.forward_of(request.param)
         forward.on_gpu = forward.compiling = True
         return forward
 
     monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
-    monkeypatch.setattr(Serial, "forward_of", on_gpu)
-    monkeypatch.setattr(heads_lm, "eagle_kernel", lambda head: None)
+    monkeypatch.setattr(heads_lm, "eagle_kernel", on_gpu)
     return request.param
+
+
+def loaded(name: str, dtype: str = "float32", **recipe) -> foretoken.Engine:
+    target = str(demo_folder() / "target")
+    return foretoken.load(target, drafter=str(folder_of(name)), dtype=dtype, device="cpu", **recipe)
+
+
+def test_recorded_levels_find_room(recorded, monkeypatch):
+    """Texts of every length, so that the slots grow before a chain and for its sake alone."""
+    engine = loaded(recorded, tree="chain:6")
+    given = [(engine, Sampling(0.0), range(40, 40 + n), (6,)) for n in range(2, 19)]
+    drawn = [trees(*each) for each in given]
+    level_by_level(recorded, monkeypatch)
+    for tree, each in zip(drawn, given, strict=True):
+        check_same(tree, trees(*each), 0.0)
+
+
+def test_recorded_levels_go_on_plainly_after_a_wrong_one(recorded, monkeypatch):
+    """A forward that is found wrong when it is recorded in the middle of a chain is not used again."""
+    with monkeypatch.context() as patch:
+        level_by_level(recorded, patch)
+        want = trees(loaded(recorded, tree="chain:6"), Sampling(0.0))
+    engine = loaded(recorded, tree="chain:6")
+    given = Replayed.__call__
+
+    def wrong(self, inputs):
+        out = given(self, inputs)
+        return tuple(x + 100 * torch.randn_like(x) for x in out) if inputs[0].shape[-1] == 1 else out
+
+    monkeypatch.setattr(Replayed, "__call__", wrong)
+    with pytest.warns(UserWarning, match="its logits are wrong") as told:
+        check_same(trees(engine, Sampling(0.0)), want, 0.0)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(
     ("sampling", "options", "floors"),
     [
-        *((sampling, options, None) for sampling, options in SAMPLED if "dtype" not in options),
+        *((sampling, options, None) for sampling, options in SAMPLED),
         *((sampling, options, FLOORS) for sampling, options in FLOORED),
     ],
 )
 def test_recorded_levels_are_those_drafted_one_by_one(recorded, sampling, options, floors, monkeypatch):
     calls, draft = [], SerialRows._recorded
     monkeypatch.setattr(SerialRows, "_recorded", lambda *given: calls.append(given) or draft(*given))
-    folder = str(folder_of(recorded))
-    engine = foretoken.load(str(demo_folder() / "target"), drafter=folder, dtype="float32", device="cpu", **options)
+    engine = loaded(recorded, **options)
     drawn = trees(engine, sampling, floors=floors)
     assert len(calls) == 4
     level_by_level(recorded, monkeypatch)

@@ -35,6 +35,11 @@ def test_the_keys(small, monkeypatch):
     assert Settings(api_key=["three"]).keys == ("three",)
     with pytest.raises(ForetokenError, match="key is empty"):
         Settings(api_key=[""])
+    for none in ("", " , ", ","):  # whoever sets it means that keys are asked for
+        monkeypatch.setenv(KEYS, none)
+        with pytest.raises(ForetokenError, match="is set and holds no key"):
+            Settings()
+        assert Settings(api_key=["three"]).keys == ("three",)
 
 
 OWN = ["localhost", "LocalHost:3000", "127.0.0.1", "127.1.2.3:80", "[::1]:8000"]

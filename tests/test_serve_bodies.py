@@ -59,6 +59,13 @@ from serving import CHAT, COMPLETION, USER
         ({"speculation": 0}, "speculation", "greater than or equal to 1"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
+        (  # compiles, and has no text
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+            "response_format",
+            "has no text",
+        ),
+        ({"structured_outputs": {"grammar": "start: start"}}, "structured_outputs", "has no text"),
+        ({"stop": ["a"] * 17}, "stop", "should have at most 16 items after validation, not 17."),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
             "response_format",

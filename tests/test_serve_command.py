@@ -106,7 +106,10 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         with pytest.raises(httpx.ConnectError):
             ask_often(url + "/health")
         running.send_signal(signal.SIGTERM)
+        *_, last = (line for line in lines if line)
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "The server is shutting down."
         assert running.wait(serving.PATIENCE) == 0
+    assert "Traceback" not in running.stderr.read()
 
 
 @pytest.mark.parametrize("process", [("--drain", "1")], indirect=True)
@@ -123,7 +126,7 @@ def test_what_runs_longer_than_drain_is_told_so(process):
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "The server is shutting down."
         answer = other.result(serving.PATIENCE)
-        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "The server is shutting down.")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "The server is shutting down.")
     assert running.wait(serving.PATIENCE) == 0
     assert "Traceback" not in running.stderr.read()
 

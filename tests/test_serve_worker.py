@@ -8,6 +8,7 @@ import torch
 
 import foretoken
 import tiny
+from foretoken.core.errors import GrammarError
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
@@ -88,14 +89,15 @@ class Raises:
 @pytest.mark.filterwarnings("ignore::foretoken.decode.DraftFailedWarning")
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "says", "status"),
     [
-        (RuntimeError("secret"), "The model failed at this request (RuntimeError)."),
-        (MemoryError(), "The memory did not suffice"),
-        (foretoken.ForetokenError("That is not it."), "That is not it."),
+        (RuntimeError("secret"), "The model failed at this request (RuntimeError).", 500),
+        (MemoryError(), "The memory did not suffice", 500),
+        (foretoken.ForetokenError("That is not it."), "That is not it.", 500),
+        (GrammarError("It has no text."), "It has no text.", 400),
     ],
 )
-def test_a_job_that_fails_fails_alone(folders, tree, error, says):
+def test_a_job_that_fails_fails_alone(folders, tree, error, says, status):
     """The others go on with their own texts, and with their drafter."""
     engine = load(folders, tree=tree)
     worker = Worker(engine, max_batch=4)
@@ -109,6 +111,7 @@ def test_a_job_that_fails_fails_alone(folders, tree, error, says):
     assert bad.done.wait(PATIENCE)
     assert isinstance(bad.news[-1], Failed)
     assert bad.news[-1].message.startswith(says)
+    assert bad.news[-1].status == status
     settings = {"max_new_tokens": 40, "temperature": 0.8, "seed": 9, "processors": (Raises(error, 12),)}
     chunks, want = engine.stream("abc", **settings), []
     with pytest.raises(type(error)):
@@ -190,7 +193,7 @@ def test_the_queue_has_an_end(folders):
     worker = Worker(engine, max_batch=1, max_queue=2)
     listeners = [Listener() for _ in range(3)]
     tickets = [worker.submit(job(engine, "a", i, 5), listener) for i, listener in enumerate(listeners)]
-    with pytest.raises(QueueFullError, match="waiting already"):
+    with pytest.raises(QueueFullError, match="takes 1 texts side by side and 2 that wait"):
         worker.submit(job(engine, "a"), Listener())
     assert (worker.waiting, worker.running, worker.alive) == (3, 0, False)
     worker.cancel(tickets[1])
@@ -205,6 +208,20 @@ def test_the_queue_has_an_end(folders):
     assert listeners[1].news == []
     assert not worker.alive
     assert worker.error is None
+
+
+def test_a_context_that_cannot_be_had_is_refused(folders, monkeypatch):
+    engine = load(folders)
+    most = engine.target.lm.context
+    with pytest.raises(foretoken.ForetokenError, match=f"context is {most + 1}, and .* takes {most} tokens"):
+        Worker(engine, context=most + 1)
+
+    def none(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Batch, "_open", none)
+    with pytest.raises(foretoken.ForetokenError, match="memory does not suffice for 1000 texts of 30 tokens"):
+        Worker(engine, max_batch=1000, context=30)
 
 
 def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context(folders):
@@ -240,7 +257,7 @@ def test_stopping_ends_the_jobs_in_work(folders):
     wait_until(lambda: worker._stopping)
     held.set()
     stopping.join(PATIENCE)
-    down = Failed("The server is shutting down.")
+    down = Failed("The server is shutting down.", 503)
     assert running.news[-1] == down
     assert len(running.ids) < 200
     assert waiting.news == [down]
@@ -254,7 +271,7 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
     listener = asked(worker, job(engine, "a"))
     worker.start()
     assert worker.join(PATIENCE)
-    assert listener.news == [Failed("The thread that runs the model has died: restart the server.")]
+    assert listener.news == [Failed("The thread that runs the model has died: restart the server.", 503)]
     assert isinstance(worker.error, ZeroDivisionError)
     assert not worker.alive
     with pytest.raises(DrainingError, match="has died"):

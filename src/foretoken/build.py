@@ -137,10 +137,10 @@ def load(
         drafter_tokenizer: needed with `vocab` if the drafter is a model object.
         compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and
             packed weights for others in float32 and bfloat16 on a CPU, CUDA graphs on a GPU, plain torch elsewhere.
-            "on" also runs torch.compile on a CPU where there is no kernel of ours, which takes up to minutes for every
-            new shape and is kept on disk. Where compiling or recording fails, one warning says so and the model runs
-            as before. "off" is plain torch. All give the same scores but for the order of float sums and, in bfloat16,
-            for what is rounded: the kernel rounds what meets a weight and nothing else.
+            "on" also runs torch.compile, on a GPU and where there is no kernel of ours, which takes up to minutes for
+            every new shape and is kept on disk. Where compiling or recording fails, one warning says so and the model
+            runs as before. "off" is plain torch. All give the same scores but for the order of float sums and, in
+            bfloat16, for what is rounded: the kernel rounds what meets a weight and nothing else.
         draft_probability: randomised drafting (docs/theory.md, section 6): a coin of this probability before each
             draw; by default with verifier randomised on chains, transport on trees.
         profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that

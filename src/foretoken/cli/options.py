@@ -56,8 +56,8 @@ class Models:
 @dataclass(frozen=True)
 class EngineModels(Models):
     """vocab: How a drafter with another vocabulary drafts: $vocabs. See `foretoken vocab`.
-    compile: auto: the fastest path that needs no waiting; on a GPU, CUDA graphs. on: also torch.compile on a CPU where
-    there is no kernel of ours (up to minutes for every new shape, kept on disk). off: plain torch.
+    compile: auto: the fastest path that needs no waiting; on a GPU, CUDA graphs. on: also torch.compile, on a GPU and
+    where there is no kernel of ours (up to minutes for every new shape, kept on disk). off: plain torch.
     """
 
     vocab: str | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what an earlier run wrote is refused before torch is import
     from foretoken.engine import Engine, Prompt
 
 Row = dict[str, Any]
-ROWS = 8  # rows that an actor is given at once, for each sequence that it decodes side by side
+ROWS = 8  # rows that an actor is given at once at most, for each sequence that it decodes side by side
 BEGINNING = b'{"index": '  # of every line
 
 
@@ -96,18 +96,14 @@ def generate_on_ray(
     todo = [{"index": i, "prompt": prompt} for i, prompt in enumerate(prompts) if i not in done]
     if not todo:
         return 0
-    size = ROWS * max_batch
-    dataset = data.from_items(
-        [{"row": json.dumps(row)} for row in todo], override_num_blocks=max(actors, -(-len(todo) // size))
-    ).map_batches(
+    parts = max(actors, -(-len(todo) // (ROWS * max_batch)))
+    dataset = data.from_items([{"row": json.dumps(row)} for row in todo], override_num_blocks=parts).map_batches(
         Actor,
         fn_constructor_args=(load, seed, options, settings),
-        concurrency=actors,
-        batch_size=size,
+        compute=data.ActorPoolStrategy(size=actors),  # Ray starts an actor that died again, and gives it its rows again
+        batch_size=None,  # one of the parts: with a number, Ray puts small parts together for one actor
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        max_restarts=-1,
-        max_task_retries=-1,
     )
     with out.open("a", encoding="utf-8") as file:
         for each in dataset.iter_rows():

@@ -9,6 +9,10 @@ class NotFiniteError(ForetokenError):
     """A model gave logits (or a processor made scores) from which no distribution follows."""
 
 
+class GrammarError(ForetokenError):
+    """A grammar that its parser cannot follow, which can come out in the middle of a text."""
+
+
 class DraftError(Exception):
     """A drafter raised while a walk asked it something; its own error is the cause.
 

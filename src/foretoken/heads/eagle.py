@@ -127,7 +127,7 @@ class Gumiho(Eagle):
         return torch.stack([mlp(both) for mlp in self.mlp], -2)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "GumihoRows":
-        return GumihoRows(self, batch, slots, backend or self.forward_of(self.kind))
+        return GumihoRows(self, batch, slots, backend)
 
 
 class GumihoRows(SerialRows):

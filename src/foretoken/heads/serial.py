@@ -19,7 +19,7 @@ from foretoken.core.shapes import Float, Int
 from foretoken.heads.head import Head
 from foretoken.heads.layer import Attend, LayerShape, cached
 from foretoken.heads.layouts import EMBEDDING
-from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of
+from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of, slot_cache
 from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
@@ -98,13 +98,12 @@ class Serial(Head):
         return None
 
     def forward_of(self, name: str) -> StaticForward:
-        """Its forwards where no kernel of ours runs them: plain ones until `compiling` is set, then recorded on a GPU.
-        name: for messages."""
+        """Its forwards as a GPU records them: plain ones until `compiling` is set. name: for messages."""
         planes = planes_of(self.shape, self.num_layers, self.target)
         return StaticForward(self, name, planes, [KIND], compiled=False, step=traced)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
-        return SerialRows(self, batch, slots, backend or self.forward_of(self.kind))
+        return SerialRows(self, batch, slots, backend)
 
 
 KIND = ""  # of all layers of a head
@@ -112,14 +111,20 @@ KIND = ""  # of all layers of a head
 
 @no_type_check
 def traced(head, of_layer, layers, scored, nodes, states, masks, planes):
-    """`models.static.step` of a head: scores of its own vocabulary [b, n, c] after nodes [b, n], and their states o;
-    the states alone where not `scored`.
-
-    states: those before the nodes [b, n, d].
-    """
+    """`models.static.step` of a head, which gives what `plain_step` does. states: see there."""
     ids, positions, slots = nodes
     cache = TracedCache(planes, of_layer, slots)
     attends = [cached(cache, layer, masks) for layer in range(head.num_layers)]
+    return plain_step(head, scored, ids, positions, states, attends)
+
+
+@no_type_check
+def plain_step(head, scored, ids, positions, states, attends):
+    """Scores of the head's own vocabulary [b, n, c] after nodes, and their states o; the states alone where not
+    `scored`.
+
+    ids, positions: of the nodes [b, n]. states: those before them [b, n, d]. attends: the attention of each layer.
+    """
     made = head.step(head.embed(ids), states, *head.rotary.angles(positions), attends)
     return (head.draft_logits(made), made) if scored else (made,)
 
@@ -196,8 +201,13 @@ class SerialRows(HeadRows[SerialRow]):
     slots: HeadSlots  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
-    def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend") -> None:
-        cache = backend.open(batch, slots) if isinstance(backend, StaticForward) else EagleSlots(backend, batch, slots)
+    def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend | None") -> None:
+        if backend is None:
+            cache = slot_cache(head.shape, head.num_layers, head.target, batch, slots)
+        elif isinstance(backend, StaticForward):
+            cache = backend.open(batch, slots)
+        else:
+            cache = EagleSlots(backend, batch, slots)
         super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots), head.columns)
         self.head, self._cache = head, cache
         self.kernel = cache if isinstance(cache, EagleSlots) else None
@@ -235,9 +245,9 @@ class SerialRows(HeadRows[SerialRow]):
         """Whether `draft_chain` can be called where it scores so many nodes."""
         if len(self.rows[row].tree):
             return False
-        if isinstance(self._cache, EagleSlots):
-            return self._cache.drafts_chains
-        return self._cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
+        if isinstance(self._cache, StaticRows):
+            return self._cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
+        return self.kernel is not None and self.kernel.drafts_chains
 
     @torch.inference_mode()
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
@@ -245,10 +255,11 @@ class SerialRows(HeadRows[SerialRow]):
         those of `score` and draw. Nothing is looked up in `past`, since a head needs the state before each token."""
         of_row, draws = self.rows[row], replace(draws, u=draws.u[: self.head.depth])
         self.slots.check_room(of_row.length - 1 + len(tokens) + len(draws.u) - 1)
-        if isinstance(self._cache, EagleSlots):
-            drawn, made = self._in_kernel(self._cache, row, tokens, draws)
-        else:
+        if isinstance(self._cache, StaticRows):
             drawn, made = self._recorded(self._cache, tokens, draws)
+        else:
+            assert self.kernel is not None
+            drawn, made = self._in_kernel(self.kernel, row, tokens, draws)
         if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
         count, read = len(of_row.tree), drawn.tokens[:-1]
@@ -270,12 +281,12 @@ class SerialRows(HeadRows[SerialRow]):
 
     def _recorded(self, cache: StaticRows, tokens: Sequence[int], draws: ChainDraws) -> tuple[DrawnChain, list[Tensor]]:
         """The same, for the only row, with the states of the drawn tokens alone: those of `tokens` are remembered."""
+        cache.place_levels(self.rows[0].used + len(tokens), len(draws.u) - 1)
         (scores,) = self.score([tokens], [range(-1, len(tokens) - 1)])
         made = self.rows[0].states[-1:]
-        cache.place_levels(self.rows[0].used, len(draws.u) - 1)
 
         def below(level: int, token: Tensor) -> Tensor:
-            logits, states = cache.level(level - 1, token, made[-1].view(1, 1, -1))
+            logits, states = cache.level(level - 1, token, made[-1].to(self.target.dtype).view(1, 1, -1))
             made.append(states[0, 0])
             return self.whole(logits[0], float("-inf"))
 
@@ -315,9 +326,13 @@ class SerialRows(HeadRows[SerialRow]):
     def _forward(
         self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None, scored: bool
     ) -> tuple[Tensor, ...]:
-        """As `traced`."""
+        """As `plain_step`."""
+        if isinstance(self._cache, StaticRows):
+            return self._cache.run(ids, positions, {KIND: mask}, scored, (), states)
+        nodes = torch.tensor(ids, device=self.target.device)
         if isinstance(self._cache, EagleSlots):
-            embedded = self.head.embed(torch.tensor(ids, device=self.target.device))
-            made = self._cache.step(embedded, states, positions, mask)
+            made = self._cache.step(self.head.embed(nodes), states, positions, mask)
             return (self._cache.logits(made), made) if scored else (made,)
-        return self._cache.run(ids, positions, {KIND: mask}, scored, (), states)
+        attends = self.slots.attends(self.head.num_layers, mask, self.target)
+        at = torch.from_numpy(positions).to(self.target.device)
+        return plain_step(self.head, scored, nodes, at, states, attends)

@@ -24,7 +24,10 @@ class Arena:
         """A new array of zeros, at the start of a cache line."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size > len(self._free):
-            stretch = mmap.mmap(-1, max(STRETCH, size))  # starts as zeros, at the start of a page
+            try:
+                stretch = mmap.mmap(-1, max(STRETCH, size))  # starts as zeros, at the start of a page
+            except OSError as error:
+                raise MemoryError(f"{size} bytes cannot be had") from error
             if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; a wish, which it may not grant
                 stretch.madvise(mmap.MADV_HUGEPAGE)
             self._free = np.frombuffer(stretch, np.uint8)

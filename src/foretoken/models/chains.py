@@ -47,27 +47,28 @@ Level = Callable[[int, Int[Tensor, " 1"]], Float[Tensor, "1 v"]]  # scores after
 
 
 def draw_levels(scores: Float[Tensor, "1 v"], below: Level, draws: ChainDraws) -> DrawnChain:
-    """A chain in torch, drawn as it is level by level. Its tokens stay on their device until all of them are drawn, so
-    that the next forward is started before the token that it reads is known.
+    """A chain in torch, as it is drawn level by level. At temperature 0 its tokens stay on their device until all of
+    them are drawn, so that the next forward is started before the token that it reads is known.
 
     scores: after the text. below: called with the number of a level, and with the token of the level above.
     """
     likeliest = draws.likeliest or draws.temperature == 0
     temperature, truncation = (draws.temperature, draws.truncation) if draws.temperature else (1.0, ALL)
-    tokens, rows, shares = [], [], []
-    for level in range(len(draws.u)):
+    tokens, rows, sure, u = [], [], [], draws.u.to(scores.device)
+    for level in range(len(u)):
         if level > 0:
             scores = below(level, tokens[-1].clamp(min=0))
-        rows.append(scores.float() if likeliest and not draws.floors else softmax(scores, temperature, truncation))
-        drawn = draw_likeliest(rows[-1], 1) if likeliest else draw_iid(rows[-1], draws.u[level : level + 1])
+        row = scores.float()
+        if draws.floors or not likeliest:
+            row = softmax(row, temperature, truncation)
+        drawn = draw_likeliest(row, 1) if likeliest else draw_iid(row, u[level : level + 1])
         tokens.append(drawn[0])
-        shares.append(rows[-1][0, drawn[0]])
+        rows.append(row)
+        if draws.floors:
+            sure.append((sure[-1] if sure else 1.0) * float(row[0, drawn[0]]))
+            if level + 1 < len(draws.floors) and sure[-1] < draws.floors[level + 1]:
+                break
     found = torch.cat(tokens).tolist()
-    sure = torch.cat(shares).double().cumprod(0).tolist() if draws.floors else [1.0] * len(found)
     done = found.index(NONE) if NONE in found else len(found)
-    for level in range(1, min(done, len(draws.floors))):
-        if sure[level - 1] < draws.floors[level]:
-            done = level
-            break
-    q = torch.cat(rows[:done]) if done and not likeliest else scores.new_empty(0, scores.shape[-1])
-    return DrawnChain(found[:done], q, sure[:done])
+    q = torch.cat(rows[:done]) if done and not likeliest else rows[0][:0]
+    return DrawnChain(found[:done], q, sure[:done] or [1.0] * done)

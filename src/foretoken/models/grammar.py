@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, GrammarError
 from foretoken.core.messages import check_text
 from foretoken.core.shapes import Float
 from foretoken.models.text import Tokenizer
@@ -129,9 +129,8 @@ class GrammarConstraint:
             if not self._go_to(text):
                 mask[ends] = True
                 return mask
-            bits = np.unpackbits(np.frombuffer(self.parser.compute_bitmask(), np.uint8), bitorder="little")
+            bits = np.unpackbits(np.frombuffer(_allowed(self.parser), np.uint8), bitorder="little")
             accepting = self.parser.is_accepting()
-            self._check()
         mask[: len(bits)] = bits[:width]
         mask[self.silent[self.silent < width]] = False
         mask[ends] = accepting
@@ -150,13 +149,22 @@ class GrammarConstraint:
             return False
         known = self.parser.try_consume_tokens(rest)
         self.read += rest[:known]
-        self._check()
+        _check(self.parser)
         return known == len(rest)
 
-    def _check(self) -> None:
-        """Raise what the parser failed with: it never gets over it."""
-        if self.parser.is_error():
-            raise ForetokenError(f"The grammar is too much for its parser: {_line(self.parser.get_error())}.")
+
+def _allowed(parser: "LLMatcher") -> bytes:
+    """A bit for each token that may come next. Raises what the parser failed with: it never gets over it."""
+    bits = parser.compute_bitmask()
+    _check(parser)
+    return bits
+
+
+def _check(parser: "LLMatcher") -> None:
+    """Raise GrammarError where the parser has failed, by the first word of its message: the rest tells the text."""
+    if parser.is_error():
+        word = parser.get_error().split(maxsplit=1)[0]
+        raise GrammarError(f"The grammar is too much for its parser, or has no text ({word}): simplify it.")
 
 
 @lru_cache(maxsize=4)
@@ -187,10 +195,11 @@ def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def compiled(tokenizer: Tokenizer, grammar: Grammar) -> "LLMatcher":
-    """The parser at the beginning of a text. Raises ForetokenError for a grammar that is too large."""
+    """The parser at the beginning of a text. Raises ForetokenError for a grammar that is too large, or has no text."""
     parser = _llguidance().LLMatcher(tokens_of(tokenizer), grammar.source, log_level=0)
     if parser.is_error():
         raise ForetokenError(f"The grammar cannot be compiled: {_line(parser.get_error())}.")
+    _allowed(parser.deep_copy())
     return parser
 
 

@@ -225,6 +225,7 @@ class StaticForward:
     def _give_up(self, bucket: Bucket, inputs: Inputs, planes: Planes, why: str) -> tuple[Tensor, ...]:
         """The plain forward once more, since the keys and values may be wrong as well."""
         self.compiling = False
+        planes.graphs.pop(bucket, None)
         warnings.warn(f"{self.name} runs without {self.execution}: {why}", stacklevel=2)
         return self.plain(bucket[0], inputs, planes.of_rows(bucket[1]))
 
@@ -275,8 +276,7 @@ class StaticRows:
         if isinstance(start, int):
             self._slots = np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
         else:
-            slots = np.array(start)
-            self._slots = np.where(slots == self.padding, self.capacity - 1, slots)
+            self._slots = np.array(start)
 
     def __call__(
         self,
@@ -309,11 +309,11 @@ class StaticRows:
         n, rows = len(ids[0]), self._rows
         size = nodes_bucket(n)
         if not scored or size is None or not self.forward.compiling:
-            planes = [plane[rows] for plane in self._planes.tensors]
-            return self.forward.plain(layers, self._padded(ids, positions, masks, more, rows, n), planes, scored)
-        b = power_of_two(rows.stop)  # a bucket begins at row 0
-        out = self.forward(layers, self._padded(ids, positions, masks, more, slice(0, b), size), self._planes)
-        return tuple(x[rows, :n] for x in out)
+            width = self._used + 1  # what is read, and a slot for padded nodes
+            planes = [plane[rows, :, :width] for plane in self._planes.tensors]
+            return self.forward.plain(layers, self._padded(ids, positions, masks, more, rows, n, width), planes, scored)
+        inputs = self._padded(ids, positions, masks, more, slice(0, power_of_two(rows.stop)), size, self.capacity)
+        return tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))  # a bucket begins at row 0
 
     @torch.inference_mode()
     def place_levels(self, start: int, n: int) -> None:
@@ -332,8 +332,10 @@ class StaticRows:
         token: of the node, on the device. more: as for `run`.
         """
         slots, masks = self._levels
-        nodes = torch.cat((token, slots[i : i + 1], slots[i : i + 1])).view(3, 1, 1)
-        return self.forward((), (nodes, *more, masks[i]), self._planes)
+        inputs = torch.cat((token, slots[i : i + 1], slots[i : i + 1])).view(3, 1, 1), *more, masks[i]
+        if not self.forward.compiling:  # it was given up in the middle of a chain
+            return self.forward.plain((), inputs, self._planes.of_rows(1))
+        return self.forward((), inputs, self._planes)
 
     def _padded(
         self,
@@ -343,17 +345,20 @@ class StaticRows:
         more: Sequence[Float[Tensor, "b n _"]],
         whole: slice,
         size: int,
+        width: int,
     ) -> Inputs:
-        """The inputs of `step` but for its planes: rows `whole`, and `size` nodes each."""
+        """The inputs of `step` but for its planes: rows `whole`, `size` nodes each, and slots [0, width), of which
+        padded nodes take the last."""
         b, n = whole.stop - whole.start, len(ids[0])
         place = (slice(self._rows.start - whole.start, self._rows.stop - whole.start), slice(0, n))
         nodes = np.zeros((3, b, size), np.int64)
-        nodes[2] = self.capacity - 1
-        for full, given in zip(nodes, (ids, positions, self._slots), strict=True):
+        nodes[2] = width - 1
+        slots = np.where(self._slots == self.padding, width - 1, self._slots)
+        for full, given in zip(nodes, (ids, positions, slots), strict=True):
             full[place] = given
         padded = {}
         for kind in self.forward.kinds:
-            mask = np.full((b, 1, size, self.capacity), self.forward.low, np.float32)
+            mask = np.full((b, 1, size, width), self.forward.low, np.float32)
             mask[..., 0] = 0.0
             given = masks[kind]
             seen = mask[place[0], :, place[1]]

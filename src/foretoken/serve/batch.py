@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, GrammarError
 from foretoken.core.interfaces import Drafter, Path
 from foretoken.core.random import Seeded, seeded
 from foretoken.core.sequence import ANY_DEPTH, Sequence, Step
@@ -174,7 +174,7 @@ class Batch:
         except Exception as error:
             log.exception("A text could not take over what was read of it.")
             Decoder.leave(self._decoder, text.sequence)
-            self._fail(text, sentence(error))
+            self._fail(text, error)
 
     def drop_cancelled(self) -> None:
         """Let the texts leave that nobody waits for any more."""
@@ -189,7 +189,7 @@ class Batch:
     def fail(self, message: str) -> None:
         """End all texts with this sentence, for good."""
         for text in [*self._texts.values(), *self._reading]:
-            tell(text.ticket, Failed(message))
+            tell(text.ticket, Failed(message, 503))
         self._texts.clear()
         self._reading.clear()
 
@@ -203,7 +203,7 @@ class Batch:
                 log.exception("A prompt could not be read.")
                 self.prefill.reset()
                 self._reading.popleft()
-                tell(text.ticket, Failed(sentence(error)))
+                tell(text.ticket, failure(error))
             else:
                 if chain is not None:
                     self._reading.popleft()
@@ -261,7 +261,7 @@ class Batch:
                 steps = decoder.step()
             except Exception as error:
                 log.exception("A text failed.")
-                self._fail(mark.text, sentence(error))
+                self._fail(mark.text, error)
                 num_failed += 1
                 continue
             if decoder.gave_up:
@@ -306,9 +306,9 @@ class Batch:
         if job.shows_trees:
             text.tree = StepTree(tree.tokens, tree.parents, path)
 
-    def _fail(self, text: Text, message: str) -> None:
+    def _fail(self, text: Text, error: Exception) -> None:
         del self._texts[text.sequence]
-        tell(text.ticket, Failed(message))
+        tell(text.ticket, failure(error))
 
 
 def tell(ticket: Ticket, news: Progress | Failed) -> None:
@@ -322,10 +322,10 @@ def tell(ticket: Ticket, news: Progress | Failed) -> None:
         ticket.cancelled = True
 
 
-def sentence(error: Exception) -> str:
+def failure(error: Exception) -> Failed:
     """Why a job failed, for the one who asked for it."""
     if isinstance(error, ForetokenError):
-        return str(error)
+        return Failed(str(error), 400 if isinstance(error, GrammarError) else 500)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return "The memory did not suffice for this request: shorten the prompt, or ask for fewer tokens."
-    return f"The model failed at this request ({type(error).__name__})."
+        return Failed("The memory did not suffice for this request: shorten the prompt, or ask for fewer tokens.")
+    return Failed(f"The model failed at this request ({type(error).__name__}).")

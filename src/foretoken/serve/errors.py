@@ -89,6 +89,7 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
     places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}
     place = max(places.values(), key=lambda each: each.count("."))
     fitting = [error for error in errors if places.get(id(error)) == place]
+    fitting = [error for error in fitting if not error["type"].endswith("_type")] or fitting  # it is of a good type
     kind, wanted = fitting[0]["type"], dict.fromkeys(error["msg"] for error in fitting)
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON: send a JSON object.")

@@ -83,9 +83,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that ended without its text: message says why, in a sentence for the one who asked."""
+    """A job that ended without its text: message says why, in a sentence for the one who asked. status: of HTTP."""
 
     message: str
+    status: int = 500
 
 
 # Called on the model's thread, once per step and at last with a finish reason or a failure; it must return at once.

@@ -24,7 +24,8 @@ TELLING = 5  # seconds in which requests that were cut off are answered so, befo
 class Server(uvicorn.Server):
     """uvicorn, but: the first signal drains and a second one ends, and a dead model thread ends it too.
 
-    What runs longer than `drain` seconds after the first signal is ended by the worker, which tells each request so.
+    What runs longer than `drain` seconds after the first signal, or still runs at the second one, is ended by the
+    worker, which tells each request so.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, drain: float) -> None:
@@ -32,14 +33,20 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.worker = worker
         self.limit = Timer(drain, worker.end)
-        self.limit.daemon = True
+        self.forced = Timer(TELLING, self._force)
+        self.limit.daemon = self.forced.daemon = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        if not self.force_exit:
+        again, self.should_exit = self.should_exit, True
+        if not again:
             self.limit.start()
-        log_signal(log, self.force_exit)
+        elif not self.forced.is_alive():
+            Timer(0, self.worker.end).start()  # which may wait for the model's thread, as a signal must not
+            self.forced.start()
+        log_signal(log, again)
+
+    def _force(self) -> None:
+        self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -71,6 +78,7 @@ def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: O
     log.info("serves %s, drafter %s", engine.target.name, engine.drafter.name)
     server.run(sockets=[listening])
     server.limit.cancel()
+    server.forced.cancel()
     worker.stop()
     if worker.error is not None:
         log.error("the thread that runs the model has died: %r", worker.error)

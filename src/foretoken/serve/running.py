@@ -53,12 +53,12 @@ class Running:
         self._cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Progress]]:
-        """(index of the job, what a step added to it), until all are finished. Raises ApiError 500 for a failure."""
+        """(index of the job, what a step added to it), until all are finished. Raises ApiError for a failure."""
         while self._open:
             index, came = await self._queue.get()
             if isinstance(came, Failed):
                 del self._open[index]
-                raise ApiError(500, came.message)
+                raise unavailable(503, came.message) if came.status == 503 else ApiError(came.status, came.message)
             if came.finish_reason is not None:
                 del self._open[index]
             yield index, came

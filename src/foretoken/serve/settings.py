@@ -59,6 +59,8 @@ class Settings:
                 raise ForetokenError(f"allow_origin has {origin}: give a site as https://app.example, without a path.")
         if not all(self.keys):
             raise ForetokenError("An api key is empty: give one character or more, or leave it out.")
+        if self.api_key is None and KEYS in os.environ and not self.keys:
+            raise ForetokenError(f"{KEYS} is set and holds no key: give keys separated by commas, or unset it.")
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -39,17 +39,27 @@ class Worker:
         max_queue: the most jobs that may wait for others to end.
         cache_bytes: the most memory of the prefix cache; 0 for none.
         owner: the thread that loaded the engine, where that is to be the worker's; None for a new one.
+        Raises ForetokenError for a context that the model does not take, and where memory does not suffice.
         """
-        size = engine.max_batch if max_batch is None else max_batch
+        size, most = engine.max_batch if max_batch is None else max_batch, engine.target.lm.context
         check_counts(max_batch=size, context=context)
-        limits = [limit for limit in (context, engine.target.lm.context) if limit is not None]
+        if context is not None and most is not None and context > most:
+            raise ForetokenError(
+                f"context is {context}, and {engine.target.name} takes {most} tokens: give at most that."
+            )
         self.max_batch, self.max_queue = size, max_queue
-        self.context = min(limits, default=CONTEXT)
+        self.context = context or most or CONTEXT
         self.error: BaseException | None = None  # what the thread died of
         self.on_step: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step has added
         self._engine = engine
         self._owner: Owner | None = owner or Owner()
-        self._batch = self._owner.submit(lambda: Batch(engine, size, self.context, cache_bytes)).result()
+        try:
+            self._batch = self._owner.submit(lambda: Batch(engine, size, self.context, cache_bytes)).result()
+        except MemoryError as error:
+            raise ForetokenError(
+                f"The memory does not suffice for {size} texts of {self.context} tokens side by side: give a smaller "
+                "max_batch or context."
+            ) from error
         self._waiting: deque[Ticket] = deque()
         self._joining: deque[Ticket] = deque()  # those that the thread has taken, and not yet given a row
         self._changed = Condition()
@@ -108,7 +118,8 @@ class Worker:
             if self._draining or self.error is not None:
                 raise DrainingError(DIED if self.error is not None else "The server is shutting down.")
             if len(self._waiting) + len(self._joining) + self._batch.num_wanted >= self.max_batch + self.max_queue:
-                raise QueueFullError(f"{len(self._waiting)} requests are waiting already: try again later.")
+                room = f"{self.max_batch} texts side by side and {self.max_queue} that wait"
+                raise QueueFullError(f"The server has no room for so many texts now: it takes {room}. Try again later.")
             self._waiting.append(ticket)
             self._changed.notify_all()
         return ticket
@@ -164,7 +175,7 @@ class Worker:
             self._waiting.clear()
         self._batch.fail(message)
         for ticket in waiting:
-            tell(ticket, Failed(message))
+            tell(ticket, Failed(message, 503))
 
     def _take(self) -> bool:
         """Let cancelled jobs leave and waiting ones join; sleeps while there is nothing to do. False to end.
