@@ -60,9 +60,13 @@ class Sampled(Named):
     stream: Annotated[bool | None, Field(description="Send the text as it grows, by server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="For `stream` alone.")] = None
     n: Annotated[int | None, Field(ge=1, description="Texts for each prompt; default 1.")] = None
-    max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of a text; the context limits it too.")] = (
-        None
-    )
+    max_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Most tokens of a text; by default 16 of a completion, and for a chat what the context leaves.",
+        ),
+    ] = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None,
         Field(description=f"Strings that end the text before them, up to {MOST_STOPS}."),
@@ -98,7 +102,7 @@ class Sampled(Named):
     ] = None
     structured_outputs: Annotated[
         StructuredOutputs | None,
-        Field(description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar`."),
+        Field(description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` (in Lark's form)."),
     ] = None
     user: Annotated[str | None, Field(description="An identifier of yours; it changes nothing.")] = None
 
