@@ -185,8 +185,8 @@ def load_forwards(
     if compiled.execution != eager.execution:
         paths[COMPILED] = OurPath(compiled)
     if traced:
-        forward = CausalLM(compiled.model, target)
-        forward.backend = compiler = StaticForward(compiled.model, layout(compiled.model), target)
+        forward, found = CausalLM(compiled.model, target), layout(compiled.model)
+        forward.backend = compiler = StaticForward(compiled.model, target, found.planes, list(found.windows))
         compiler.compiling = True
         paths[TRACED] = OurPath(forward)
     return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)
