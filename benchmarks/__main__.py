@@ -28,15 +28,16 @@ SCRIPTS = {
 }
 
 
-def main() -> None:
+def main() -> object:
+    """What the script's command line gives, see cli.main.run."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name == "--help":
         for known, what in SCRIPTS.items():
             print(f"{known:12}{what}")
-        return
+        return None
     if name not in SCRIPTS:
         raise ForetokenError(f"There is no benchmark {name}: choose one of {', '.join(SCRIPTS)}.")
-    script(name)(sys.argv[2:], prog_name=f"python -m benchmarks {name}")
+    return script(name)(sys.argv[2:], prog_name=f"python -m benchmarks {name}", standalone_mode=False)
 
 
 def script(name: str) -> typer.Typer:

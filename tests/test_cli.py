@@ -229,3 +229,17 @@ def test_only_own_files_are_replaced(run, tmp_path, monkeypatch):
             assert code == 0 or "would be replaced: name another --out" in err
             assert file.read_text() == content
         assert run(command, "--out", "/dev/null")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("generate", "--bogus"), "No such option: --bogus (Possible options: --out). See foretoken generate --help."),
+        (("serve", "m", "--port", "x"), "Invalid value for '--port'"),
+        (("fetch", "a", "b"), "unexpected extra argument"),
+        (("nothing",), "No such command 'nothing'. See foretoken --help."),
+        (("benchmarks", "rules", "--bogus"), "No such option: --bogus. See python -m benchmarks rules --help."),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(run, words, says):
+    run.refused(says, *words)

@@ -7,13 +7,17 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from foretoken.cli import audit, bench, chat, demo, fetch, generate, serve, train, tune, vocab
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
+
+# What typer finds wrong with a command line, which it has no public name for. What it gives no words has printed help.
+UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     help="Generate faster from a causal language model, with exactly the same output distribution.",
@@ -49,20 +53,33 @@ def options(
 
 
 def main() -> None:
-    run(app)
+    run(partial(app, standalone_mode=False))
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command of typer's: what goes wrong is one sentence on stderr, and an exit code."""
+    """Run a command of typer's: what goes wrong is one sentence on stderr, and an exit code.
+
+    command: where it is not standalone, it returns typer's exit code, and raises what is wrong with its options.
+    """
     warnings.showwarning = lambda message, *_, **__: print(f"foretoken: warning: {message}", file=sys.stderr)
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
     logging.getLogger("foretoken").setLevel(logging.INFO)
     try:
         with _streams():
-            command()
+            code = command()
+        if isinstance(code, int):
+            sys.exit(code)
+    except UsageError as error:
+        if said := error.format_message():
+            where = f" See {error.ctx.command_path} --help." if error.ctx else ""
+            print(f"foretoken: {said.rstrip('.')}.{where}", file=sys.stderr)
+        sys.exit(2)
     except ForetokenError as error:
         print(f"foretoken: {error}", file=sys.stderr)
         sys.exit(2)
+    except typer.Abort:  # the end of an input that was asked for
+        print("foretoken: Aborted: the input ended.", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
