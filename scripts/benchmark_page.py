@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -230,4 +231,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
-    run(app)
+    run(partial(app, standalone_mode=False))

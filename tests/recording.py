@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from foretoken.models import static
+from foretoken.models.graphs import _tensors
 
 
 class Replayed:
@@ -16,12 +17,12 @@ class Replayed:
     def __init__(self, run: Any, inputs: tuple[Any, ...], planes: Sequence[Any], pool: object) -> None:
         del pool
         self.run, self.planes = run, planes
-        self.kept = tuple(x.clone() for x in _tensors(inputs))
+        self.kept = tuple(x.clone() for x in (*inputs[:-1], *_tensors(inputs[-1])))
         self.kinds = list(inputs[-1]) if isinstance(inputs[-1], Mapping) else None
         self.out: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        for kept, given in zip(self.kept, _tensors(inputs), strict=True):
+        for kept, given in zip(self.kept, (*inputs[:-1], *_tensors(inputs[-1])), strict=True):
             assert (kept.shape, kept.dtype) == (given.shape, given.dtype)
             kept.copy_(given)
         n = len(inputs) - 1  # the masks are the last
@@ -31,11 +32,6 @@ class Replayed:
             was.copy_(new)
         self.out = self.out or out
         return tuple(x.clone() for x in self.out)
-
-
-def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
-    *first, masks = inputs
-    return [*first, *(masks.values() if isinstance(masks, Mapping) else (masks,))]
 
 
 @pytest.fixture

@@ -59,7 +59,8 @@ def main() -> None:
 def run(command: Callable[[], object]) -> None:
     """Run a command of typer's: what goes wrong is one sentence on stderr, and an exit code.
 
-    command: where it is not standalone, it returns typer's exit code, and raises what is wrong with its options.
+    command: not standalone, as typer calls it: it returns an exit code or nothing, and raises what is wrong with its
+    options.
     """
     warnings.showwarning = lambda message, *_, **__: print(f"foretoken: warning: {message}", file=sys.stderr)
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]

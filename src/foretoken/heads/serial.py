@@ -209,7 +209,7 @@ class SerialRows(HeadRows[SerialRow]):
         else:
             cache = EagleSlots(backend, batch, slots)
         super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots), head.columns)
-        self.head, self._cache = head, cache
+        self.head = head
         self.kernel = cache if isinstance(cache, EagleSlots) else None
 
     @torch.inference_mode()
@@ -245,8 +245,8 @@ class SerialRows(HeadRows[SerialRow]):
         """Whether `draft_chain` can be called where it scores so many nodes."""
         if len(self.rows[row].tree):
             return False
-        if isinstance(self._cache, StaticRows):
-            return self._cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
+        if isinstance(self.slots.cache, StaticRows):
+            return self.slots.cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
         return self.kernel is not None and self.kernel.drafts_chains
 
     @torch.inference_mode()
@@ -255,8 +255,8 @@ class SerialRows(HeadRows[SerialRow]):
         those of `score` and draw. Nothing is looked up in `past`, since a head needs the state before each token."""
         of_row, draws = self.rows[row], replace(draws, u=draws.u[: self.head.depth])
         self.slots.check_room(of_row.length - 1 + len(tokens) + len(draws.u) - 1)
-        if isinstance(self._cache, StaticRows):
-            drawn, made = self._recorded(self._cache, tokens, draws)
+        if isinstance(self.slots.cache, StaticRows):
+            drawn, made = self._recorded(self.slots.cache, tokens, draws)
         else:
             assert self.kernel is not None
             drawn, made = self._in_kernel(self.kernel, row, tokens, draws)
@@ -281,12 +281,12 @@ class SerialRows(HeadRows[SerialRow]):
 
     def _recorded(self, cache: StaticRows, tokens: Sequence[int], draws: ChainDraws) -> tuple[DrawnChain, list[Tensor]]:
         """The same, for the only row, with the states of the drawn tokens alone: those of `tokens` are remembered."""
-        cache.place_levels(self.rows[0].used + len(tokens), len(draws.u) - 1)
+        of_level = cache.levels(self.rows[0].used + len(tokens), len(draws.u) - 1)
         (scores,) = self.score([tokens], [range(-1, len(tokens) - 1)])
         made = self.rows[0].states[-1:]
 
         def below(level: int, token: Tensor) -> Tensor:
-            logits, states = cache.level(level - 1, token, made[-1].to(self.target.dtype).view(1, 1, -1))
+            logits, states = of_level(level - 1, token, made[-1].to(self.target.dtype).view(1, 1, -1))
             made.append(states[0, 0])
             return self.whole(logits[0], float("-inf"))
 
@@ -327,12 +327,12 @@ class SerialRows(HeadRows[SerialRow]):
         self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None, scored: bool
     ) -> tuple[Tensor, ...]:
         """As `plain_step`."""
-        if isinstance(self._cache, StaticRows):
-            return self._cache.run(ids, positions, {KIND: mask}, scored, (), states)
+        if isinstance(self.slots.cache, StaticRows):
+            return self.slots.cache.run(ids, positions, {KIND: mask}, scored, (), states)
         nodes = torch.tensor(ids, device=self.target.device)
-        if isinstance(self._cache, EagleSlots):
-            made = self._cache.step(self.head.embed(nodes), states, positions, mask)
-            return (self._cache.logits(made), made) if scored else (made,)
+        if self.kernel is not None:
+            made = self.kernel.step(self.head.embed(nodes), states, positions, mask)
+            return (self.kernel.logits(made), made) if scored else (made,)
         attends = self.slots.attends(self.head.num_layers, mask, self.target)
         at = torch.from_numpy(positions).to(self.target.device)
         return plain_step(self.head, scored, nodes, at, states, attends)

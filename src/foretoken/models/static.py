@@ -23,7 +23,7 @@ from foretoken.models.cache import NodeCache, first_planes
 from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
-from foretoken.models.growing_tree import lowest
+from foretoken.models.growing_tree import causal_mask, lowest
 from foretoken.models.layout import decoder
 from foretoken.models.panels import PanelLinear
 
@@ -184,8 +184,10 @@ class StaticForward:
         return self._step(self.model, self.of_layer, layers, scored, *on(self.device, inputs), planes)
 
     def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
-        """The same, compiled or recorded, for inputs that fill a bucket."""
+        """The same, compiled or recorded, for inputs that fill a bucket; plain once that was given up."""
         bucket: Bucket = (layers, *inputs[0].shape[1:], planes.capacity)
+        if not self.compiling:
+            return self.plain(layers, inputs, planes.of_rows(bucket[1]))
         known = planes.graphs if self.on_gpu else self.ready
         return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
@@ -249,7 +251,6 @@ class StaticRows:
         self._batch = power_of_two(batch)
         self._take(LEAST_SLOTS)
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
-        self._levels = torch.empty(0), torch.empty(0)
 
     @property
     def capacity(self) -> int:
@@ -316,26 +317,25 @@ class StaticRows:
         return tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))  # a bucket begins at row 0
 
     @torch.inference_mode()
-    def place_levels(self, start: int, n: int) -> None:
-        """Set where n forwards of `level` write their nodes, from slot `start` on of the first row, which is full up to
-        there: each node sees all before it."""
-        self.place(slice(0, 1), start, 1, start + n)
-        slots, mask = np.arange(start, start + n), np.full((n, 1, 1, 1, self.capacity), self.forward.low, np.float32)
-        mask[np.arange(self.capacity) <= slots.reshape(-1, 1, 1, 1, 1)] = 0.0
-        device, dtype = self.forward.device, self.forward.dtype
-        self._levels = torch.from_numpy(slots).to(device), torch.from_numpy(mask).to(dtype).to(device)
+    def levels(self, start: int, n: int) -> Callable[..., tuple[Tensor, ...]]:
+        """n forwards of one node each, from slot `start` on of the first row, which is full up to there: each node sees
+        all before it. For models of one kind of layers.
 
-    @torch.inference_mode()
-    def level(self, i: int, token: Int[Tensor, " 1"], *more: Float[Tensor, "1 1 _"]) -> tuple[Tensor, ...]:
-        """What `step` gives for forward i of `place_levels`, of one node; for models of one kind of layers.
-
-        token: of the node, on the device. more: as for `run`.
+        Returns a function of the number of the forward, from 0 on, the node's token [1] on the device, and further
+        inputs [1, 1, _] as for `run`; it returns what `step` does.
         """
-        slots, masks = self._levels
-        inputs = torch.cat((token, slots[i : i + 1], slots[i : i + 1])).view(3, 1, 1), *more, masks[i]
-        if not self.forward.compiling:  # it was given up in the middle of a chain
-            return self.forward.plain((), inputs, self._planes.of_rows(1))
-        return self.forward((), inputs, self._planes)
+        self.place(slice(0, 1), start, 1, start + n)
+        forward, planes = self.forward, self._planes
+        mask = np.full((n, 1, 1, 1, self.capacity), forward.low, np.float32)
+        mask[..., : start + n] = causal_mask(start, n, forward.low, None).reshape(n, 1, 1, 1, start + n)
+        masks = torch.from_numpy(mask).to(forward.dtype).to(forward.device)
+        slots = torch.arange(start, start + n, device=forward.device)[:, None]
+
+        def level(i: int, token: Int[Tensor, " 1"], *more: Float[Tensor, "1 1 _"]) -> tuple[Tensor, ...]:
+            nodes = torch.stack((token, slots[i], slots[i])).view(3, 1, 1)
+            return forward((), (nodes, *more, masks[i]), planes)
+
+        return level
 
     def _padded(
         self,

@@ -15,6 +15,7 @@ from foretoken.serve.calls import CallForm
 from foretoken.serve.errors import ApiError, refused
 from foretoken.serve.jobs import Job
 from foretoken.serve.schema import (
+    COMPLETION_TOKENS,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -27,7 +28,6 @@ from foretoken.serve.schema import (
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
 
-COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # whose tokens are texts in JSON
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 MOST_STOPS = 16  # each is looked for at every token
 MOST_STOP = 1000  # characters of one
 MOST_BIASES = 1024  # tokens whose score is changed at every step
@@ -64,7 +65,8 @@ class Sampled(Named):
         int | None,
         Field(
             ge=1,
-            description="Most tokens of a text; by default 16 of a completion, and for a chat what the context leaves.",
+            description=f"Most tokens of a text; by default {COMPLETION_TOKENS} of a completion, and for a chat what "
+            "the context leaves.",
         ),
     ] = None
     stop: Annotated[
