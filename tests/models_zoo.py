@@ -18,7 +18,7 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.heads.head import Head, new_head
+from foretoken.heads.head import PublishedHead, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.models.rows import Rows
@@ -88,7 +88,7 @@ def tiny(family: str, attention: str = "sdpa", random_weights: bool = False, **c
     return model
 
 
-def random_medusa(lm: CausalLM, seed: int) -> Head:
+def random_medusa(lm: CausalLM, seed: int) -> PublishedHead:
     """A Medusa head of three levels, none of whose answers is like another's, as a new head's are."""
     torch.manual_seed(seed)
     head = new_head("medusa", parts(lm), levels=3)

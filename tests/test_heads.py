@@ -13,7 +13,7 @@ from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.flat import Hydra, Medusa
-from foretoken.heads.head import Head, new_head
+from foretoken.heads.head import PublishedHead, new_head
 from foretoken.heads.layer import Unrolled, causal, layer_shape
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.heads.rows import HeadRows
@@ -44,7 +44,7 @@ def wide() -> CausalLM:
     return CausalLM(tiny.llama(0, hidden=64, layers=6))
 
 
-def made(kind: str, target: TargetParts, seed: int = 1) -> Head:
+def made(kind: str, target: TargetParts, seed: int = 1) -> PublishedHead:
     torch.manual_seed(seed)
     head = new_head(kind, target)
     for parameter in head.parameters():
@@ -135,7 +135,7 @@ def of_block(head: DFlash, features: Tensor, root: int) -> Tensor:
 
 
 @torch.no_grad()
-def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> Tensor:
+def plain(head: PublishedHead, features: Tensor, ids: list[int], drafted: list[int]) -> Tensor:
     """Scores after `drafted`, which follow the text `ids`, whose states but the last are `features`; no cache."""
     t, root = head.target, len(ids) - 1
     tokens = torch.tensor([ids + drafted])
@@ -159,7 +159,9 @@ def plain(head: Head, features: Tensor, ids: list[int], drafted: list[int]) -> T
     return head.logits(states[0, -1])
 
 
-def check_tree(head: Head, rows: HeadRows, texts: list[list[int]], states: list[Tensor], rng: random.Random) -> None:
+def check_tree(
+    head: PublishedHead, rows: HeadRows, texts: list[list[int]], states: list[Tensor], rng: random.Random
+) -> None:
     """Random level-by-level trees on every row; every score is compared with a forward without a cache."""
     rows.learn([s[: len(ids) - 1] for s, ids in zip(states, texts, strict=True)])
     for row, ids in enumerate(texts):
@@ -214,12 +216,12 @@ def test_recorded_heads_draft_as_plain_ones(
     assert {nodes for _, _, nodes, _ in forward.ready} >= {1, 2, 4}
 
 
-def alone(head: Head) -> Head:
+def alone(head: PublishedHead) -> PublishedHead:
     """A copy that can be packed; its target stays as it is."""
     return copy.deepcopy(head, {id(head.target): head.target})
 
 
-def check_steps(lm: CausalLM, head: Head, rows: HeadRows) -> None:
+def check_steps(lm: CausalLM, head: PublishedHead, rows: HeadRows) -> None:
     """Three steps of a batch of three, of which one leaves."""
     rng = random.Random(0)
     texts = [[rng.randrange(257) for _ in range(n)] for n in (9, 14, 5)]

@@ -17,7 +17,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import UnknownTargetWarning, head_kind, load_head, load_to_train, save_head
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.head import Head, new_head
+from foretoken.heads.head import PublishedHead, new_head
 from foretoken.heads.layer import layer_shape
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts
@@ -235,7 +235,7 @@ def test_a_head_of_another_target_is_refused(target: TargetParts, tmp_path: Path
 @pytest.mark.parametrize("entry", [{}, {"mlp_input": "states"}])
 @pytest.mark.parametrize("load", [load_head, load_to_train])
 def test_a_gumiho_head_of_another_function_is_refused(
-    entry: dict[str, str], load: Callable[..., Head], target: TargetParts, tmp_path: Path
+    entry: dict[str, str], load: Callable[..., PublishedHead], target: TargetParts, tmp_path: Path
 ) -> None:
     """The MLPs of ours read the serial states alone once, with weights of the same names and sizes."""
     save_head(new_head("gumiho", target), tmp_path)
@@ -276,7 +276,7 @@ def test_damaged_configurations_are_refused(
         configured(config, "eagle3", target, tmp_path)
 
 
-def configured(config: object, kind: str, target: TargetParts, folder: Path) -> Head:
+def configured(config: object, kind: str, target: TargetParts, folder: Path) -> PublishedHead:
     """The head of a published checkpoint with this config.json."""
     save_file(checkpoint(kind, target), folder / "model.safetensors")
     (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))

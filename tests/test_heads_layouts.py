@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.checkpoint import head_kind, load_head, save_head
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.heads.lm import ready
 from foretoken.heads.serial import SerialRows
 from foretoken.models.causal_lm import CausalLM
@@ -42,14 +42,14 @@ LONG = {
 
 def loaded(
     folder: Path, weights: Weights, config: Config, target: TargetParts, file: str = "model.safetensors"
-) -> Head:
+) -> PublishedHead:
     folder.mkdir()
     save_file({key: value.contiguous() for key, value in weights.items()}, folder / file)
     (folder / "config.json").write_text(json.dumps(config))
     return load_head(folder, target)
 
 
-def check_alike(one: Head, other: Head) -> None:
+def check_alike(one: PublishedHead, other: PublishedHead) -> None:
     """Both give the same scores, to the bit."""
     torch.manual_seed(4)
     ids = [4, 8, 15, 16, 23]

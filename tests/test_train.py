@@ -17,7 +17,7 @@ from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import load_head, load_to_train, save_head
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.head import Head, new_head
+from foretoken.heads.head import PublishedHead, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.parts import parts
@@ -246,13 +246,13 @@ def test_a_head_begins_with_the_layers_of_a_model(kind: str, lm: CausalLM) -> No
     ],
 )
 def test_what_a_head_cannot_begin_as_is_refused(
-    kind: str, source: Callable[[CausalLM], CausalLM | Head], message: str, lm: CausalLM
+    kind: str, source: Callable[[CausalLM], CausalLM | PublishedHead], message: str, lm: CausalLM
 ) -> None:
     with pytest.raises(ForetokenError, match=message):
         Beginning("other", source(lm)).fill(new_head(kind, parts(lm)))
 
 
-def other(lm: CausalLM, kind: str, what: str) -> Head:
+def other(lm: CausalLM, kind: str, what: str) -> PublishedHead:
     """A head with weights of the same sizes that mean something else."""
     head: Any = new_head(kind, parts(lm))
     if what == "heads":

@@ -11,7 +11,7 @@ import tiny
 from foretoken.heads import HEADS
 from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Gumiho
-from foretoken.heads.head import Head, new_head
+from foretoken.heads.head import PublishedHead, new_head
 from foretoken.heads.layer import causal
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
@@ -180,7 +180,7 @@ def test_a_share_of_the_roots_estimates_the_whole_loss(lm: CausalLM) -> None:
         assert float(torch.stack(alone[j]).mean()) == pytest.approx(float(whole[j]), rel=1e-5)
 
 
-def step_losses(head: Head, texts: Texts, root: int | None) -> list[torch.Tensor]:
+def step_losses(head: PublishedHead, texts: Texts, root: int | None) -> list[torch.Tensor]:
     """The loss of each step, of every root or of one, by differences of sums that end one step earlier."""
     sums = []
     for steps in range(1, 4):

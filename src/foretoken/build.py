@@ -27,6 +27,7 @@ from foretoken.draft.store_file import KeptStore
 from foretoken.engine import Engine
 from foretoken.heads.checkpoint import head_kind, load_head
 from foretoken.heads.lm import HeadLM, ready
+from foretoken.heads.mtp import own_mtp
 from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
@@ -54,6 +55,7 @@ from foretoken.recipe import (
     HEAD,
     KINDS,
     METHODS,
+    MTP,
     NGRAM,
     NO_DRAFTER,
     OWN,
@@ -110,8 +112,9 @@ def load(
         target: the folder of a Hugging Face model, a GGUF file, a hub id, the short name of a model that `fetch` has
             brought, or a transformers model.
         drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
-            target's own weights in 4 bits, in the target's cache; "self:q8_0" in blocks of that kind); "ngram" (prompt
-            lookup) or "suffix" (the same, also in the texts of earlier requests), which need no model;
+            target's own weights in 4 bits, in the target's cache; "self:q8_0" in blocks of that kind); "mtp" (the layer
+            of multi-token prediction that some models are published with); "ngram" (prompt lookup) or "suffix" (the
+            same, also in the texts of earlier requests), which need no model;
             "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
             "auto" (where our kernel runs weights of 16 or 32 bits self, under method auto without a profile ngram+self;
             else ngram); None or "none" for plain decoding. See docs/drafters.md.
@@ -208,7 +211,9 @@ def load(
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
     lm = None
-    if kind == HEAD:
+    if kind == MTP:
+        lm = ready(own_mtp(model), MTP)
+    elif kind == HEAD:
         lm = ready(load_head(str(drafter), parts(model)), str(drafter))
     elif kind == OWN:
         lm = load_own(model, target, own_kind(drafter) or OWN_KIND, trust_remote_code)
@@ -265,7 +270,9 @@ def _tokenizer(named: str | Tokenizer | None, model: str | HFModel | None, trust
 
 def _no_vocab(vocab: str, drafter: object, kind: str) -> ForetokenError:
     """The refusal of a method between vocabularies for a drafter that has no vocabulary of its own."""
-    which = {HEAD: f"draft head {drafter}", OWN: "drafter self"}.get(kind) if drafter != AUTO else None
+    which = (
+        {HEAD: f"draft head {drafter}", OWN: "drafter self", MTP: "drafter mtp"}.get(kind) if drafter != AUTO else None
+    )
     why = f"{which} has its target's" if which else f"drafter {drafter or NO_DRAFTER} has none"
     return ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
 

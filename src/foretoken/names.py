@@ -9,7 +9,19 @@ from foretoken.core.laws import IID, Hub, Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
-from foretoken.recipe import AUTO, HEAD, KINDS, LAWS, NO_DRAFTER, OWN, SAME, VOCABS, Recipe, check_law, check_verifier
+from foretoken.recipe import (
+    AUTO,
+    KINDS,
+    LAWS,
+    NO_DRAFTER,
+    ON_STATES,
+    OWN,
+    SAME,
+    VOCABS,
+    Recipe,
+    check_law,
+    check_verifier,
+)
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
 from foretoken.trees.grammar import read_tree
@@ -104,7 +116,7 @@ def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]
         raise ForetokenError(
             f"vocab {kind} draws in a way of its own, to which law {recipe.law} means nothing: leave it out."
         )
-    if isinstance(policy, ProductTree) and kind != HEAD:
+    if isinstance(policy, ProductTree) and kind not in ON_STATES:
         raise ForetokenError(f"Tree {tree} is for draft heads: take chain or kary, or the folder of a head as drafter.")
     if isinstance(policy, ProductTree) and recipe.method == AUTO:
         raise ForetokenError(f"Method auto cuts a tree by its depth, and {tree} has no fixed one: take chain or kary.")
@@ -135,7 +147,7 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
             f"draft_probability {draft_probability} needs a drafter that works beside the target, and drafter self "
             "works in its cache: name a model."
         )
-    if kind in (NO_DRAFTER, HEAD) or KINDS[kind].rule is not None:
+    if kind in (NO_DRAFTER, *ON_STATES) or KINDS[kind].rule is not None:
         raise ForetokenError(
             f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
             "no strings."

@@ -62,8 +62,9 @@ class Kind:
         return imported(self.home)
 
 
-NO_DRAFTER, NGRAM, SUFFIX, OWN, SAME, HEAD = "none", "ngram", "suffix", "self", "same", "head"
+NO_DRAFTER, NGRAM, SUFFIX, OWN, MTP, SAME, HEAD = "none", "ngram", "suffix", "self", "mtp", "same", "head"
 LOOKUPS = (NGRAM, SUFFIX)
+ON_STATES = (MTP, HEAD)  # what drafts on the target's hidden states
 OWN_KIND = "q4_k"  # with fewer bits more is accepted than in q4_1: docs/LOG.md, 2026-11-26
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
@@ -72,6 +73,7 @@ KINDS = {
         "draft.lookup:lookup", "the same in the text and in those of earlier requests", "exact-match", "chain:24"
     ),
     OWN: Kind("draft.own:own", "the target's own weights in 4 bits, in the target's cache"),
+    MTP: Kind("build:head", "the target's own layer of multi-token prediction, on its hidden states"),
     SAME: Kind("draft.lm:same", "a language model with the target's vocabulary"),
     HEAD: Kind("build:head", "a draft head on the target's hidden states"),
     "tli": Kind("vocab.tli:tli", "a model's tokens that the target has too", other_vocabulary=True),
@@ -227,7 +229,7 @@ def _not_quantised(drafter: object, is_head: bool) -> str | None:
 
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
-    return drafter in (None, AUTO, NO_DRAFTER, *LOOKUPS) or own_kind(drafter) is not None
+    return drafter in (None, AUTO, NO_DRAFTER, MTP, *LOOKUPS) or own_kind(drafter) is not None
 
 
 def usual_tree(kind: str, method: str) -> str:

@@ -39,10 +39,11 @@ class Models:
     target: Model folder (Hugging Face), GGUF file, hub id, or a name that `foretoken fetch` lists. Default: the demo
         target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
-    head; "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "suffix" (the same, also in the texts of
-    earlier requests), "suffix+self" and so on (a lookup, then a model where that finds little), "auto" (where the
-    compiled kernel runs weights of 16 or 32 bits self, under --method auto without a profile ngram+self; else ngram),
-    or "none". Default: the demo drafter for the demo target, else auto.
+    head; "self" (the target's own weights in 4 bits), "mtp" (the layer of multi-token prediction that some models are
+    published with), "ngram" (prompt lookup), "suffix" (the same, also in the texts of earlier requests), "suffix+self"
+    and so on (a lookup, then a model where that finds little), "auto" (where the compiled kernel runs weights of 16 or
+    32 bits self, under --method auto without a profile ngram+self; else ngram), or "none". Default: the demo drafter
+    for the demo target, else auto.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """

@@ -1,7 +1,7 @@
 """The kinds of draft heads by name.
 
-A new head takes three places: a class below `heads.head.Head` with its module, its published layout and the rows that
-draft with it; its name here; its loss and learning rate in train/losses.py.
+A new head takes three places: a class below `heads.head.PublishedHead` with its module, its published layout and the
+rows that draft with it; its name here; its loss and learning rate in train/losses.py.
 """
 
 from typing import Any

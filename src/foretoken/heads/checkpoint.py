@@ -33,7 +33,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.heads import HEADS
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.heads.layer import LayerShape
 from foretoken.heads.layouts import EMBEDDING, by_authors_names, other_head
 from foretoken.models.named import check_head_folder, head_file
@@ -141,7 +141,7 @@ def head_kind(folder: str | Path) -> str | None:
         raise ForetokenError(f"Cannot read {path} as weights ({error}): download it again.") from error
 
 
-def load_head(folder: str | Path, parts: TargetParts) -> Head:
+def load_head(folder: str | Path, parts: TargetParts) -> PublishedHead:
     """The head in `folder` for a target, frozen, in the target's dtype.
 
     Raises ForetokenError naming missing and unexpected keys, the size that does not fit the target, or the other target
@@ -152,12 +152,12 @@ def load_head(folder: str | Path, parts: TargetParts) -> Head:
     return head.to(dtype=parts.dtype)
 
 
-def load_to_train(folder: str | Path, parts: TargetParts) -> Head:
+def load_to_train(folder: str | Path, parts: TargetParts) -> PublishedHead:
     """The head in `folder` in float32, whatever target of these sizes it was trained for. Raises ForetokenError."""
     return _loaded(folder, parts)[0].float()
 
 
-def save_head(head: Head, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_head(head: PublishedHead, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a head in its published layout, as safetensors, beside a config.json: its scale, its shape, its target."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def _kind_of(keys: Iterable[str]) -> str | None:
     return None
 
 
-def _loaded(folder: str | Path, parts: TargetParts) -> tuple[Head, dict[str, Any]]:
+def _loaded(folder: str | Path, parts: TargetParts) -> tuple[PublishedHead, dict[str, Any]]:
     check_head_folder(folder)
     path = head_file(folder)
     assert path is not None
@@ -233,7 +233,7 @@ def _is_targets(key: str, value: Tensor, parts: TargetParts) -> bool:
     return True
 
 
-def _fill(head: Head, weights: dict[str, Tensor], path: Path) -> None:
+def _fill(head: PublishedHead, weights: dict[str, Tensor], path: Path) -> None:
     """Every weight of the head from the file, and nothing left over."""
     own = head.state_dict()
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())

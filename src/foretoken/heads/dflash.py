@@ -20,7 +20,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.flat import LevelRow, LevelRows
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.heads.layer import Attend, Attention, DecoderLayer, LayerShape, RMSNorm, cached, layer_shape, turned
 from foretoken.heads.rows import CHUNK, HeadSlots, slot_cache
 from foretoken.models.features import FINAL
@@ -53,7 +53,7 @@ class NormedAttention(Attention):
         return self.o_proj(y.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
-class DFlash(Head):
+class DFlash(PublishedHead):
     """Level i: the target's LM head on the state at mask i + 1 of a block, all of whose places see each other.
 
     block: places of the block, the last committed token's among them. mask_token: the token whose embedding stands for

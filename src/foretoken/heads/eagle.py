@@ -10,14 +10,14 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, layer_shape
-from foretoken.heads.serial import Serial, SerialRows
+from foretoken.heads.serial import SerialLayers, SerialRows
 from foretoken.models.parts import TargetParts
 
 if TYPE_CHECKING:
     from foretoken.heads.head import Backend
 
 
-class Eagle(Serial):
+class Eagle(SerialLayers):
     """EAGLE-1/2: one decoder layer without input norm on Linear(embedding, state). Li et al. 2024, EAGLE."""
 
     kind = "eagle"

@@ -12,7 +12,7 @@ from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import LAYERS, Checkpoint
 from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, layer_shape
 from foretoken.heads.rows import scattered
-from foretoken.heads.serial import Serial
+from foretoken.heads.serial import SerialLayers
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
@@ -40,7 +40,7 @@ class Eagle3Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Eagle3(Serial):
+class Eagle3(SerialLayers):
     """EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
 
     layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2

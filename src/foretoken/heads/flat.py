@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, layer_shape
 from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, HeadSlots, R, slot_cache
 from foretoken.models.growing_tree import GrowingTree
@@ -51,7 +51,7 @@ class FlatRows(HeadRows[R]):
     def _keep_slots(self, row: int, nodes: list[int]) -> None: ...
 
 
-class Medusa(Head):
+class Medusa(PublishedHead):
     """Level i: Linear(d -> V) on (x + SiLU(Linear x)) repeated, x = h_t. q depends on the depth alone. Cai et al. 2024.
 
     A node's children are drawn from its level's q whatever its path, which any law and rule allows: q is what was
@@ -151,7 +151,7 @@ class MedusaRows(LevelRows[LevelRow]):
         return self.head.levels(torch.stack([self.rows[i].features[-1] for i in fresh]))
 
 
-class Hydra(Head):
+class Hydra(PublishedHead):
     """Level i: MLP and Linear(d -> V) on (prefix state, embeddings of the i + 1 tokens from the root on).
 
     The prefix state comes from one decoder layer over the states h_0..h_t (Hydra++), or is h_t itself. Ankner et al.

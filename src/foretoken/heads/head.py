@@ -1,4 +1,4 @@
-"""What every draft head offers: its module, its published layout, and the rows that draft with it."""
+"""What every draft head offers: the rows that draft with it and, where it is published by itself, its layout."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 class Head(nn.Module, ABC):
     """A draft head of one target.
 
-    kind: its name in HEADS.
-    marks: patterns of its published layout, each of which some key of a checkpoint begins with.
-    file: name of the weights' file in that layout.
-    least_levels: smallest number of levels that can be asked for; None where the head drafts to any depth.
+    kind: its name.
     parallel_from: number of levels that are drafted one after the other, before those that do not depend on the tokens
         between; None where every level depends on them.
     target: what the head borrows of its target.
@@ -36,9 +33,6 @@ class Head(nn.Module, ABC):
     """
 
     kind: ClassVar[str]
-    marks: ClassVar[tuple[str, ...]]
-    file: ClassVar[str] = "model.safetensors"
-    least_levels: ClassVar[int | None] = None
     parallel_from: ClassVar[int | None] = None
     depth: int | None = None
     feature_layers: tuple[int, ...] = (FINAL,)
@@ -49,14 +43,36 @@ class Head(nn.Module, ABC):
         self.target = parts
         self.rotary = parts.rotary
 
+    @abstractmethod
+    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HeadRows[Any]":
+        """Rows of up to `batch` sequences of `slots` tokens each.
+
+        backend: what runs the head's layers where that is not plain torch: the compiled kernel with the head's weights,
+        or forwards that are recorded.
+        """
+
+
+class PublishedHead(Head):
+    """A head that is trained for a target and published by itself.
+
+    kind: its name in HEADS.
+    marks: patterns of its published layout, each of which some key of a checkpoint begins with.
+    file: name of the weights' file in that layout.
+    least_levels: smallest number of levels that can be asked for; None where the head drafts to any depth.
+    """
+
+    marks: ClassVar[tuple[str, ...]]
+    file: ClassVar[str] = "model.safetensors"
+    least_levels: ClassVar[int | None] = None
+
     @classmethod
     @abstractmethod
-    def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Head":
+    def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "PublishedHead":
         """An untrained head of the published sizes, see `new_head`."""
 
     @classmethod
     @abstractmethod
-    def read(cls, checkpoint: "Checkpoint") -> tuple["Head", dict[str, Tensor]]:
+    def read(cls, checkpoint: "Checkpoint") -> tuple["PublishedHead", dict[str, Tensor]]:
         """A head with the sizes of a published checkpoint, and the checkpoint's weights by the names of this module.
 
         Raises ForetokenError where they do not fit the target.
@@ -79,18 +95,10 @@ class Head(nn.Module, ABC):
         """LM heads of its own over tokens of the target; they start as the target's."""
         return []
 
-    @abstractmethod
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HeadRows[Any]":
-        """Rows of up to `batch` sequences of `slots` tokens each.
-
-        backend: what runs the head's layers where that is not plain torch: the compiled kernel with the head's weights,
-        or forwards that are recorded.
-        """
-
 
 def new_head(
     kind: str, parts: TargetParts, layers: int | None = None, levels: int | None = None, tokens: Tensor | None = None
-) -> Head:
+) -> PublishedHead:
     """An untrained head of this kind.
 
     layers: number of layers of the Transformer, or of blocks of a Medusa or Hydra MLP. levels: depth drafted.

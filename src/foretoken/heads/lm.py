@@ -11,6 +11,7 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
 from foretoken.heads.kernel import EagleKernel, eagle_kernel
 from foretoken.heads.rows import HeadRows
+from foretoken.heads.serial import Serial
 from foretoken.heads.usefulness import Usefulness
 from foretoken.models.panels import PACKED, pack_linears
 from foretoken.models.static import COMPILED_GRAPHS, GRAPHS, StaticForward
@@ -22,18 +23,16 @@ def ready(head: Head, name: str) -> "HeadLM":
         head.order_vocabulary()
     if head.target.device.type == "cpu" and head.target.dtype in PACKED:
         pack_linears(head)
-    if not isinstance(head, Eagle | Eagle3):
-        return HeadLM(head, name)
-    if head.target.execution not in (GRAPHS, COMPILED_GRAPHS):
-        return HeadLM(head, name, eagle_kernel(head))
-    forward = head.forward_of(f"Head {name}")
-    forward.compiling = True
-    return HeadLM(head, name, forward)
+    if isinstance(head, Serial) and head.target.execution in (GRAPHS, COMPILED_GRAPHS):
+        forward = head.forward_of(f"Head {name}")
+        forward.compiling = True
+        return HeadLM(head, name, forward)
+    return HeadLM(head, name, eagle_kernel(head) if isinstance(head, Eagle | Eagle3) else None)
 
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages. backend: what runs an EAGLE, EAGLE-3 or Gumiho head, None for its plain modules. usefulness:
+    """name: for messages. backend: what runs a head of serial levels, None for plain modules. usefulness:
     of its drafts so far."""
 
     head: Head

@@ -178,11 +178,12 @@ def slot_cache(shape: LayerShape, layers: int, target: TargetParts, batch: int, 
 class HeadSlots:
     """Where a head's next forward writes in a cache and what it sees.
 
+    window: how far back a node sees, in positions; None: as far as the text goes.
     Masks are [b, 1, n, used] of 0 and LOW, None if all is seen.
     """
 
-    def __init__(self, cache: SlotCache | KernelSlots | StaticRows, slots: int) -> None:
-        self.cache, self.slots = cache, slots
+    def __init__(self, cache: SlotCache | KernelSlots | StaticRows, slots: int, window: int | None = None) -> None:
+        self.cache, self.slots, self.window = cache, slots, window
 
     def place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
         """For the newest nodes of each row's tree, from firsts[row] on, after lengths[row] committed slots."""
@@ -192,19 +193,23 @@ class HeadSlots:
         self.check_room(used)
         rows = slice(0, len(trees))
         self.cache.place(rows, write_place(starts, counts, self.slots), n, used)
-        return additive_mask(trees, lengths, firsts, n, used, None)
+        return additive_mask(trees, lengths, firsts, n, used, self.window)
 
     def place_chain(self, row: int, start: int, n: int) -> np.ndarray:
         """For n tokens of committed text from slot `start` on."""
         self.check_room(start + n)
         self.cache.place(slice(row, row + 1), start, n, start + n)
-        return causal_mask(start, n, LOW, None)
+        return causal_mask(start, n, LOW, self.window)
 
     def attends(self, layers: int, mask: np.ndarray | None, target: TargetParts) -> list[Attend]:
         """The attention of each layer of a head that runs in torch, over the slots that were set."""
         assert isinstance(self.cache, SlotCache)
-        seen = None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
-        return [cached(self.cache, layer, seen) for layer in range(layers)]
+        return [cached(self.cache, layer, self.seen(mask, target)) for layer in range(layers)]
+
+    @staticmethod
+    def seen(mask: np.ndarray | None, target: TargetParts) -> Float[Tensor, "b 1 n used"] | None:
+        """A mask as torch takes it."""
+        return None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
 
     def check_room(self, used: int) -> None:
         """Raises ForetokenError where a row needs more slots than it has."""

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, no_type_check
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.head import Head
+from foretoken.heads.head import Head, PublishedHead
 from foretoken.heads.layer import Attend, LayerShape, cached
 from foretoken.heads.layouts import EMBEDDING
-from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of, slot_cache
+from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of
+from foretoken.models.cache import Planes, SlotCache
 from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
@@ -33,55 +35,37 @@ if TYPE_CHECKING:
 
 
 class Serial(Head):
-    """What drafting and training need of such a head. num_layers: number of its decoder layers.
+    """What drafting needs of such a head.
 
-    embed_tokens: an embedding of its own, None where it borrows the target's.
+    width: of its states. planes: what each of its layers keeps of a token. window: how far back its layers see, in
+    positions; None: as far as the text goes.
     """
 
-    embed_tokens: nn.Embedding | None
-
-    def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int) -> None:
-        super().__init__(parts)
-        self.shape, self.num_layers = shape, num_layers
-        self.embed_tokens = None
-
-    def take_own(self, checkpoint: "Checkpoint") -> None:
-        """Make room for what a checkpoint has instead of the target's: rotary positions and an embedding.
-
-        Raises ForetokenError where its embedding is of another vocabulary, or missing though the target's is not as
-        wide as the head.
-        """
-        self.rotary = checkpoint.rotary(self.shape.head_dim)
-        if EMBEDDING in checkpoint.weights:
-            rows, width = checkpoint.size(EMBEDDING)
-            checkpoint.check("vocabulary", rows, self.target.vocab_size)
-            self.embed_tokens = nn.Embedding(rows, width)
-        elif self.shape.hidden != self.target.hidden:
-            checkpoint.size(EMBEDDING)
+    width: int
+    planes: Planes
+    window: int | None = None
 
     def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """What the head reads for a token."""
-        return self.target.embed(ids) if self.embed_tokens is None else self.embed_tokens(ids)
-
-    def config(self) -> dict[str, Any]:
-        return self.rotary.config | self.shape.config()
+        return self.target.embed(ids)
 
     def enter(self, features: Float[Tensor, "... f"]) -> Float[Tensor, "... d"]:
         """The target's states in the form of the head's own."""
         return features / self.feature_scale
 
     @abstractmethod
-    def step(
+    def made(
         self,
         embedded: Float[Tensor, "b n d"],
         states: Float[Tensor, "b n d"],
-        cos: Float[Tensor, "_ n h"],
-        sin: Float[Tensor, "_ n h"],
-        attends: list[Attend],
+        positions: Int[Tensor, "b n"],
+        cache: Cache,
+        mask: Float[Tensor, "b 1 n used"] | None,
     ) -> Float[Tensor, "b n d"]:
         """The states o of new nodes, from their tokens' embeddings and the states before them.
 
-        cos, sin: the rotary angles of their positions. attends: the attention of each layer.
+        positions: of these states. cache: where the nodes' keys and values go, to the slots that were set. mask: 0 for
+        the slots that a node sees, LOW for others; None: it sees all.
         """
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
@@ -99,11 +83,61 @@ class Serial(Head):
 
     def forward_of(self, name: str) -> StaticForward:
         """Its forwards as a GPU records them: plain ones until `compiling` is set. name: for messages."""
-        planes = planes_of(self.shape, self.num_layers, self.target)
-        return StaticForward(self, name, planes, [KIND], compiled=False, step=traced)
+        return StaticForward(self, name, self.planes, [KIND], compiled=False, step=traced)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
         return SerialRows(self, batch, slots, backend)
+
+
+class SerialLayers(Serial, PublishedHead):
+    """One with layers of our own, which can be trained.
+
+    shape, num_layers: of its decoder layers. embed_tokens: an embedding of its own, None where it borrows the target's.
+    """
+
+    embed_tokens: nn.Embedding | None
+
+    def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int) -> None:
+        super().__init__(parts)
+        self.shape, self.num_layers = shape, num_layers
+        self.width, self.planes = shape.hidden, planes_of(shape, num_layers, parts)
+        self.embed_tokens = None
+
+    def take_own(self, checkpoint: "Checkpoint") -> None:
+        """Make room for what a checkpoint has instead of the target's: rotary positions and an embedding.
+
+        Raises ForetokenError where its embedding is of another vocabulary, or missing though the target's is not as
+        wide as the head.
+        """
+        self.rotary = checkpoint.rotary(self.shape.head_dim)
+        if EMBEDDING in checkpoint.weights:
+            rows, width = checkpoint.size(EMBEDDING)
+            checkpoint.check("vocabulary", rows, self.target.vocab_size)
+            self.embed_tokens = nn.Embedding(rows, width)
+        elif self.shape.hidden != self.target.hidden:
+            checkpoint.size(EMBEDDING)
+
+    def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+        return self.target.embed(ids) if self.embed_tokens is None else self.embed_tokens(ids)
+
+    def config(self) -> dict[str, Any]:
+        return self.rotary.config | self.shape.config()
+
+    @abstractmethod
+    def step(
+        self,
+        embedded: Float[Tensor, "b n d"],
+        states: Float[Tensor, "b n d"],
+        cos: Float[Tensor, "_ n h"],
+        sin: Float[Tensor, "_ n h"],
+        attends: list[Attend],
+    ) -> Float[Tensor, "b n d"]:
+        """As `made`. cos, sin: the rotary angles of the positions. attends: the attention of each layer."""
+
+    @no_type_check
+    def made(self, embedded, states, positions, cache, mask):
+        attends = [cached(cache, layer, mask) for layer in range(self.num_layers)]
+        return self.step(embedded, states, *self.rotary.angles(positions), attends)
 
 
 KIND = ""  # of all layers of a head
@@ -113,19 +147,17 @@ KIND = ""  # of all layers of a head
 def traced(head, of_layer, layers, scored, nodes, states, masks, planes):
     """`models.static.step` of a head, which gives what `plain_step` does. states: see there."""
     ids, positions, slots = nodes
-    cache = TracedCache(planes, of_layer, slots)
-    attends = [cached(cache, layer, masks) for layer in range(head.num_layers)]
-    return plain_step(head, scored, ids, positions, states, attends)
+    return plain_step(head, scored, ids, positions, states, TracedCache(planes, of_layer, slots), masks)
 
 
 @no_type_check
-def plain_step(head, scored, ids, positions, states, attends):
+def plain_step(head, scored, ids, positions, states, cache, mask):
     """Scores of the head's own vocabulary [b, n, c] after nodes, and their states o; the states alone where not
     `scored`.
 
-    ids, positions: of the nodes [b, n]. states: those before them [b, n, d]. attends: the attention of each layer.
+    ids: of the nodes [b, n]. positions, states, cache, mask: as `Serial.made` takes them.
     """
-    made = head.step(head.embed(ids), states, *head.rotary.angles(positions), attends)
+    made = head.made(head.embed(ids), states, positions, cache, mask)
     return (head.draft_logits(made), made) if scored else (made,)
 
 
@@ -203,12 +235,12 @@ class SerialRows(HeadRows[SerialRow]):
     @torch.inference_mode()
     def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend | None") -> None:
         if backend is None:
-            cache = slot_cache(head.shape, head.num_layers, head.target, batch, slots)
+            cache = SlotCache(head.planes, batch, slots)
         elif isinstance(backend, StaticForward):
             cache = backend.open(batch, slots)
         else:
             cache = EagleSlots(backend, batch, slots)
-        super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots), head.columns)
+        super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots, head.window), head.columns)
         self.head = head
         self.kernel = cache if isinstance(cache, EagleSlots) else None
 
@@ -281,7 +313,7 @@ class SerialRows(HeadRows[SerialRow]):
 
     def _recorded(self, cache: StaticRows, tokens: Sequence[int], draws: ChainDraws) -> tuple[DrawnChain, list[Tensor]]:
         """The same, for the only row, with the states of the drawn tokens alone: those of `tokens` are remembered."""
-        of_level = cache.levels(self.rows[0].used + len(tokens), len(draws.u) - 1)
+        of_level = cache.levels(self.rows[0].used + len(tokens), len(draws.u) - 1, self.head.window)
         (scores,) = self.score([tokens], [range(-1, len(tokens) - 1)])
         made = self.rows[0].states[-1:]
 
@@ -319,7 +351,7 @@ class SerialRows(HeadRows[SerialRow]):
         parts = [self._enter(features[at[0] : at[0] + known])] if known else []
         parts += [row.states[parent][None] for parent in tree.parents[first + known :]]
         if len(at) < n:
-            parts.append(torch.zeros(n - len(at), self.head.shape.hidden, device=self.target.device))
+            parts.append(torch.zeros(n - len(at), self.head.width, device=self.target.device))
         dtype = self.target.dtype if self.kernel is None else torch.float32
         return torch.cat([part.to(dtype) for part in parts])
 
@@ -333,6 +365,6 @@ class SerialRows(HeadRows[SerialRow]):
         if self.kernel is not None:
             made = self.kernel.step(self.head.embed(nodes), states, positions, mask)
             return (self.kernel.logits(made), made) if scored else (made,)
-        attends = self.slots.attends(self.head.num_layers, mask, self.target)
+        assert isinstance(self.slots.cache, SlotCache)
         at = torch.from_numpy(positions).to(self.target.device)
-        return plain_step(self.head, scored, nodes, at, states, attends)
+        return plain_step(self.head, scored, nodes, at, states, self.slots.cache, self.slots.seen(mask, self.target))

@@ -58,7 +58,7 @@ def layout(model: PreTrainedModel) -> Layout:
     cache = getattr(out, "past_key_values", None)
     if not isinstance(cache, Cache):
         raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")
-    planes = tuple(_planes(layer, kind) for layer in cache.layers)
+    planes = tuple(planes_kept(layer, kind) for layer in cache.layers)
     context, hard = _context(model, config)
     return Layout(planes, windows, context, hard, out.logits[0, -1].clone())
 
@@ -76,7 +76,7 @@ def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
     return {name: window if name == SLIDING else None for name in sorted(types)}
 
 
-def _planes(layer: object, kind: str) -> tuple[Plane, Plane] | None:
+def planes_kept(layer: object, kind: str) -> tuple[Plane, Plane] | None:
     name = type(layer).__name__
     if type(layer) is DummyLayer:
         return None

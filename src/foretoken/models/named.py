@@ -12,7 +12,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models.folder import check_config
 
 DTYPES = ("float32", "bfloat16", "float16")
-NO_MODELS = ("self", "ngram", "suffix", "auto", "none")  # drafters that stand in a model's place
+NO_MODELS = ("self", "mtp", "ngram", "suffix", "auto", "none")  # drafters that stand in a model's place
 AUTO, ON, OFF = COMPILE = ("auto", "on", "off")
 QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_k", "q4_0")  # what weights can be quantised to
 HUB_S = 10  # seconds that the hub has for its answer

@@ -317,9 +317,9 @@ class StaticRows:
         return tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))  # a bucket begins at row 0
 
     @torch.inference_mode()
-    def levels(self, start: int, n: int) -> Callable[..., tuple[Tensor, ...]]:
+    def levels(self, start: int, n: int, window: int | None = None) -> Callable[..., tuple[Tensor, ...]]:
         """n forwards of one node each, from slot `start` on of the first row, which is full up to there: each node sees
-        all before it. For models of one kind of layers.
+        all before it, or `window` positions with its own. For models of one kind of layers.
 
         Returns a function of the number of the forward, from 0 on, the node's token [1] on the device, and further
         inputs [1, 1, _] as for `run`; it returns what `step` does.
@@ -327,7 +327,7 @@ class StaticRows:
         self.place(slice(0, 1), start, 1, start + n)
         forward, planes = self.forward, self._planes
         mask = np.full((n, 1, 1, 1, self.capacity), forward.low, np.float32)
-        mask[..., : start + n] = causal_mask(start, n, forward.low, None).reshape(n, 1, 1, 1, start + n)
+        mask[..., : start + n] = causal_mask(start, n, forward.low, window).reshape(n, 1, 1, 1, start + n)
         masks = torch.from_numpy(mask).to(forward.dtype).to(forward.device)
         slots = torch.arange(start, start + n, device=forward.device)[:, None]
 

@@ -11,7 +11,7 @@ from foretoken.heads.checkpoint import LAYERS
 from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint, fingerprint_of_weights
@@ -25,7 +25,7 @@ class Beginning:
     """A small model whose last layers a head begins with, or a head of the same kind, as it is; name: of its folder."""
 
     name: str
-    source: CausalLM | Head
+    source: CausalLM | PublishedHead
 
     @property
     def fingerprint(self) -> str:
@@ -40,7 +40,7 @@ class Beginning:
         """What the head has of it, for the card."""
         return "the layers of" if isinstance(self.source, CausalLM) else "the head"
 
-    def fill(self, head: Head) -> None:
+    def fill(self, head: PublishedHead) -> None:
         """Raises ForetokenError where it does not fit the head."""
         if isinstance(self.source, CausalLM):
             start_from_model(head, self.source)
@@ -49,7 +49,7 @@ class Beginning:
 
 
 @torch.no_grad()
-def start_from_target(head: Head) -> None:
+def start_from_target(head: PublishedHead) -> None:
     """LM heads of a head's own start as the target's, as published.
 
     EAGLE-3's first state starts as the target's final one, divided by its size, of which that LM head gives the
@@ -73,7 +73,7 @@ def start_from_target(head: Head) -> None:
 
 
 @torch.no_grad()
-def start_from_head(head: Head, other: Head, name: str) -> None:
+def start_from_head(head: PublishedHead, other: PublishedHead, name: str) -> None:
     """All that another head of the same kind and sizes learnt, its scale of the states included.
 
     The target may be the one it was trained for or another as wide; EAGLE-3 reads the new target's own layers.
@@ -92,7 +92,7 @@ def start_from_head(head: Head, other: Head, name: str) -> None:
     head.feature_scale = other.feature_scale
 
 
-def _make(head: Head) -> dict[str, Any]:
+def _make(head: PublishedHead) -> dict[str, Any]:
     """What decides, besides the weights, which function a head computes of the target's states.
 
     Which layers' states it reads is left out: a new head reads its own target's.
@@ -103,7 +103,7 @@ def _make(head: Head) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def start_from_model(head: Head, lm: CausalLM) -> None:
+def start_from_model(head: PublishedHead, lm: CausalLM) -> None:
     """The layers of an EAGLE or Gumiho head start as the last ones of a small Llama with the target's sizes.
 
     They read the embeddings scaled to mean square 1, as the model's first norm would give them, and a share of the

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
@@ -36,7 +36,7 @@ class Accuracy:
 
 
 @torch.no_grad()
-def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int) -> Accuracy:
+def accuracy(head: PublishedHead, lm: CausalLM, data: Sequence[Row], num_roots: int) -> Accuracy:
     """Draft along the text itself from random places of `data`, the same ones for every head of equal depth."""
     depth = min(DEPTH, head.depth or DEPTH)
     rng = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def accuracy(head: Head, lm: CausalLM, data: Sequence[Row], num_roots: int) -> A
 
 
 def _drafted(
-    head: Head, lm: CausalLM, data: Sequence[Row], places: Sequence[tuple[int, int]], depth: int
+    head: PublishedHead, lm: CausalLM, data: Sequence[Row], places: Sequence[tuple[int, int]], depth: int
 ) -> Float[Tensor, "k n 2"]:
     """For each position and place whether the likeliest token is the target's, and sum(min(p, q)); all places side by
     side, one forward per position.

@@ -14,7 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.core.interrupts import Interrupts
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.head import Head
+from foretoken.heads.head import PublishedHead
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
@@ -80,8 +80,8 @@ class Trainer:
     """
 
     def __init__(
-        self, head: Head, lm: CausalLM, batches: Batches, plan: Plan, folder: Path, cache: StateCache | None = None,
-        begin: Beginning | None = None,
+        self, head: PublishedHead, lm: CausalLM, batches: Batches, plan: Plan, folder: Path,
+        cache: StateCache | None = None, begin: Beginning | None = None,
     ) -> None:  # fmt: skip
         self.head, self.lm, self.batches, self.plan, self.folder = head, lm, batches, plan, folder
         self.cache, self.begin = cache, begin
@@ -206,7 +206,7 @@ class Trainer:
         return True
 
 
-def _optimizers(head: Head, name: str) -> list[tuple[torch.optim.Optimizer, float]]:
+def _optimizers(head: PublishedHead, name: str) -> list[tuple[torch.optim.Optimizer, float]]:
     """Each with its share of the learning rate."""
 
     def adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -225,7 +225,7 @@ def _optimizers(head: Head, name: str) -> list[tuple[torch.optim.Optimizer, floa
 
 
 @torch.no_grad()
-def read_texts(head: Head, lm: CausalLM, ids: Tensor, mask: Tensor, cache: StateCache | None = None) -> Texts:
+def read_texts(head: PublishedHead, lm: CausalLM, ids: Tensor, mask: Tensor, cache: StateCache | None = None) -> Texts:
     """The target's states on whole texts, padded on the right, by one plain forward or from the cache."""
     ids, mask = ids.to(lm.device), mask.to(lm.device)
     layers = (*head.feature_layers, FINAL)

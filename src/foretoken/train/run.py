@@ -12,7 +12,7 @@ import torch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, write
 from foretoken.heads.checkpoint import save_head
-from foretoken.heads.head import Head, new_head
+from foretoken.heads.head import PublishedHead, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint
@@ -129,7 +129,9 @@ def train(
     _finish(trainer, measured or accuracy(head, lm, checked, LAST_ROOTS), made_with)
 
 
-def _open_cache(folder: Path, lm: CausalLM, head: Head, tokens: int, note: Callable[[str], None]) -> StateCache:
+def _open_cache(
+    folder: Path, lm: CausalLM, head: PublishedHead, tokens: int, note: Callable[[str], None]
+) -> StateCache:
     cache, layers = StateCache(folder, lm), (*head.feature_layers, FINAL)
     cache.check_room(tokens, layers)
     note(f"The target's states in {folder} will take up to {cache.num_bytes(tokens, layers) / 1e9:.2f} GB.")

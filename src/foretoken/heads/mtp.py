@@ -1,0 +1,82 @@
+"""Multi-token prediction: the layer that some models are published with, which predicts the token after the next.
+
+The layer was trained together with its model and reads the model's last states. transformers reads it from the model's
+own checkpoint, as far as it knows the architecture. Of several such layers the first one drafts, level after level on
+its own states, as an only one does.
+"""
+
+from typing import Any, no_type_check
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.modeling_layers import MtpModel
+
+from foretoken.core.errors import ForetokenError
+from foretoken.heads.serial import Serial
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.layout import FULL, SLIDING, planes_kept
+from foretoken.models.parts import parts
+
+
+class Mtp(Serial):
+    """A decoder layer of the target's own kind on Linear(norm(embedding), norm(state)), and a norm.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V3 technical report, equations 21 to 23.
+    """
+
+    kind = "mtp"
+
+    def __init__(self, target: CausalLM, model: MtpModel) -> None:
+        """target: the model that drafts are for. model: its layers of multi-token prediction."""
+        super().__init__(parts(target))
+        config: Any = model.config
+        self.layer = model.layers[0].to(target.device, target.dtype)
+        self.after = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
+        self.width = config.hidden_size
+        sees = (getattr(config, "layer_types", None) or [FULL])[0]
+        self.window = config.sliding_window if sees == SLIDING else None
+        self._turn = model.rotary_emb
+        self._about = {"layer_type": sees} if model.has_per_layer_rope else {}
+        self.planes = self._planes()
+
+    @no_type_check
+    def made(self, embedded, states, positions, cache, mask):
+        states = states.to(self.target.dtype)
+        angles = None if self._turn is None else self._turn(states, position_ids=positions + 1, **self._about)
+        made = self.layer(
+            embedded.to(states.dtype),
+            states,
+            position_embeddings=angles,
+            attention_mask=mask,
+            position_ids=positions + 1,  # of the tokens, as it was trained
+            past_key_values=cache,
+        )
+        return self.after(made)
+
+    @torch.inference_mode()
+    def _planes(self) -> Any:
+        """What the layer keeps of a token, which it is asked for."""
+        cache, device = DynamicCache(), self.target.device
+        states = torch.zeros(1, 1, self.width, dtype=self.target.dtype, device=device)
+        self.made(states, states, torch.zeros(1, 1, dtype=torch.int64, device=device), cache, None)
+        return [planes_kept(cache.layers[0], f"The layer of multi-token prediction of {self.target.name}")]
+
+
+def own_mtp(target: CausalLM) -> Mtp:
+    """The layer of multi-token prediction in a target's checkpoint, frozen.
+
+    Raises ForetokenError where there is none, or transformers cannot read it.
+    """
+    config: Any = target.model.config.get_text_config(decoder=True)
+    if not getattr(config, "num_mtp_layers", None):
+        raise ForetokenError(
+            f"Drafter mtp is a layer that a model is published with, and the configuration of {target.name} names none "
+            "that transformers reads: choose drafter auto, which fits every model."
+        )
+    try:
+        model = MtpModel.from_pretrained(target.model, device_map={"": target.device})
+    except Exception as error:  # checkpoints fail in as many ways as there are formats
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ForetokenError(f"Cannot load the layer of multi-token prediction of {target.name}: {why}") from error
+    return Mtp(target, model.requires_grad_(False).eval())
