@@ -28,14 +28,7 @@ from numba.extending import intrinsic
 from foretoken.kernel.addresses import alive, floats, octets
 from foretoken.kernel.compile import linked
 from foretoken.kernel.processor import FEATURES
-from foretoken.kernel.quantised import (
-    BLOCK_BYTES,
-    KINDS,
-    WEIGHTS,
-    Kind,
-    panel_bytes,
-    unpack_rows,
-)
+from foretoken.kernel.quantised import BY_FORM, KINDS, Kind, panel_bytes, unpack_rows
 from foretoken.kernel.simd import AHEAD, FAR, fetch
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
@@ -371,7 +364,7 @@ def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
     lines: address of what `quantise_rows` made of the rows.
     y: address of the first row of the product; rows are y_row numbers apart. width: columns of the product.
     """
-    groups = k // WEIGHTS[form - QUANTISED]
+    groups = k // BY_FORM[form - QUANTISED].weights
     sums = np.empty((min(m, AT_ONCE), COLUMNS), np.float32)
     for panel in range(first, last):
         columns = min(COLUMNS, width - panel * COLUMNS)
@@ -390,6 +383,6 @@ def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
 @linked("foretoken_unpack", 4)
 def unpack_row(raw, row_bytes, form, x):
     """Write the weights of one row as a GGUF file stores it. raw, x: addresses of the row and of float32 numbers."""
-    kind = form - QUANTISED
-    k = row_bytes // BLOCK_BYTES[kind] * WEIGHTS[kind]
+    kind = BY_FORM[form - QUANTISED]
+    k = row_bytes // kind.block_bytes * kind.weights
     unpack_rows(octets(raw, (1, row_bytes)), form, floats(x, (1, k)))
