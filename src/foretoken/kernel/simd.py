@@ -5,7 +5,7 @@ A sum that runs in 16 lanes is another order than one that runs along the row, a
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,32 @@ def load(b: Any, place: Any) -> Any:
     return value
 
 
-def spread(b: Any, number: Any) -> Any:
-    """A vector of 16 times the same number."""
-    empty = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+def spread(b: Any, number: Any, lanes: int = LANES) -> Any:
+    """A vector of so many times the same number."""
+    empty = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = b.insert_element(empty, number, ir.IntType(32)(0))
-    return b.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+    return b.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
+
+
+def call(b: Any, name: str, out: Any, *values: Any, flags: Sequence[str] = ()) -> Any:
+    """A call of one of LLVM's own functions, by its whole name; out: the type of what it returns."""
+    kind = ir.FunctionType(out, [value.type for value in values])
+    return b.call(b.module.declare_intrinsic(name, (), kind), values, fastmath=flags)
+
+
+def one_of(b: Any, number: Any, cases: Mapping[int, Callable[[], None]]) -> None:
+    """The code of many cases, of which the one with this number runs; there are no other numbers."""
+    done, none = b.append_basic_block("done"), b.append_basic_block("none")
+    chosen = b.switch(number, none)
+    for case, emit in cases.items():
+        block = b.append_basic_block(f"case_{case}")
+        chosen.add_case(number.type(case), block)
+        b.position_at_end(block)
+        emit()
+        b.branch(done)
+    b.position_at_end(none)
+    b.unreachable()
+    b.position_at_end(done)
 
 
 def fetch(b: Any, at: Any, cache: int) -> None:
@@ -77,6 +98,28 @@ def exp(b: Any, x: Any) -> Any:
     return b.select(b.fcmp_unordered("uno", x, x), x, y)  # a NaN has no bits to take 2 ** n from
 
 
+def _exponentials(b: Any, chunks: Any, place: Any, place_out: Any, factor: Any, kind: Any) -> Any:
+    """Put exp(factor (x - max x)) of 16 chunks numbers in their places.
+
+    place, place_out: pointers to 16 of x, and of what is written, by the chunk. factor: 16 times the same, None for 1.
+
+    Returns the sums of every sixteenth, a vector of the type `kind`; NaN where x has NaN, +inf or nothing finite.
+    """
+    single = ir.FloatType()
+    best = cgutils.alloca_once_value(b, load(b, place(chunks.type(0))))
+    with cgutils.for_range(b, chunks) as loop:
+        value, most = load(b, place(loop.index)), b.load(best)
+        b.store(b.select(b.fcmp_ordered(">", value, most), value, most), best)
+    most = spread(b, call(b, f"llvm.vector.reduce.fmax.v{LANES}f32", single, b.load(best)))
+    total = cgutils.alloca_once_value(b, ir.Constant(kind, [0.0] * LANES))
+    with cgutils.for_range(b, chunks) as loop:
+        less = b.fsub(load(b, place(loop.index)), most)
+        value = exp(b, less if factor is None else b.fmul(less, factor))
+        b.store(b.fadd(b.load(total), value if kind.element == single else b.fpext(value, kind)), total)
+        b.store(value, place_out(loop.index)).align = 4
+    return b.load(total)
+
+
 @intrinsic
 def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: Any, chunks: Any) -> Any:
     """out[out_at + j] = softmax of scale x[x_at + j] for j < 16 chunks.
@@ -97,26 +140,12 @@ def softmax_row(typing: Any, x: Any, x_at: Any, scale: Any, out: Any, out_at: An
         def place_out(index: Any) -> Any:
             return lanes_at(context, b, s.args[3], out, b.add(out_at, b.mul(index, size(LANES))))
 
-        def over_lanes(value: Any, combine: Callable[[Any, Any], Any]) -> Any:
-            parts = [b.extract_element(value, ir.IntType(32)(lane)) for lane in range(LANES)]
-            while len(parts) > 1:
-                parts = [combine(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
-            return parts[0]
-
-        def larger(left: Any, right: Any) -> Any:
-            return b.select(b.fcmp_ordered(">", left, right), left, right)
-
-        best = cgutils.alloca_once_value(b, load(b, place(size(0))))
-        with cgutils.for_range(b, chunks) as loop:
-            b.store(larger(load(b, place(loop.index)), b.load(best)), best)
-        most, factor = spread(b, over_lanes(b.load(best), larger)), spread(b, scale)
         wide = ir.VectorType(ir.DoubleType(), LANES)  # a float32 sum of a large vocabulary would be off by 1e-5
-        total = cgutils.alloca_once_value(b, ir.Constant(wide, [0.0] * LANES))
-        with cgutils.for_range(b, chunks) as loop:
-            value = exp(b, b.fmul(b.fsub(load(b, place(loop.index)), most), factor))
-            b.store(b.fadd(b.load(total), b.fpext(value, wide)), total)
-            b.store(value, place_out(loop.index)).align = 4
-        summed = over_lanes(b.load(total), b.fadd)
+        sums = _exponentials(b, chunks, place, place_out, spread(b, scale), wide)
+        parts = [b.extract_element(sums, ir.IntType(32)(lane)) for lane in range(LANES)]
+        while len(parts) > 1:
+            parts = [b.fadd(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
+        (summed,) = parts
         share = spread(b, b.fptrunc(b.fdiv(ir.Constant(ir.DoubleType(), 1.0), summed), ir.FloatType()))
         with cgutils.for_range(b, chunks) as loop:
             b.store(b.fmul(load(b, place_out(loop.index)), share), place_out(loop.index)).align = 4
@@ -137,29 +166,13 @@ def exp_row(typing: Any, x: Any, x_at: Any, chunks: Any) -> Any:
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         single, size = ir.FloatType(), args[1].type
-        vector = ir.VectorType(single, LANES)
         x, x_at, chunks = args
 
         def place(index: Any) -> Any:
             return lanes_at(context, b, s.args[0], x, b.add(x_at, b.mul(index, size(LANES))))
 
-        best = cgutils.alloca_once_value(b, load(b, place(size(0))))
-        with cgutils.for_range(b, chunks) as loop:
-            value, most = load(b, place(loop.index)), b.load(best)
-            b.store(b.select(b.fcmp_ordered(">", value, most), value, most), best)
-        largest = b.module.declare_intrinsic(
-            f"llvm.vector.reduce.fmax.v{LANES}f32", (), ir.FunctionType(single, [vector])
-        )
-        most = spread(b, b.call(largest, [b.load(best)]))
-        total = cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * LANES))
-        with cgutils.for_range(b, chunks) as loop:
-            value = exp(b, b.fsub(load(b, place(loop.index)), most))
-            b.store(b.fadd(b.load(total), value), total)
-            b.store(value, place(loop.index)).align = 4
-        added = b.module.declare_intrinsic(
-            f"llvm.vector.reduce.fadd.v{LANES}f32", (), ir.FunctionType(single, [single, vector])
-        )
-        return b.call(added, [single(0.0), b.load(total)], fastmath=("reassoc",))
+        sums = _exponentials(b, chunks, place, place, None, ir.VectorType(single, LANES))
+        return call(b, f"llvm.vector.reduce.fadd.v{LANES}f32", single, single(0.0), sums, flags=("reassoc",))
 
     return types.float32(x, types.intp, types.intp), generate
 
