@@ -215,11 +215,11 @@ def widen(t, part, parts):
     panels_of(product_of(t, part, own, t.d, GATE, gated, 0, t.width), first, last, after)
     after = first_of(t, part, parts, DOWN, t.width, t.d)
     panels_of(product_of(t, part, own, t.d, UP, gated, t.wide, t.width), first, last, after)
-    bias = floats(t.to_gate, (2 * t.wide,))
+    bias, curve = floats(t.to_gate, (2, t.wide)), (t.linear, t.cubic)
     start, end = min(first * COLUMNS, t.wide), min(last * COLUMNS, t.wide)
-    curve = t.linear, t.cubic
     for i in range(t.m):
-        gate_row(gated, i * 2 * t.wide + start, bias, start, t.wide, end - start, curve, inner, i * t.wide + start)
+        row = gated[i].reshape(2, t.wide)[:, start:end]
+        gate_row(row[0], row[1], bias[0, start:end], bias[1, start:end], curve, inner[i, start:end])
 
 
 @fused
