@@ -252,19 +252,11 @@ def settle(t, part, parts, which, bias):
 
 
 @fused
-def keep(t):
-    """Copy the layer's input for whoever wants it: nothing changes it before step 4."""
-    if t.kept != 0:
-        x, kept = floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d))
-        kept[:] = x
-
-
-@fused
 def part_of(t, step, part, parts):
     """What thread `part` of `parts` does in a step of a layer."""
     if step == PROJECT:
-        if part == 0:
-            keep(t)
+        if part == 0 and t.kept != 0:  # nothing changes the layer's input before step 4
+            floats(t.kept, (t.m, t.d))[:] = floats(t.x, (t.m, t.d))
         project(t, part, parts)
     elif step == CACHE:
         cache(t, part, parts)
