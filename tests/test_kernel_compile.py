@@ -62,7 +62,7 @@ def run() -> int:
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where numba keeps what it compiles."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile, "_warned", [])
+    compile._warn.cache_clear()
     return tmp_path
 
 

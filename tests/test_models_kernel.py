@@ -214,12 +214,12 @@ def test_weights_of_nothing() -> None:
 
 
 def _softmax_two(x, chunks):  # type: ignore[no-untyped-def]
-    for row in range(2):
-        softmax_row(x, row * chunks * LANES, np.float32(1), x, row * chunks * LANES, chunks)
+    for row in x.reshape(2, chunks * LANES):
+        softmax_row(row, np.float32(1), row)
 
 
 def _gate(y, bias, width, curve, out):  # type: ignore[no-untyped-def]
-    gate_row(y, 0, bias, 0, width, width, curve, out, 0)
+    gate_row(y[:width], y[width:], bias[:width], bias[width:], curve, out)
 
 
 @pytest.mark.parametrize(("curve", "act"), [(SILU, nn.SiLU()), (GELU, nn.GELU(approximate="tanh"))])

@@ -26,11 +26,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     a kind that is not known.
     """
     architecture = architecture_of(reader)
-    prefix = reader.metadata("general.architecture")
-
-    def value(key: str, default: Any = None) -> Any:
-        return reader.metadata(f"{prefix}.{key}", default)
-
+    prefix, value = reader.metadata("general.architecture"), reader.of_model
     shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise ForetokenError("The GGUF file has no tensor token_embd.weight: it holds no whole language model.")
@@ -100,13 +96,11 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
     Raises ForetokenError for a scaling that is not known.
     """
 
-    def value(key: str, default: Any = None) -> Any:
-        return reader.metadata(f"{prefix}.rope.{key}", default)
-
-    rotary = {"rope_type": "default", "rope_theta": _shortest(value("freq_base", ROTARY_BASES.get(prefix, 10_000.0)))}
-    scaling, width = value("scaling.type", "none"), value("dimension_count", head_dim)
+    base = reader.of_model("rope.freq_base", ROTARY_BASES.get(prefix, 10_000.0))
+    rotary = {"rope_type": "default", "rope_theta": _shortest(base)}
+    scaling, width = reader.of_model("rope.scaling.type", "none"), reader.of_model("rope.dimension_count", head_dim)
     if scaling == "linear":
-        rotary |= {"rope_type": "linear", "factor": _shortest(value("scaling.factor"))}
+        rotary |= {"rope_type": "linear", "factor": _shortest(reader.of_model("rope.scaling.factor"))}
     elif scaling != "none":
         raise ForetokenError(
             f"The GGUF file scales its rotary positions ({scaling}), which is not read: take a model without."

@@ -37,6 +37,10 @@ class Reader(GGUFReader):
         value = self._metadata[key]
         return default if value is None else value
 
+    def of_model(self, key: str, default: Any = None) -> Any:
+        """The same for a value whose key begins with the name of the architecture."""
+        return self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
+
 
 def open_gguf(path: Path) -> Reader:
     """Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, or is one part of a model."""

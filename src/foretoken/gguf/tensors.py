@@ -54,9 +54,8 @@ class Weight:
 def gguf_weights(reader: Reader) -> list[Weight]:
     """All weights of the file. Raises ForetokenError for a tensor that its architecture does not have."""
     architecture = architecture_of(reader)
-    prefix = reader.metadata("general.architecture", "")
-    heads = reader.metadata(f"{prefix}.attention.head_count", 1)
-    of_rotary = {"attn_q": heads, "attn_k": reader.metadata(f"{prefix}.attention.head_count_kv", heads)}
+    heads = reader.of_model("attention.head_count", 1)
+    of_rotary = {"attn_q": heads, "attn_k": reader.of_model("attention.head_count_kv", heads)}
     weights: list[Weight] = []
     for tensor in reader.tensors:
         if tensor.name == FREQUENCIES:

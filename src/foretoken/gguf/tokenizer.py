@@ -38,17 +38,26 @@ def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
 
 def _described(reader: Reader) -> PreTrainedTokenizerFast:
     kind = reader.metadata("tokenizer.ggml.model")
-    if kind == "gpt2":
-        tokenizer = _byte_level(reader)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(reader)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise ForetokenError(
             "The GGUF file has no tokenizer: it is not whole, get it again."
             if kind is None
             else f"The GGUF file's tokenizer ({kind}) is not read: it must be gpt2 or llama."
         )
-    tokens, types = _tokens(reader), _types(reader)
+    tokens: list[str] = reader.metadata("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ForetokenError("The GGUF file has no vocabulary: it is not whole, get it again.")
+    if kind == "llama":  # runs of spaces as SentencePiece spells them, which the file does not do
+        tokens = [SPACE * len(token) if token.isspace() and token.strip(" ") == "" else token for token in tokens]
+    types: list[int] = reader.metadata("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    known = [(token, index, type_) for index, (token, type_) in enumerate(zip(tokens, types, strict=True))]
+    vocabulary = {token: index for token, index, type_ in known if type_ != TokenType.UNUSED}
+    if kind == "gpt2":
+        tokenizer = _byte_level(reader, vocabulary)
+    else:
+        whole = {token for token, _, type_ in known if type_ == TokenType.USER_DEFINED}
+        unknown = tokens[reader.metadata("tokenizer.ggml.unknown_token_id", 0)]
+        tokenizer = _sentencepiece(reader, vocabulary, whole, unknown)
     names = {
         name: tokens[index]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
@@ -59,7 +68,7 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
     tokenizer.add_tokens(
         [
             AddedToken(token, special=special, normalized=False, rstrip=phi3 and special and token not in UNSTRIPPED)
-            for token, type_ in zip(tokens, types, strict=True)
+            for token, _, type_ in known
             if (special := marked.get(type_)) is not None
         ]
     )
@@ -71,19 +80,17 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=reader.metadata("tokenizer.chat_template"),
-        model_max_length=reader.metadata(f"{reader.metadata('general.architecture', '')}.context_length", 1 << 30),
+        model_max_length=reader.of_model("context_length", 1 << 30),
         clean_up_tokenization_spaces=False,
         **{f"{name}_token": token for name, token in names.items()},
     )
 
 
-def _byte_level(reader: Reader) -> Tokenizer:
+def _byte_level(reader: Reader, vocabulary: dict[str, int]) -> Tokenizer:
     """Byte-level BPE (GPT-2's): the file tells the merges, and by a name how text is cut into words."""
     if not (lines := reader.metadata("tokenizer.ggml.merges")):
         raise ForetokenError("The GGUF file does not describe its tokenizer (it has no merges): get it again.")
     merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in lines]
-    whole = WORDS.get(reader.metadata("tokenizer.ggml.pre")) == LLAMA3  # words that are tokens need no merges there
-    tokenizer = Tokenizer(BPE(_vocabulary(reader), merges, ignore_merges=whole))
     words = reader.metadata("tokenizer.ggml.pre")
     if words not in WORDS:
         raise ForetokenError(
@@ -91,6 +98,8 @@ def _byte_level(reader: Reader) -> Tokenizer:
             f"{', '.join(WORDS)}."
         )
     expression = WORDS[words]
+    whole = expression == LLAMA3  # words that are tokens need no merges there
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=whole))
     cut: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None)]
     if expression is not None:
         cut.insert(0, pre_tokenizers.Split(Regex(expression), behavior="isolated"))
@@ -103,17 +112,15 @@ def _byte_level(reader: Reader) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(reader: Reader) -> Tokenizer:
+def _sentencepiece(reader: Reader, vocabulary: dict[str, int], whole: set[str], unknown: str) -> Tokenizer:
     """SentencePiece's BPE: bytes for what is not in the vocabulary, and merges that follow from the tokens' scores.
 
     Two neighbours merge if both and their union are tokens, the union with the best score first. Scores of tokens that
     are always matched whole (runs of spaces, for instance) are not in the file: they come before all others.
+
+    whole: those tokens. unknown: the token for what is none.
     """
-    vocabulary = _vocabulary(reader)
     scores = reader.metadata("tokenizer.ggml.scores", [])
-    whole = {
-        token for token, type_ in zip(_tokens(reader), _types(reader), strict=True) if type_ == TokenType.USER_DEFINED
-    }
     merges: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():
         rank = float("-inf") if token in whole else -scores[index]
@@ -121,7 +128,6 @@ def _sentencepiece(reader: Reader) -> Tokenizer:
             if token[:i] in vocabulary and token[i:] in vocabulary:
                 merges.append((rank, index, token[:i], token[i:]))
     merges.sort(key=lambda merge: (merge[0], merge[1], len(merge[2])))
-    unknown = _tokens(reader)[reader.metadata("tokenizer.ggml.unknown_token_id", 0)]
     pairs = [(left, right) for _, _, left, right in merges]
     tokenizer = Tokenizer(BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     # A text that starts with a space more than it shows: before it and behind every special token.
@@ -135,25 +141,3 @@ def _sentencepiece(reader: Reader) -> Tokenizer:
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
     )
     return tokenizer
-
-
-def _tokens(reader: Reader) -> list[str]:
-    """All tokens, by id; runs of spaces as SentencePiece spells them, which the file does not do."""
-    tokens: list[str] | None = reader.metadata("tokenizer.ggml.tokens")
-    if not tokens:
-        raise ForetokenError("The GGUF file has no vocabulary: it is not whole, get it again.")
-    if reader.metadata("tokenizer.ggml.model") != "llama":
-        return tokens
-    return [SPACE * len(token) if token.isspace() and token.strip(" ") == "" else token for token in tokens]
-
-
-def _types(reader: Reader) -> list[int]:
-    return reader.metadata("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(_tokens(reader))
-
-
-def _vocabulary(reader: Reader) -> dict[str, int]:
-    return {
-        token: index
-        for index, (token, type_) in enumerate(zip(_tokens(reader), _types(reader), strict=True))
-        if type_ != TokenType.UNUSED
-    }

@@ -145,8 +145,8 @@ def cached(function: Any) -> Any:
     """
     try:
         function._cache = _cache_class()(inspect.unwrap(function))
-    except RuntimeError as error:  # numba found no folder that can be written
-        _warn(error)
+    except RuntimeError:  # numba found none
+        _warn("no folder can be written")
     return function
 
 
@@ -170,7 +170,7 @@ def _cache_class() -> Any:
                 super().save_overload(sig, data)
             except Exception as error:
                 self._forget()  # the index is written first, and may promise what is old code
-                _warn(error)
+                _warn(str(getattr(error, "strerror", error)))
 
         def _index_key(self, sig: Any, codegen: Any) -> Any:
             from foretoken.kernel.processor import MATRIX  # not among the features: Linux may refuse it
@@ -189,20 +189,15 @@ def _fields(kinds: Iterable[Any]) -> tuple[Any, ...]:
     return tuple((kind.__dict__.get("fields"), _fields(kind.types)) for kind in kinds if hasattr(kind, "types"))
 
 
-def _warn(error: Exception) -> None:
-    """Warn once for all loops."""
-    if not _warned:
-        _warned.append(True)
-        why = getattr(error, "strerror", None) or "no folder can be written"
-        warnings.warn(
-            f"Compiled loops cannot be kept on disk ({why}), so that every run compiles them anew: set NUMBA_CACHE_DIR "
-            "to a folder with room.",
-            CompiledCodeWarning,
-            stacklevel=2,
-        )
-
-
-_warned: list[bool] = []
+@functools.cache
+def _warn(why: str) -> None:
+    """Warn once of each reason, for all loops."""
+    warnings.warn(
+        f"Compiled loops cannot be kept on disk ({why}), so that every run compiles them anew: set NUMBA_CACHE_DIR to "
+        "a folder with room.",
+        CompiledCodeWarning,
+        stacklevel=2,
+    )
 
 
 def _stamp(function: FunctionType) -> str:

@@ -17,6 +17,7 @@ used: the bits of 4 k of n columns fill a vector register, are unpacked once, an
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,15 +29,8 @@ from numba.extending import intrinsic
 from foretoken.kernel.addresses import alive, floats, octets
 from foretoken.kernel.compile import linked
 from foretoken.kernel.processor import FEATURES
-from foretoken.kernel.quantised import (
-    BLOCK_BYTES,
-    KINDS,
-    WEIGHTS,
-    Kind,
-    panel_bytes,
-    unpack_rows,
-)
-from foretoken.kernel.simd import AHEAD, FAR, fetch
+from foretoken.kernel.quantised import BY_FORM, KINDS, Kind, panel_bytes, unpack_rows
+from foretoken.kernel.simd import AHEAD, FAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 LINE = 64  # bytes of a line
@@ -72,10 +66,6 @@ class Dots:
         self.words, self.floats = ir.VectorType(I32, self.n), ir.VectorType(F32, self.n)
         self.octets, self.pairs = ir.VectorType(I8, 4 * self.n), ir.VectorType(I16, 2 * self.n)
 
-    def call(self, name: str, out: Any, *arguments: Any) -> Any:
-        kind = ir.FunctionType(out, [argument.type for argument in arguments])
-        return self.b.call(self.b.module.declare_intrinsic(name, (), kind), arguments)
-
     def all(self, value: int) -> Any:
         """A number in every column."""
         return ir.Constant(self.words, [value] * self.n)
@@ -87,10 +77,7 @@ class Dots:
 
     def spread(self, at: Any, kind: Any) -> Any:
         """The word at an address, in every column."""
-        vector = ir.VectorType(kind, self.n)
-        undefined = ir.Constant(vector, ir.Undefined)
-        one = self.b.insert_element(undefined, self.load(at, kind, 4), I32(0))
-        return self.b.shuffle_vector(one, undefined, self.all(0))
+        return spread(self.b, self.load(at, kind, 4), self.n)
 
     def plus(self, at: Any, bytes: int) -> Any:
         return self.b.add(at, I64(bytes)) if bytes else at
@@ -129,14 +116,6 @@ class Dots:
                 codes[g] = b.or_(codes[g], b.and_(high, self.all(mask)))
         return codes
 
-    def prepared(self, codes: Sequence[Any], bits: int) -> list[Any]:
-        """What is made of codes once for all rows."""
-        if bits < 8 or self.name != PAIRS:
-            return [(code, code) for code in codes]
-        no = ir.Constant(ir.IntType(1), 0)
-        return [(code, self.call(f"llvm.abs.v{4 * self.n}i8", self.octets, self.b.bitcast(code, self.octets), no))
-                for code in codes]  # fmt: skip
-
     def sum(self, codes: Sequence[Any], line: Any, bits: int) -> Any:
         """The exact sums of 4 len(codes) products of each column, with those of a row whose codes begin at `line`."""
         b, total, ones = self.b, None, ir.Constant(self.pairs, [1] * (2 * self.n))
@@ -144,30 +123,27 @@ class Dots:
         if self.name == PAIRS:
             # Sums of pairs have 16 bits, which hold so many of them: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ... < 2 ** 15.
             held, most = {4: 8, 5: 4, 6: 2, 8: 1}[bits], None
-            for i, (x, (code, absolute)) in enumerate(zip(xs, codes, strict=True)):
+            for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
                 x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
-                if bits == 8:
-                    x, code = self.call("llvm.x86.avx2.psign.b", self.octets, x, code), absolute
-                pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
+                if bits == 8:  # the size does not depend on the row, so that LLVM takes it once for all
+                    x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
+                    code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
+                pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
                 most = pairs if most is None else b.add(most, pairs)
                 if i % held == held - 1 or i == len(codes) - 1:
-                    part = self.call("llvm.x86.avx2.pmadd.wd", self.words, most, ones)
+                    part = call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones)
                     total, most = part if total is None else b.add(total, part), None
             return total
-        if self.name in (VNNI, VNNI_256):
-            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}"
+        if self.name != PLAIN:
+            name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}", self.words
+            if self.name == NEON:
+                name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", self.octets
             total = [self.all(0), self.all(0)]
-            for i, (x, (code, _)) in enumerate(zip(xs, codes, strict=True)):
-                total[i % 2] = self.call(name, self.words, total[i % 2], code, x)
-            return b.add(*total)
-        if self.name == NEON:
-            total = [self.all(0), self.all(0)]
-            for i, (x, (code, _)) in enumerate(zip(xs, codes, strict=True)):
-                code, x = b.bitcast(code, self.octets), b.bitcast(x, self.octets)
-                total[i % 2] = self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", self.words, total[i % 2], code, x)
+            for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
+                total[i % 2] = call(b, name, self.words, total[i % 2], b.bitcast(code, kind), b.bitcast(x, kind))
             return b.add(*total)
         total = self.all(0)
-        for x, (code, _) in zip(xs, codes, strict=True):
+        for x, code in zip(xs, codes, strict=True):
             for byte in range(4):
                 up, down = self.all(24 - 8 * byte), self.all(24)
                 total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
@@ -249,7 +225,7 @@ def emit(
                 if kind.least:
                     least = b.fneg(b.fmul(least, dots.small(places[-1], False)))
             at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
-            codes = dots.prepared(dots.codes(dots.plus(at, 4 * first), kind.bits), kind.bits)
+            codes = dots.codes(dots.plus(at, 4 * first), kind.bits)
             return Columns(factors, least, codes, b.add(sums, b.mul(column, I64(4))))
 
         for first in range(0, LANES, n):
@@ -264,8 +240,7 @@ def emit(
                     place = b.inttoptr(
                         b.add(columns.sums, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer()
                     )
-                    total = b.load(place)
-                    total.align = 4
+                    total = load(b, place)
                     for factor, whole in zip(columns.factors, of_columns, strict=True):
                         scaled = b.fmul(b.sitofp(whole, dots.floats), scale)
                         total = b.fadd(total, b.fmul(scaled, factor, flags=fused), flags=fused)
@@ -283,26 +258,19 @@ def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, row
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         form, *others = args
-        done, none = b.append_basic_block("done"), b.append_basic_block("none")
-        chosen = b.switch(form, none)
-        for kind in KINDS.values():
-            block = b.append_basic_block(f"form_{kind.form}")
-            chosen.add_case(I64(kind.form), block)
-            b.position_at_end(block)
-            dots = Dots(b, BEST, HALF)
-            if dots.n == LANES:  # AVX-512 alone has registers for the codes of two strips
-                rows = others[3]
-                with b.if_else(b.icmp_signed(">", rows, I64(WAITING))) as (many, few):
-                    with many:
-                        emit(b, dots, kind, 2, *others)
-                    with few:
-                        emit(b, dots, kind, 1, *others)
-            else:
+        dots, rows = Dots(b, BEST, HALF), others[3]
+
+        def code(kind: Kind) -> None:
+            if dots.n < LANES:  # AVX-512 alone has registers for the codes of two strips
                 emit(b, dots, kind, 1, *others)
-            b.branch(done)
-        b.position_at_end(none)
-        b.unreachable()
-        b.position_at_end(done)
+                return
+            with b.if_else(b.icmp_signed(">", rows, I64(WAITING))) as (many, few):
+                with many:
+                    emit(b, dots, kind, 2, *others)
+                with few:
+                    emit(b, dots, kind, 1, *others)
+
+        one_of(b, form, {kind.form: partial(code, kind) for kind in KINDS.values()})
         return context.get_dummy_value()
 
     return signature, generate
@@ -316,24 +284,15 @@ def write_line(typing: Any, x: Any, line: Any) -> Any:
         x, line = args
         many, whole = ir.VectorType(F32, 32), ir.VectorType(I32, 32)
 
-        def call(name: str, out: Any, *arguments: Any) -> Any:
-            kind = ir.FunctionType(out, [argument.type for argument in arguments])
-            return b.call(b.module.declare_intrinsic(name, (), kind), arguments)
-
-        def spread(value: Any) -> Any:
-            undefined = ir.Constant(many, ir.Undefined)
-            return b.shuffle_vector(b.insert_element(undefined, value, I32(0)), undefined, ir.Constant(whole, [0] * 32))
-
         def put(value: Any, place: int) -> None:
             b.store(value, b.inttoptr(b.add(line, I64(4 * place)), value.type.as_pointer())).align = 4
 
-        numbers = b.load(b.inttoptr(x, many.as_pointer()))
-        numbers.align = 4
+        numbers = load(b, b.inttoptr(x, many.as_pointer()))
         # As whole numbers their bits stand in the order of what they mean, and those of a NaN above all others.
         sizes = b.and_(b.bitcast(numbers, whole), ir.Constant(whole, [0x7FFFFFFF] * 32))
-        largest = b.bitcast(call("llvm.vector.reduce.umax.v32i32", I32, sizes), F32)
+        largest = b.bitcast(call(b, "llvm.vector.reduce.umax.v32i32", I32, sizes), F32)
         scale = b.fdiv(largest, ir.Constant(F32, 127.0))
-        steps = b.fmul(numbers, spread(b.fdiv(ir.Constant(F32, 127.0), largest)))
+        steps = b.fmul(numbers, spread(b, b.fdiv(ir.Constant(F32, 127.0), largest), 32))
         magic = ir.Constant(many, [12582912.0] * 32)  # adding 1.5 * 2 ** 23 rounds, and leaves the number in low bits
         codes = b.trunc(b.bitcast(b.fadd(steps, magic), whole), ir.VectorType(I8, 32))
         b.store(codes, b.inttoptr(line, codes.type.as_pointer())).align = 4
@@ -342,7 +301,7 @@ def write_line(typing: Any, x: Any, line: Any) -> Any:
             b.shuffle_vector(wide, wide, ir.Constant(ir.VectorType(I32, 16), list(range(at, at + 16))))
             for at in (0, 16)
         ]
-        first, second = (call("llvm.vector.reduce.add.v16i32", I32, half) for half in halves)
+        first, second = (call(b, "llvm.vector.reduce.add.v16i32", I32, half) for half in halves)
         total = b.add(first, second)
         put(scale, SCALE)
         put(b.fmul(scale, b.sitofp(total, F32)), SUM)
@@ -371,7 +330,7 @@ def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
     lines: address of what `quantise_rows` made of the rows.
     y: address of the first row of the product; rows are y_row numbers apart. width: columns of the product.
     """
-    groups = k // WEIGHTS[form - QUANTISED]
+    groups = k // BY_FORM[form - QUANTISED].weights
     sums = np.empty((min(m, AT_ONCE), COLUMNS), np.float32)
     for panel in range(first, last):
         columns = min(COLUMNS, width - panel * COLUMNS)
@@ -390,6 +349,6 @@ def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
 @linked("foretoken_unpack", 4)
 def unpack_row(raw, row_bytes, form, x):
     """Write the weights of one row as a GGUF file stores it. raw, x: addresses of the row and of float32 numbers."""
-    kind = form - QUANTISED
-    k = row_bytes // BLOCK_BYTES[kind] * WEIGHTS[kind]
+    kind = BY_FORM[form - QUANTISED]
+    k = row_bytes // kind.block_bytes * kind.weights
     unpack_rows(octets(raw, (1, row_bytes)), form, floats(x, (1, k)))

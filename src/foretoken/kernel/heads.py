@@ -5,7 +5,7 @@
 import numpy as np
 
 from foretoken.kernel.compile import fused
-from foretoken.kernel.model import forward, wanted_nothing
+from foretoken.kernel.model import Wanted, forward
 from foretoken.kernel.pointwise import gate, norm, shift
 from foretoken.kernel.product import times
 
@@ -46,7 +46,8 @@ def step(model, embedded, states, nodes, x, threads):
     embedded, states: as `enter` takes them. nodes: Nodes.
     """
     fed = enter(embedded, states, model.entry, x, threads)
-    forward(x, fed, nodes, model.cache, model.layers, wanted_nothing(), threads)
+    nothing = Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
+    forward(x, fed, nodes, model.cache, model.layers, nothing, threads)
     if model.head.normed_output:
         norm(x, model.head.norm, model.head.eps, x)
 

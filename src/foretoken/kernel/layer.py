@@ -215,11 +215,11 @@ def widen(t, part, parts):
     panels_of(product_of(t, part, own, t.d, GATE, gated, 0, t.width), first, last, after)
     after = first_of(t, part, parts, DOWN, t.width, t.d)
     panels_of(product_of(t, part, own, t.d, UP, gated, t.wide, t.width), first, last, after)
-    bias = floats(t.to_gate, (2 * t.wide,))
+    bias, curve = floats(t.to_gate, (2, t.wide)), (t.linear, t.cubic)
     start, end = min(first * COLUMNS, t.wide), min(last * COLUMNS, t.wide)
-    curve = t.linear, t.cubic
     for i in range(t.m):
-        gate_row(gated, i * 2 * t.wide + start, bias, start, t.wide, end - start, curve, inner, i * t.wide + start)
+        row = gated[i].reshape(2, t.wide)[:, start:end]
+        gate_row(row[0], row[1], bias[0, start:end], bias[1, start:end], curve, inner[i, start:end])
 
 
 @fused
@@ -252,19 +252,11 @@ def settle(t, part, parts, which, bias):
 
 
 @fused
-def keep(t):
-    """Copy the layer's input for whoever wants it: nothing changes it before step 4."""
-    if t.kept != 0:
-        x, kept = floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d))
-        kept[:] = x
-
-
-@fused
 def part_of(t, step, part, parts):
     """What thread `part` of `parts` does in a step of a layer."""
     if step == PROJECT:
-        if part == 0:
-            keep(t)
+        if part == 0 and t.kept != 0:  # nothing changes the layer's input before step 4
+            floats(t.kept, (t.m, t.d))[:] = floats(t.x, (t.m, t.d))
         project(t, part, parts)
     elif step == CACHE:
         cache(t, part, parts)

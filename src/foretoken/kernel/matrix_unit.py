@@ -8,6 +8,7 @@ weights have to come from memory for one too. Rows and panels lie as tile.py has
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -15,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from foretoken.kernel.simd import NEAR
+from foretoken.kernel.simd import NEAR, call, one_of
 from foretoken.kernel.simd import fetch as fetch_line
 
 GROUP = 16  # words that one instruction takes of every row; a sum is made of groups in order
@@ -47,18 +48,15 @@ def matrix_tile(typing: Any, units: Any, fetch: Any, x: Any, x_row: Any, rows: A
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         units, fetch, x, x_row, rows, w, w_row, groups, y, y_row, fresh, ahead, pace = args
 
-        def call(name: str, *values: Any) -> None:
-            kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
-            b.call(b.module.declare_intrinsic(f"llvm.x86.{name}", (), kind), values)
+        def unit(name: str, *values: Any) -> None:
+            call(b, f"llvm.x86.{name}", ir.VoidType(), *values)
 
         def place(address: Any) -> Any:
             return b.inttoptr(address, pointer)
 
         x_line, w_line, y_line = (b.mul(row, size(4)) for row in (x_row, w_row, y_row))
         shapes = cgutils.alloca_once(b, ir.ArrayType(byte, LINE))
-        done, none = b.append_basic_block("done"), b.append_basic_block("none")
         blocks = b.select(b.icmp_signed(">", rows, size(HIGH)), size(2), size(1))
-        chosen = b.switch(b.or_(b.shl(b.or_(b.shl(blocks, size(3)), units), size(1)), b.zext(fetch, size)), none)
 
         def emit(high: int, wide: int, fetches: bool) -> None:
             """The code for so many blocks of rows and units of columns."""
@@ -73,41 +71,38 @@ def matrix_tile(typing: Any, units: Any, fetch: Any, x: Any, x_row: Any, rows: A
             for register, value in enumerate(lines):
                 b.store(byte(LINE), b.gep(shapes, [size(0), size(16 + 2 * register)]))
                 b.store(value, b.gep(shapes, [size(0), size(48 + register)]))
-            call("ldtilecfg", b.bitcast(shapes, pointer))
+            unit("ldtilecfg", b.bitcast(shapes, pointer))
             with b.if_else(fresh) as (first, later):
                 with first:
                     for _, _, register in sums:
-                        call("tilezero", byte(register))
+                        unit("tilezero", byte(register))
                 with later:
                     for at, (_, _, register) in zip(y_at, sums, strict=True):
-                        call("tileloadd64", byte(register), place(at), y_line)
+                        unit("tileloadd64", byte(register), place(at), y_line)
             with cgutils.for_range(b, groups) as loop:
                 for block in range(high):
                     at = b.add(x_at[block], b.mul(loop.index, size(LINE)))
-                    call("tileloadd64", byte(SUMS + block), place(at), x_line)
+                    unit("tileloadd64", byte(SUMS + block), place(at), x_line)
                 here = b.add(w, b.mul(b.mul(loop.index, size(GROUP)), w_line))
                 for u in range(wide):
                     for i in range(GROUP if fetches else 0):
                         passed = b.add(b.mul(loop.index, size(GROUP * wide)), size(u * GROUP + i))
                         fetch_line(b, b.add(ahead, b.mul(passed, pace)), NEAR)
                     weights = SUMS + high + u % (SUMS - high)
-                    call("tileloadd64", byte(weights), place(b.add(here, size(LINE * u))), w_line)
+                    unit("tileloadd64", byte(weights), place(b.add(here, size(LINE * u))), w_line)
                     for block in range(high):
-                        call("tdpbf16ps", byte(block * wide + u), byte(SUMS + block), byte(weights))
+                        unit("tdpbf16ps", byte(block * wide + u), byte(SUMS + block), byte(weights))
             for at, (_, _, register) in zip(y_at, sums, strict=True):
-                call("tilestored64", byte(register), place(at), y_line)
+                unit("tilestored64", byte(register), place(at), y_line)
 
-        for high, wide in SHAPES:
-            for fetches in (False, True):
-                block = b.append_basic_block(f"matrix_{high}_{wide}")
-                chosen.add_case(size(2 * (8 * high + wide) + fetches), block)
-                b.position_at_end(block)
-                emit(high, wide, fetches)
-                b.branch(done)
-        b.position_at_end(none)
-        b.unreachable()
-        b.position_at_end(done)
-        call("tilerelease")
+        number = b.or_(b.shl(b.or_(b.shl(blocks, size(3)), units), size(1)), b.zext(fetch, size))
+        cases = {
+            2 * (8 * high + wide) + fetches: partial(emit, high, wide, fetches)
+            for high, wide in SHAPES
+            for fetches in (False, True)
+        }
+        one_of(b, number, cases)
+        unit("tilerelease")
         return context.get_dummy_value()
 
     return signature, generate

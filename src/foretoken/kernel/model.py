@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.kernel import layer as steps
 from foretoken.kernel.addresses import alive
-from foretoken.kernel.compile import compiled, fused
+from foretoken.kernel.compile import fused
 from foretoken.kernel.dots import unpack_row
 from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
@@ -187,11 +187,6 @@ class Wanted(NamedTuple):
     states: np.ndarray
 
 
-@compiled
-def wanted_nothing():
-    return Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
-
-
 @fused
 def forward(x, fed, nodes, cache, layers, wanted, threads):
     """Run x through every layer, in place.
@@ -228,12 +223,8 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
                 t.kept = wanted.states[i].ctypes.data
         mask = nodes.masks[nodes.kinds[layer]]
         t.bare, t.seen, t.mask = k.bare[layer], mask.shape[3], mask.ctypes.data
-        t.norms, t.weights, t.forms = (
-            k.norms[layer].ctypes.data,
-            k.weights[layer].ctypes.data,
-            k.forms[layer].ctypes.data,
-        )
-        t.settled = k.norms_after.shape[1] > 0
+        t.weights, t.forms = k.weights[layer].ctypes.data, k.forms[layer].ctypes.data
+        t.norms, t.settled = k.norms[layer].ctypes.data, k.norms_after.shape[1] > 0
         t.norms_after, t.head_norms = k.norms_after[layer].ctypes.data, k.head_norms[layer].ctypes.data
         t.to_qkv, t.to_out = k.to_qkv[layer].ctypes.data, k.to_out[layer].ctypes.data
         t.to_gate, t.to_down = k.to_gate[layer].ctypes.data, k.to_down[layer].ctypes.data

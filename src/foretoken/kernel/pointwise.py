@@ -61,11 +61,10 @@ def turn(x, at, positions, cos, sin):
     dim = cos.shape[1]
     half = dim // 2
     for i in range(x.shape[0]):
-        p = positions[i]
+        p, head = positions[i], x[i, at : at + dim]
         if half % LANES == 0:
-            turn_row(x, i * x.shape[1] + at, cos, sin, p * dim, half)
+            turn_row(head, cos[p], sin[p])
         else:
-            head = x[i, at : at + dim]
             for j in range(half):
                 a, b = head[j], head[half + j]
                 head[j] = a * cos[p, j] - b * sin[p, j]
@@ -76,4 +75,4 @@ def turn(x, at, positions, cos, sin):
 def gate(y, width, bias, out):
     """out [m, width] = silu(gate) * up of y [m, gate | up], each with its bias [2 width]; 16 divides width."""
     for i in range(y.shape[0]):
-        gate_row(y, i * y.shape[1], bias, 0, width, width, CURVE, out, i * width)
+        gate_row(y[i, :width], y[i, width:], bias[:width], bias[width:], CURVE, out[i])

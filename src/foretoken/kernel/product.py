@@ -152,9 +152,7 @@ def times(x, w, form, width, y, threads):
         quantise_rows(x.ctypes.data, k, m, k, bits.ctypes.data)
     product = Product(x.ctypes.data, k, bits.ctypes.data, m, k, w, form, y.ctypes.data, y.shape[1], width)
     after = panel_at(w, count, k, form)  # weights that are used in turn stand one behind the other
-    if threads is None:
-        panels_of(product, 0, count, after)
-    elif m * k * width > WORK:
+    if threads is not None and m * k * width > WORK:  # None first, so that numba leaves out what is for more threads
         panels_threads(product, threads)
     else:
         panels_of(product, 0, count, after)

@@ -68,15 +68,8 @@ KINDS = {
     "q5_k": Kind(Q5_K, 256, 176, 5, 0, True, 1),
     "q6_k": Kind(Q6_K, 256, 210, 6, 32, False, 2),
 }
-NAMES = tuple(KINDS)
-# By form - QUANTISED, as compiled loops look them up.
-WEIGHTS = tuple(kind.weights for kind in KINDS.values())
-BLOCK_BYTES = tuple(kind.block_bytes for kind in KINDS.values())
-GROUP_BYTES = tuple(kind.group_bytes for kind in KINDS.values())
-BITS = tuple(kind.bits for kind in KINDS.values())
-OFFSETS = tuple(kind.offset for kind in KINDS.values())
-LEAST = tuple(kind.least for kind in KINDS.values())
-SUBS = tuple(kind.subs for kind in KINDS.values())
+BY_FORM = tuple(KINDS.values())  # compiled loops look a kind up at form - QUANTISED
+GROUP_BYTES = tuple(kind.group_bytes for kind in BY_FORM)  # likewise
 
 
 def packed_bytes(kind: str, out: int, k: int) -> int:
@@ -87,7 +80,7 @@ def packed_bytes(kind: str, out: int, k: int) -> int:
 @compiled
 def panel_bytes(k, form):
     """Bytes of one panel of a matrix with k inputs."""
-    return k // WEIGHTS[form - QUANTISED] * GROUP_BYTES[form - QUANTISED]
+    return k // BY_FORM[form - QUANTISED].weights * GROUP_BYTES[form - QUANTISED]
 
 
 def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -128,7 +121,7 @@ def read_block(raw, at, form, codes, subs, least):
             codes[i] = raw[at + 2 + i]
         return 0, 0
     if Q4_0 <= form <= Q5_1:
-        low = at + BLOCK_BYTES[form - QUANTISED] - 16
+        low = at + BY_FORM[form - QUANTISED].block_bytes - 16
         for i in range(16):
             codes[i] = raw[low + i] & 15
             codes[i + 16] = raw[low + i] >> 4
@@ -151,7 +144,7 @@ def read_block(raw, at, form, codes, subs, least):
         subs[i], least[i] = raw[at + 4 + i] & 63, raw[at + 8 + i] & 63
         subs[i + 4] = (raw[at + 12 + i] & 15) | ((raw[at + 4 + i] >> 6) << 4)
         least[i + 4] = (raw[at + 12 + i] >> 4) | ((raw[at + 8 + i] >> 6) << 4)
-    low = at + BLOCK_BYTES[form - QUANTISED] - 128
+    low = at + BY_FORM[form - QUANTISED].block_bytes - 128
     for pair in range(4):
         for i in range(32):
             codes[64 * pair + i] = raw[low + 32 * pair + i] & 15
@@ -166,18 +159,11 @@ def read_block(raw, at, form, codes, subs, least):
 @compiled
 def pack_rows(raw, form, panels):
     """Lay out the rows raw [out, bytes per row] of a file as panels, which start as zeros."""
-    kind = form - QUANTISED
-    weights, group_bytes, bits, subs_of, has_least = (
-        WEIGHTS[kind],
-        GROUP_BYTES[kind],
-        BITS[kind],
-        SUBS[kind],
-        LEAST[kind],
-    )
-    out, groups = raw.shape[0], raw.shape[1] // BLOCK_BYTES[kind]
-    scales_bytes = 2 * COLUMNS * (1 + has_least)
-    subs_bytes = COLUMNS * subs_of * (1 + has_least)
-    strip_bytes = 4 * LANES * bits  # as many vectors as a code has bits
+    kind, group_bytes = BY_FORM[form - QUANTISED], GROUP_BYTES[form - QUANTISED]
+    out, groups = raw.shape[0], raw.shape[1] // kind.block_bytes
+    scales_bytes = 2 * COLUMNS * (1 + kind.least)
+    subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
+    strip_bytes = 4 * LANES * kind.bits  # as many vectors as a code has bits
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
     codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
     fours, words = codes.view(np.uint32), panels.view(np.uint32)
@@ -185,56 +171,55 @@ def pack_rows(raw, form, panels):
         panel = first // COLUMNS * groups * group_bytes
         for group in range(groups):
             for column in range(min(COLUMNS, out - first)):
-                row, begin, to = raw[first + column], group * BLOCK_BYTES[kind], panel + group * group_bytes
+                row, begin, to = raw[first + column], group * kind.block_bytes, panel + group * group_bytes
                 d_at, least_at = read_block(row, begin, form, codes, subs, least)
                 for i in range(2):
                     panels[to + 2 * column + i] = row[begin + d_at + i]
-                    if has_least:
+                    if kind.least:
                         panels[to + 2 * COLUMNS + 2 * column + i] = row[begin + least_at + i]
-                for block in range(weights // 32):
+                for block in range(kind.weights // 32):
                     here = to + scales_bytes + block * block_bytes
-                    for i in range(subs_of):
-                        panels[here + COLUMNS * i + column] = subs[block * subs_of + i]
-                    if subs_of > 0 and has_least:
-                        panels[here + COLUMNS * subs_of + column] = least[block]
+                    for i in range(kind.subs):
+                        panels[here + COLUMNS * i + column] = subs[block * kind.subs + i]
+                    if kind.subs > 0 and kind.least:
+                        panels[here + COLUMNS * kind.subs + column] = least[block]
                     # In words of 32 bits, of four codes each: `at` counts the panels' words, `eight` the codes'.
                     at, eight = (here + subs_bytes + column // LANES * strip_bytes) // 4 + column % LANES, 8 * block
-                    if bits == 8:
+                    if kind.bits == 8:
                         for g in range(8):
                             words[at + LANES * g] = fours[eight + g]
                         continue
                     for v in range(4):
                         low, high = fours[eight + v] & 0x0F0F0F0F, fours[eight + v + 4] & 0x0F0F0F0F
                         words[at + LANES * v] = low | (high << 4)
-                    for g in range(8 if bits > 4 else 0):
-                        vector, shift = (4, g) if bits == 5 else (4 + g // 4, 2 * (g % 4))
+                    for g in range(8 if kind.bits > 4 else 0):
+                        vector, shift = (4, g) if kind.bits == 5 else (4 + g // 4, 2 * (g % 4))
                         words[at + LANES * vector] |= ((fours[eight + g] >> 4) & 0x03030303) << shift
 
 
 @compiled
 def unpack_rows(raw, form, values):
     """Fill values [n, k] float32 with the weights of rows as a file stores them [n, bytes per row]."""
-    kind = form - QUANTISED
-    weights, subs_of, has_least = WEIGHTS[kind], SUBS[kind], LEAST[kind]
+    kind = BY_FORM[form - QUANTISED]
     codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
     for i in range(len(raw)):
         row = raw[i]
-        for group in range(len(row) // BLOCK_BYTES[kind]):
-            at = group * BLOCK_BYTES[kind]
+        for group in range(len(row) // kind.block_bytes):
+            at = group * kind.block_bytes
             d_at, least_at = read_block(row, at, form, codes, subs, least)
             d = float16(row[at + d_at], row[at + d_at + 1])
             lowest = float16(row[at + least_at], row[at + least_at + 1])
-            for j in range(weights):
+            for j in range(kind.weights):
                 scale, below = d, lowest
-                if subs_of > 0:
-                    sub = np.int64(subs[j * subs_of // 32])
+                if kind.subs > 0:
+                    sub = np.int64(subs[j * kind.subs // 32])
                     scale = d * np.float32(sub - 256 if form == Q6_K and sub > 127 else sub)
                     below = -(lowest * np.float32(least[j // 32]))
-                code = np.int64(codes[j]) - OFFSETS[kind]
+                code = np.int64(codes[j]) - kind.offset
                 if form == Q8_0 and code > 127:
                     code -= 256
                 value = scale * np.float32(code)
-                values[i, group * weights + j] = value + below if has_least else value
+                values[i, group * kind.weights + j] = value + below if kind.least else value
 
 
 @compiled

@@ -33,26 +33,20 @@ class BFloat(ir.Type):
 
 
 @intrinsic
-def round_row(typing: Any, x: Any, x_at: Any, out: Any, out_at: Any, count: Any) -> Any:
-    """Round 32 count numbers of x, from x_at on: out, from out_at on, gets their bits as bfloat16, two to a word.
-
-    x, out: arrays whose places are counted in one axis.
-    """
-    index = types.intp
+def round_row(typing: Any, x: Any, out: Any) -> Any:
+    """Round x [n] up to its last whole 32 numbers: out [n / 2] gets their bits as bfloat16, two to a word."""
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        x, x_at, out, out_at, count = args
-        x_base = b.gep(context.make_array(s.args[0])(context, b, x).data, [x_at])
-        out_base = b.gep(context.make_array(s.args[2])(context, b, out).data, [out_at])
-        many, size = ir.VectorType(ir.FloatType(), 2 * LANES), x_at.type
-        pairs = ir.VectorType(BFloat(), 2 * LANES)
-        with cgutils.for_range(b, count) as loop:
-            value = load(b, b.bitcast(b.gep(x_base, [b.mul(loop.index, size(2 * LANES))]), many.as_pointer()))
-            place = b.bitcast(b.gep(out_base, [b.mul(loop.index, size(LANES))]), pairs.as_pointer())
-            b.store(b.fptrunc(value, pairs), place).align = 4
+        row, row_out = (context.make_array(kind)(context, b, array) for kind, array in zip(s.args, args, strict=True))
+        many, pairs = ir.VectorType(ir.FloatType(), 2 * LANES), ir.VectorType(BFloat(), 2 * LANES)
+        base, base_out = b.bitcast(row.data, many.as_pointer()), b.bitcast(row_out.data, pairs.as_pointer())
+        length = b.extract_value(row.shape, 0)
+        with cgutils.for_range(b, b.udiv(length, length.type(2 * LANES))) as loop:
+            value = b.fptrunc(load(b, b.gep(base, [loop.index])), pairs)
+            b.store(value, b.gep(base_out, [loop.index])).align = 4
         return context.get_dummy_value()
 
-    return types.void(x, index, out, index, index), generate
+    return types.void(x, out), generate
 
 
 @fused
@@ -74,10 +68,9 @@ def round_rows(x, k, out):
     m, words = x.shape[0], (k + 1) // 2
     bits, words_out = x.view(np.uint32), out.view(np.uint32)
     if DOTS:
-        many = k // (2 * LANES)
         for i in range(m):
-            round_row(x, i * x.shape[1], out, i * words, many)
-            for j in range(many * 2 * LANES, k):
+            round_row(x[i, :k], out[i * words : (i + 1) * words])
+            for j in range(k // (2 * LANES) * 2 * LANES, k):
                 value = nearest(bits[i, j])
                 if j % 2:
                     words_out[i * words + j // 2] |= np.uint32(value)

@@ -112,16 +112,15 @@ def softmax(scores, scale, truncation, p):
     top_k, top_p, min_p = truncation
     cuts = top_k > 0 or top_p < 1 or min_p > 0
     m, v = scores.shape
-    chunks = (v + LANES - 1) // LANES
-    padded = np.full(chunks * LANES if v % LANES else 0, -np.inf, np.float32)
+    padded = np.empty((v + LANES - 1) // LANES * LANES if v % LANES else 0, np.float32)
     for i in range(m):
         if v % LANES:
             padded[:v] = scores[i]
             padded[v:] = -np.inf
-            total = softmax_row(padded, 0, scale, padded, 0, chunks)
+            total = softmax_row(padded, scale, padded)
             p[i] = padded[:v]
         else:
-            total = softmax_row(scores, i * v, scale, p, i * v, chunks)
+            total = softmax_row(scores[i], scale, p[i])
         if not np.isfinite(total):
             return False
         if cuts:

@@ -112,7 +112,8 @@ class ThreadChoice:
         if started is None:
             yield Run(None, levels)
             return
-        size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in _numbers(started)}))
+        numbers = [started >> halvings for halvings in range(started.bit_length())]
+        size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in numbers}))
         threads, start = size.choose(levels, self.slowness), self.clock()
         compiled = compilations()[0]
         run = Run(threads, levels)  # one thread as 1 and not as None, for which everything would be compiled anew
@@ -124,11 +125,3 @@ class ThreadChoice:
         size.by_threads[threads].learn(seconds / run.forwards, size.seconds)
         best = min(trials.seconds for trials in size.by_threads.values())
         self.slowness[threads] = size.by_threads[threads].seconds / best
-
-
-def _numbers(most: int) -> list[int]:
-    """`most` and what is left of it by halving."""
-    numbers = [most]
-    while numbers[-1] > 1:
-        numbers.append(numbers[-1] // 2)
-    return numbers

@@ -14,6 +14,7 @@ not depend on those beside it.
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -25,7 +26,7 @@ from foretoken.kernel.compile import fused, linked
 from foretoken.kernel.matrix_unit import GROUP, GROUPS_AHEAD, HIGH, matrix_tile
 from foretoken.kernel.processor import DOTS, MATRIX, WIDE
 from foretoken.kernel.rounding import ROUNDED, BFloat
-from foretoken.kernel.simd import AHEAD, FAR, NEAR, fetch, spread
+from foretoken.kernel.simd import AHEAD, FAR, NEAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
 # Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
@@ -63,26 +64,22 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         number, form, fetch, x, x_row, w, w_row, length, y, y_row, fresh, ahead, pace = args
         x_base, y_base = (b.inttoptr(at, ir.FloatType().as_pointer()) for at in (x, y))
-        done, none = b.append_basic_block("done"), b.append_basic_block("none")
         size = x.type
-        flags = b.add(b.shl(form, size(8)), b.shl(fetch, size(10)))
-        chosen = b.switch(b.add(number, flags), none)
-        for rows, units in TILES:
-            for kind in FORMS:
-                for fetches in (0, NEAR, FAR):
-                    if not _used(rows, units, kind, fetches):
-                        continue
-                    block = b.append_basic_block(f"tile_{rows}_{units}")
-                    chosen.add_case(size(rows + 16 * units + 256 * kind + 1024 * fetches), block)
-                    b.position_at_end(block)
-                    at = [b.gep(x_base, [b.mul(x_row, size(r))]) for r in range(rows)]
-                    out = [[b.gep(y_base, [b.add(b.mul(y_row, size(r)), size(u * LANES))]) for u in range(units)]
-                           for r in range(rows)]  # fmt: skip
-                    _emit(b, kind, fetches, at, w, w_row, length, out, fresh, ahead, pace)
-                    b.branch(done)
-        b.position_at_end(none)
-        b.unreachable()
-        b.position_at_end(done)
+
+        def emit(rows: int, units: int, kind: int, fetches: int) -> None:
+            at = [b.gep(x_base, [b.mul(x_row, size(r))]) for r in range(rows)]
+            out = [[b.gep(y_base, [b.add(b.mul(y_row, size(r)), size(u * LANES))]) for u in range(units)]
+                   for r in range(rows)]  # fmt: skip
+            _emit(b, kind, fetches, at, w, w_row, length, out, fresh, ahead, pace)
+
+        cases = {
+            rows + 16 * units + 256 * kind + 1024 * fetches: partial(emit, rows, units, kind, fetches)
+            for rows, units in TILES
+            for kind in FORMS
+            for fetches in (0, NEAR, FAR)
+            if _used(rows, units, kind, fetches)
+        }
+        one_of(b, b.add(number, b.add(b.shl(form, size(8)), b.shl(fetch, size(10)))), cases)
         return context.get_dummy_value()
 
     return signature, generate
@@ -107,35 +104,23 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
     """The instructions of one tile."""
     vector = ir.VectorType(ir.FloatType(), LANES)
     whole = ir.VectorType(ir.IntType(32), LANES)
-    size = length.type
+    size, contract = length.type, ("contract",)
     zero = ir.Constant(vector, [0.0] * LANES)
     w_base = b.inttoptr(w, ir.IntType(32).as_pointer())
     places = [[b.bitcast(at, vector.as_pointer()) for at in of_row] for of_row in out]
-    sums = []
-    for of_row in places:
-        sums.append([])
-        for place in of_row:
-            before = b.load(place)
-            before.align = 4
-            sums[-1].append(cgutils.alloca_once_value(b, b.select(fresh, zero, before)))
+    sums = [[cgutils.alloca_once_value(b, b.select(fresh, zero, load(b, place))) for place in row] for row in places]
+    units = len(out[0])
 
     def spread_of(at: Any, index: Any) -> Any:
         return spread(b, b.load(b.gep(at, [index])))
 
-    def add(total: Any, x: Any, weight: Any) -> None:
-        b.store(b.fadd(b.load(total), b.fmul(x, weight, flags=("contract",)), flags=("contract",)), total)
-
     with cgutils.for_range(b, length) as loop:
         if fetches:
-            units = len(out[0])
             for u in range(units):
                 passed = b.add(b.mul(loop.index, size(units)), size(u))
                 fetch(b, b.add(ahead, b.mul(passed, pace)), fetches)
         line = b.gep(w_base, [b.mul(loop.index, w_row)])
-        words = []
-        for u in range(len(out[0])):
-            words.append(b.load(b.bitcast(b.gep(line, [size(u * LANES)]), whole.as_pointer())))
-            words[-1].align = 4
+        words = [load(b, b.bitcast(b.gep(line, [size(u * LANES)]), whole.as_pointer())) for u in range(units)]
         if form == WHOLE:
             parts = [[b.bitcast(word, vector) for word in words]]
         elif form == HALVED:
@@ -146,19 +131,16 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
             ]
         else:
             parts = []
-            pairs = ir.VectorType(BFloat(), 2 * LANES)
-            dot = b.module.declare_intrinsic(
-                "llvm.x86.avx512bf16.dpbf16ps.512", (), ir.FunctionType(vector, [vector, pairs, pairs])
-            )
+            pairs, dot = ir.VectorType(BFloat(), 2 * LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
             for at, of_row in zip(x_rows, sums, strict=True):
                 x = b.bitcast(spread_of(at, loop.index), pairs)
                 for word, total in zip(words, of_row, strict=True):
-                    b.store(b.call(dot, [b.load(total), x, b.bitcast(word, pairs)]), total)
+                    b.store(call(b, dot, vector, b.load(total), x, b.bitcast(word, pairs)), total)
         for at, of_row in zip(x_rows, sums, strict=True):
             for i, weights in enumerate(parts):  # each sum in the order of k
                 x = spread_of(at, b.add(b.mul(loop.index, size(len(parts))), size(i)))
                 for weight, total in zip(weights, of_row, strict=True):
-                    add(total, x, weight)
+                    b.store(b.fadd(b.load(total), b.fmul(x, weight, flags=contract), flags=contract), total)
     for of_row, totals in zip(places, sums, strict=True):
         for place, total in zip(of_row, totals, strict=True):
             b.store(b.load(total), place).align = 4

@@ -13,7 +13,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from foretoken.kernel.compile import fused
@@ -26,6 +25,7 @@ SHUT = -1  # the first counter's value where a part was late
 PATIENCE = 5000
 PER_LOOK = 100_000  # multiplications that one more look is worth: some 3% of the time that a forward takes
 TOGETHER, ALONE, LATE = range(3)
+POSIX, SCHED_YIELD = os.name == "posix", types.ExternalFunction("sched_yield", types.int32())
 PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
 
 
@@ -73,17 +73,11 @@ def pause(typing: Any) -> Any:
     return types.void(), generate
 
 
-@intrinsic
-def give_way(typing: Any) -> Any:
+@fused
+def give_way():
     """Let another thread have this core, if one waits for it and the system has POSIX's call for that."""
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        if os.name == "posix":
-            whole = ir.IntType(32)
-            b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(whole, []), "sched_yield"), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if POSIX:
+        SCHED_YIELD()
 
 
 @fused
