@@ -83,7 +83,7 @@ class Serial(Head):
 
     def forward_of(self, name: str) -> StaticForward:
         """Its forwards as a GPU records them: plain ones until `compiling` is set. name: for messages."""
-        return StaticForward(self, name, self.planes, [KIND], compiled=False, step=traced)
+        return StaticForward(self, name, self.planes, compiled=False, step=traced)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
         return SerialRows(self, batch, slots, backend)

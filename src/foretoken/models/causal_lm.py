@@ -50,7 +50,7 @@ class CausalLM:
         compiler = None
         if traced and kernel is None:
             compiled = compiled or model.device.type != "cuda"
-            compiler = StaticForward(model, self.name, self._layout.planes, list(self._layout.windows), compiled)
+            compiler = StaticForward(model, self.name, self._layout.planes, compiled)
         self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(model, self._layout)
         check_probe(self, self._layout.probe)
         if compiler is not None:

@@ -24,7 +24,7 @@ from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import causal_mask, lowest
-from foretoken.models.layout import decoder
+from foretoken.models.layout import FULL, SLIDING, decoder
 from foretoken.models.panels import PanelLinear
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a forward of more nodes, as in prefill, is not compiled
@@ -39,7 +39,7 @@ MESSAGE = 200  # characters of a compiler's complaint that are shown
 log = logging.getLogger(__name__)
 
 Layers = tuple[int, ...]
-Inputs = tuple[Any, ...]  # of `step` but for its planes; those of nodes and masks on the CPU until a forward takes them
+Inputs = tuple[Tensor, ...]  # of `step` but for its planes; nodes and masks on the CPU until a forward takes them
 Bucket = tuple[Layers, int, int, int]  # hidden states asked for, rows, nodes, slots
 
 
@@ -72,20 +72,21 @@ class TracedCache(NodeCache):
 
 
 @no_type_check
-def step(model, of_layer, layers, scored, nodes, masks, planes):
+def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
     """Logits [b, n, v] of nodes [b, n], read and written in planes [b, h, slots, d]; after them the hidden states of
     `layers`.
 
     scored: False: without the LM head, so that states stand for the logits.
     nodes: ids, positions and slots of the nodes [3, b, n].
-    masks: additive [b, 1, n, slots], by layer type, or the mask itself where all layers are of one type.
+    masks_and_planes: an additive mask [b, 1, n, slots] for each type of layers, full attention first; the planes.
     """
     ids, positions, slots = nodes
+    *masks, planes = masks_and_planes
     cache = TracedCache(planes, of_layer, slots)
     out = (model if scored else decoder(model) or model)(
         input_ids=ids,
         position_ids=positions,
-        attention_mask=masks,
+        attention_mask=masks[0] if len(masks) == 1 else dict(zip((FULL, SLIDING), masks, strict=True)),
         past_key_values=cache,
         use_cache=True,
         output_hidden_states=len(layers) > 0,
@@ -95,9 +96,7 @@ def step(model, of_layer, layers, scored, nodes, masks, planes):
 
 def on(device: torch.device, inputs: Inputs) -> Inputs:
     """The same on a device."""
-    *first, masks = inputs
-    moved = {kind: mask.to(device) for kind, mask in masks.items()} if isinstance(masks, dict) else masks.to(device)
-    return (*(x.to(device) for x in first), moved)
+    return tuple(x.to(device) for x in inputs)
 
 
 class Planes:
@@ -132,19 +131,17 @@ class StaticForward:
     """
 
     def __init__(
-        self, model: nn.Module, name: str, planes: Shapes, kinds: Sequence[str], compiled: bool = True,
-        step: Callable[..., Any] = step,
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, name: str, planes: Shapes, compiled: bool = True, step: Callable[..., Any] = step
+    ) -> None:
         """Plain forwards, until `compiling` is set.
 
-        name: for messages. planes: what each layer keeps. kinds: the types of its layers, each with a mask of its own.
+        name: for messages. planes: what each layer keeps.
         compiled: whether torch.compile makes their code, which on a GPU is recorded then; otherwise they are recorded.
         step: the plain forward, of `model` as its first argument.
         """
         self.model, self.name, self._step = model, name, step
         self.shapes = [plane for pair in planes if pair for plane in pair]
         self.of_layer = first_planes(planes)
-        self.kinds = tuple(kinds)
         self.dtype, self.device = self.shapes[0].dtype, self.shapes[0].device
         self.low = lowest(self.dtype)
         self.on_gpu = self.device.type == "cuda"
@@ -356,19 +353,14 @@ class StaticRows:
         slots = np.where(self._slots == self.padding, width - 1, self._slots)
         for full, given in zip(nodes, (ids, positions, slots), strict=True):
             full[place] = given
-        padded = {}
-        for kind in self.forward.kinds:
+        padded = []
+        for given in masks.values():
             mask = np.full((b, 1, size, width), self.forward.low, np.float32)
             mask[..., 0] = 0.0
-            given = masks[kind]
             seen = mask[place[0], :, place[1]]
             seen[..., : self._used] = 0.0 if given is None else given
-            padded[kind] = torch.from_numpy(mask).to(self.forward.dtype)
-        return (
-            torch.from_numpy(nodes),
-            *(self._of_all(given, place, b, size) for given in more),
-            padded if len(padded) > 1 else next(iter(padded.values())),
-        )
+            padded.append(torch.from_numpy(mask).to(self.forward.dtype))
+        return torch.from_numpy(nodes), *(self._of_all(given, place, b, size) for given in more), *padded
 
     @staticmethod
     def _of_all(given: Tensor, place: tuple[slice, slice], b: int, size: int) -> Tensor:
