@@ -139,7 +139,7 @@ class KernelRows(KernelSlots):
         with k.threads.forward(torch.get_num_threads(), m) as run:
             finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, run.threads)
         if features is not None:
-            features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
+            features.keep(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
         return out, finite
 
     def draft_chain(

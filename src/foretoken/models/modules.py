@@ -61,5 +61,5 @@ class ModuleSlots(SlotCache):
         if features is None:
             return model(**inputs)[0]
         out = model(**inputs, output_hidden_states=True)
-        features.write_all([out.hidden_states[layer] for layer in features.distinct])
+        features.keep([out.hidden_states[layer] for layer in features.distinct])
         return out[0]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float, Int
-from foretoken.models.cache import NodeCache, first_planes
+from foretoken.models.cache import NodeCache, Slots, first_planes
 from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
@@ -236,7 +236,7 @@ def _difference(one: Float[Tensor, "b n _"], other: Float[Tensor, "b n _"]) -> f
     return float(((one - other).square().mean(-1).sqrt() / spread).max())
 
 
-class StaticRows:
+class StaticRows(Slots):
     """The slot cache of a batch: planes [rows, heads, slots, dim], rows and slots powers of two.
 
     The slots double when they no longer hold the text, so that a forward reads at most twice what there is.
@@ -256,6 +256,7 @@ class StaticRows:
     @torch.inference_mode()
     def _take(self, capacity: int) -> None:
         self._planes = self.forward.take(self._batch, capacity)
+        self.stores = self._planes.tensors
         self._give = finalize(self, self.forward.give, self._planes)
 
     @torch.inference_mode()
@@ -287,7 +288,7 @@ class StaticRows:
         """Logits of the nodes whose slots were set; states where head is False."""
         out = self.run(ids, positions, masks, head, () if features is None else features.distinct)
         if features is not None:
-            features.write_all(out[1:])
+            features.keep(out[1:])
         return out[0]
 
     @torch.inference_mode()
@@ -308,7 +309,7 @@ class StaticRows:
         size = nodes_bucket(n)
         if not scored or size is None or not self.forward.compiling:
             width = self._used + 1  # what is read, and a slot for padded nodes
-            planes = [plane[rows, :, :width] for plane in self._planes.tensors]
+            planes = [store[rows, :, :width] for store in self.stores]
             return self.forward.plain(layers, self._padded(ids, positions, masks, more, rows, n, width), planes, scored)
         inputs = self._padded(ids, positions, masks, more, slice(0, power_of_two(rows.stop)), size, self.capacity)
         return tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))  # a bucket begins at row 0
@@ -371,28 +372,8 @@ class StaticRows:
         full[place] = given
         return full
 
-    @torch.inference_mode()
-    def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
-        source = torch.tensor(nodes, device=self.forward.device) + start
-        for plane in self._planes.tensors:
-            plane[row, :, start : start + len(nodes)] = plane[row].index_select(1, source)
-
-    @torch.inference_mode()
-    def copy_row(self, source: int, target: int, used: int) -> None:
-        """Copy the first `used` slots of row `source` to row `target`."""
-        for plane in self._planes.tensors:
-            plane[target, :, :used] = plane[source, :, :used]
-
-    @torch.inference_mode()
-    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
-        """A copy of a row's slots [start, end) in every layer, for `write`."""
-        return tuple(plane[row, :, start:end].clone() for plane in self._planes.tensors)
-
-    @torch.inference_mode()
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
         """Put what `read` gave into slots [start, end) of a row."""
         if end >= self.capacity:
             self._grow(power_of_two(end + 1))
-        for plane, part in zip(self._planes.tensors, parts, strict=True):
-            plane[row, :, start:end] = part
+        super().write(row, start, end, parts)
