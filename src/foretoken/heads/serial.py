@@ -279,7 +279,7 @@ class SerialRows(HeadRows[SerialRow]):
             return False
         if isinstance(self.slots.cache, StaticRows):
             return self.slots.cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
-        return self.kernel is not None and self.kernel.drafts_chains
+        return self.kernel is not None and self.kernel.layers.drafts_chains
 
     @torch.inference_mode()
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:

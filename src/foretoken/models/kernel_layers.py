@@ -15,19 +15,17 @@ from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, norm_eps, read_layer
-from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.panels import PackedEmbedding
 
 if TYPE_CHECKING:
     from foretoken.kernel.chain import Text
-    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table, Wanted
+    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table
 
 # The cosines and sines [n, dim] of the first n positions, in layers of a kind.
 Angles = Callable[[int, str | None], tuple[Tensor, Tensor]]
 LOW = np.float32(torch.finfo(torch.float32).min)
 NEVER = 2**62  # levels after which a chain would turn to MLPs
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
-NO_STATES = np.zeros((0, 0, 0), np.float32)
 
 
 class KernelLayers:
@@ -142,10 +140,6 @@ class KernelSlots:
         )  # fmt: skip
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
-    @property
-    def drafts_chains(self) -> bool:
-        return self.layers.drafts_chains
-
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
         self._rows, self._used = rows, used
@@ -225,16 +219,6 @@ class KernelSlots:
         return self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
 
 
-def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wanted":
-    """Room for the states of m nodes that `features` wants, the inputs of so many layers or FINAL."""
-    from foretoken.kernel.model import Wanted
-
-    if features is None:
-        return Wanted(NO_IDS, NO_STATES)
-    wanted = [layers if layer == FINAL else layer for layer in features.distinct]
-    return Wanted(np.array(wanted, np.int64), np.empty((len(wanted), m, d), np.float32))
-
-
 def check_known(tokens: np.ndarray, table: "Table") -> None:
     """Raises IndexError for a token beyond `table`, since compiled loops do not look."""
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < len(table.rows):
@@ -254,8 +238,3 @@ def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
     scaled = isinstance(embedding, Gemma3TextScaledWordEmbedding)
     factor = float(embedding.embed_scale.to(weight.dtype)) if scaled else 1.0
     return Table(rows, WHOLE, embedding.embedding_dim, np.float32(factor))
-
-
-def factor_at(temperature: float) -> np.float32:
-    """What scores are multiplied by; 0 at 0."""
-    return inverse(temperature) if temperature > 0 else np.float32(0)
