@@ -80,7 +80,7 @@ class LlamaKernel(KernelLayers):
         from foretoken.kernel.screen import screen_of
 
         if isinstance(self.output, PackedLinear) and self.output.kind == HEAD_KIND:
-            self.screen = screen_of(self.output.panels)  # the address below points into it
+            self.screen = screen_of(self.output.panels.numpy())  # the address below points into it
             self.head = self.head._replace(screen=self.screen.ctypes.data)
 
     def open(self, batch: int, slots: int) -> "KernelRows":

@@ -106,7 +106,8 @@ def _stored(model: PreTrainedModel) -> Iterator[Stored]:
     configuration and are left out."""
     for path, module in model.named_modules():
         if isinstance(module, PackedLinear):
-            yield Stored(f"{path}.weight", "U8", module.panels.shape, partial(_bytes, module.bits), module.kind)
+            panels = module.panels
+            yield Stored(f"{path}.weight", "U8", tuple(panels.shape), partial(_bytes, panels), module.kind)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
             yield Stored(name, NAMES[tensor.dtype], tuple(tensor.shape), partial(_bytes, tensor))
