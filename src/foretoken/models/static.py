@@ -24,7 +24,7 @@ from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import causal_mask, lowest
-from foretoken.models.layout import FULL, SLIDING, decoder
+from foretoken.models.layout import FULL, SLIDING
 from foretoken.models.panels import PanelLinear
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a forward of more nodes, as in prefill, is not compiled
@@ -83,7 +83,7 @@ def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
     ids, positions, slots = nodes
     *masks, planes = masks_and_planes
     cache = TracedCache(planes, of_layer, slots)
-    out = (model if scored else decoder(model) or model)(
+    out = (model if scored else model.base_model)(
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks[0] if len(masks) == 1 else dict(zip((FULL, SLIDING), masks, strict=True)),
@@ -92,11 +92,6 @@ def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
         output_hidden_states=len(layers) > 0,
     )
     return (out[0], *(out.hidden_states[layer] for layer in layers))
-
-
-def on(device: torch.device, inputs: Inputs) -> Inputs:
-    """The same on a device."""
-    return tuple(x.to(device) for x in inputs)
 
 
 class Planes:
@@ -178,7 +173,7 @@ class StaticForward:
         self, layers: Layers, inputs: Inputs, planes: Sequence[Tensor], scored: bool = True
     ) -> tuple[Tensor, ...]:
         """`step` as Python runs it, for inputs of any shape."""
-        return self._step(self.model, self.of_layer, layers, scored, *on(self.device, inputs), planes)
+        return self._step(self.model, self.of_layer, layers, scored, *self._here(inputs), planes)
 
     def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """The same, compiled or recorded, for inputs that fill a bucket; plain once that was given up."""
@@ -194,8 +189,11 @@ class StaticForward:
         run, first = partial(self._compiled, self.model, self.of_layer, bucket[0], True), planes.of_rows(bucket[1])
         if not self.on_gpu:
             return run(*inputs, first)
-        graph = planes.graphs[bucket] = Graph(run, on(self.device, inputs), first, self._pool)
+        graph = planes.graphs[bucket] = Graph(run, self._here(inputs), first, self._pool)
         return graph(inputs)
+
+    def _here(self, inputs: Inputs) -> Inputs:
+        return tuple(x.to(self.device) for x in inputs)
 
     def _first(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """Compile and compare. Both forwards write the same keys and values, so that the order does not matter."""
@@ -361,16 +359,9 @@ class StaticRows(Slots):
             seen = mask[place[0], :, place[1]]
             seen[..., : self._used] = 0.0 if given is None else given
             padded.append(torch.from_numpy(mask).to(self.forward.dtype))
-        return torch.from_numpy(nodes), *(self._of_all(given, place, b, size) for given in more), *padded
-
-    @staticmethod
-    def _of_all(given: Tensor, place: tuple[slice, slice], b: int, size: int) -> Tensor:
-        """A further input of all nodes of a bucket, zeros where nothing is given."""
-        if given.shape[:2] == (b, size):
-            return given
-        full = given.new_zeros(b, size, *given.shape[2:])
-        full[place] = given
-        return full
+        around = (0, 0, 0, size - n, place[0].start, b - place[0].stop)  # of a further input, which gets zeros there
+        filled = [nn.functional.pad(x, around) if any(around) else x for x in more]
+        return torch.from_numpy(nodes), *filled, *padded
 
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
         """Put what `read` gave into slots [start, end) of a row."""
