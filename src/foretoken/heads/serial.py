@@ -207,7 +207,7 @@ class EagleSlots(KernelSlots):
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
-        return self._draft(self._text(row, (), read, states.float().numpy(), start), draws)
+        return self._draft(row, (), read, states.float().numpy(), start, draws)
 
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:

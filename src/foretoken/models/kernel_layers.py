@@ -18,7 +18,6 @@ from foretoken.models.decoder_layer import array, norm_eps, read_layer
 from foretoken.models.panels import PackedEmbedding
 
 if TYPE_CHECKING:
-    from foretoken.kernel.chain import Text
     from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table
 
 # The cosines and sines [n, dim] of the first n positions, in layers of a kind.
@@ -158,24 +157,21 @@ class KernelSlots:
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         return Nodes(positions, self._slots, self._rows.start, self._used, seen, self.layers.kind_of_layer)
 
-    def _text(self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int) -> "Text":
-        """The tokens `read` after a row's committed text, for a compiled chain.
+    def _draft(
+        self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws
+    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
+        """The chain after the tokens `read`, which follow a row's committed text, and the states made of the nodes,
+        zeros where no forward was run; see kernel.chain.draft_chain.
 
         past, states: see kernel.chain.Text. Raises IndexError for a token beyond the embedding.
         """
-        from foretoken.kernel.chain import Text
+        from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
         looked_up, unread = np.array(past, np.int64), np.array(read)
         for tokens in (looked_up, unread):
             check_known(tokens, self.layers.embedding)
-        return Text(looked_up, unread, states, row, start)
-
-    def _draft(self, text: "Text", draws: ChainDraws) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """The chain after a text, and the states made of the nodes, zeros where no forward was run; see
-        kernel.chain.draft_chain."""
-        from foretoken.kernel.chain import Drafted, Drawing, draft_chain
-
-        levels, m, width = len(draws.u), len(text.tokens), self.layers.vocab_size
+        text = Text(looked_up, unread, states, row, start)
+        levels, m, width = len(draws.u), len(read), self.layers.vocab_size
         likeliest = draws.likeliest or draws.temperature == 0
         factor, truncation = inverse(draws.temperature or 1.0), draws.truncation if draws.temperature else ALL
         drawing = Drawing(draws.u.numpy(), likeliest, factor, truncation, np.array(draws.floors, np.float64))

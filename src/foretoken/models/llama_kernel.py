@@ -146,7 +146,7 @@ class KernelRows(KernelSlots):
         up, so that fewer forwards may do; see kernel.chain.Text.
         """
         none = np.zeros((0, self.layers.embedding.width), np.float32)
-        return self._draft(self._text(row, past, read, none, start), draws)[0]
+        return self._draft(row, past, read, none, start, draws)[0]
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:

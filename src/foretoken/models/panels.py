@@ -102,13 +102,11 @@ class PackedEmbedding(nn.Module):
     form: of the kind of weights. raw: the rows as the file stores them, uint8 [vocabulary, bytes per row].
     """
 
-    def __init__(
-        self, kind: str, raw: NDArray[np.uint8], dtype: torch.dtype = torch.float32, scale: float = 1.0
-    ) -> None:
-        """kind: a name among quantised.KINDS. dtype: of what is looked up. scale: what it is multiplied by."""
+    def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float = 1.0) -> None:
+        """kind: a name among quantised.KINDS. scale: what is looked up is multiplied by it."""
         super().__init__()
         known = KINDS[kind]
-        self.kind, self.form, self.raw, self.dtype, self.scale = kind, known.form, raw, dtype, scale
+        self.kind, self.form, self.raw, self.scale = kind, known.form, raw, scale
         self.num_embeddings, self.embedding_dim = len(raw), raw.shape[1] // known.block_bytes * known.weights
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
@@ -117,7 +115,7 @@ class PackedEmbedding(nn.Module):
     def stored(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
         """What is looked up, before it is multiplied."""
         rows = unpack(self.kind, self.raw[ids.reshape(-1).numpy()])
-        return torch.from_numpy(rows).view(*ids.shape, self.embedding_dim).to(self.dtype)
+        return torch.from_numpy(rows).view(*ids.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.kind}"
