@@ -177,9 +177,10 @@ class StaticForward:
 
     def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """The same, compiled or recorded, for inputs that fill a bucket; plain once that was given up."""
-        bucket: Bucket = (layers, *inputs[0].shape[1:], planes.capacity)
+        _, b, n = inputs[0].shape
         if not self.compiling:
-            return self.plain(layers, inputs, planes.of_rows(bucket[1]))
+            return self.plain(layers, inputs, planes.of_rows(b))
+        bucket: Bucket = (layers, b, n, planes.capacity)
         known = planes.graphs if self.on_gpu else self.ready
         return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
