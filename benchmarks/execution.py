@@ -186,7 +186,7 @@ def load_forwards(
         paths[COMPILED] = OurPath(compiled)
     if traced:
         forward, found = CausalLM(compiled.model, target), layout(compiled.model)
-        forward.backend = compiler = StaticForward(compiled.model, target, found.planes, list(found.windows))
+        forward.backend = compiler = StaticForward(compiled.model, target, found.planes)
         compiler.compiling = True
         paths[TRACED] = OurPath(forward)
     return Forwards(paths, compiled, sum(p.numel() for p in theirs.parameters()), label)

@@ -1,13 +1,12 @@
 """Forwards that are recorded, on a CPU: what stands for a CUDA graph there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from foretoken.models import static
-from foretoken.models.graphs import _tensors
 
 
 class Replayed:
@@ -17,17 +16,14 @@ class Replayed:
     def __init__(self, run: Any, inputs: tuple[Any, ...], planes: Sequence[Any], pool: object) -> None:
         del pool
         self.run, self.planes = run, planes
-        self.kept = tuple(x.clone() for x in (*inputs[:-1], *_tensors(inputs[-1])))
-        self.kinds = list(inputs[-1]) if isinstance(inputs[-1], Mapping) else None
+        self.kept = tuple(x.clone() for x in inputs)
         self.out: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        for kept, given in zip(self.kept, (*inputs[:-1], *_tensors(inputs[-1])), strict=True):
+        for kept, given in zip(self.kept, inputs, strict=True):
             assert (kept.shape, kept.dtype) == (given.shape, given.dtype)
             kept.copy_(given)
-        n = len(inputs) - 1  # the masks are the last
-        masks = self.kept[n] if self.kinds is None else dict(zip(self.kinds, self.kept[n:], strict=True))
-        out = self.run(*self.kept[:n], masks, self.planes)
+        out = self.run(*self.kept, self.planes)
         for was, new in zip(self.out, out, strict=bool(self.out)):
             was.copy_(new)
         self.out = self.out or out

@@ -222,7 +222,7 @@ def test_a_drafter_that_fails_costs_speed_only(
     """It fails after it left NaN in the target's cache, in slots of either place in a word."""
     engine = load(folders["llama"], tree="kary:2x3")
     want = load(folders["llama"], drafter="none").generate(TEXTS, max_new_tokens=16, temperature=0.0)
-    score, calls = KernelRows._score, 0
+    score, calls = KernelRows.score_tree, 0
 
     def failing(self: KernelRows, *arguments: Any, **named: Any) -> Any:
         nonlocal calls
@@ -237,7 +237,7 @@ def test_a_drafter_that_fails_costs_speed_only(
                 raise ValueError("broken")
         return out
 
-    monkeypatch.setattr(KernelRows, "_score", failing)
+    monkeypatch.setattr(KernelRows, "score_tree", failing)
     with pytest.warns(DraftFailedWarning, match="broken"):
         got = engine.generate(TEXTS, max_new_tokens=16, temperature=0.0)
     assert [r.token_ids for r in got] == [r.token_ids for r in want]

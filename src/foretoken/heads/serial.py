@@ -83,7 +83,7 @@ class Serial(Head):
 
     def forward_of(self, name: str) -> StaticForward:
         """Its forwards as a GPU records them: plain ones until `compiling` is set. name: for messages."""
-        return StaticForward(self, name, self.planes, [KIND], compiled=False, step=traced)
+        return StaticForward(self, name, self.planes, compiled=False, step=traced)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
         return SerialRows(self, batch, slots, backend)
@@ -207,7 +207,7 @@ class EagleSlots(KernelSlots):
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
         which are zeros where no forward was run."""
-        return self._draft(self._text(row, (), read, states.float().numpy(), start), draws)
+        return self._draft(row, (), read, states.float().numpy(), start, draws)
 
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
@@ -279,7 +279,7 @@ class SerialRows(HeadRows[SerialRow]):
             return False
         if isinstance(self.slots.cache, StaticRows):
             return self.slots.cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
-        return self.kernel is not None and self.kernel.drafts_chains
+        return self.kernel is not None and self.kernel.layers.drafts_chains
 
     @torch.inference_mode()
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:

@@ -5,9 +5,10 @@ slice serves every layer of a forward, and one copy per kept path moves every la
 padding; it is never read.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 from typing import Any, ClassVar, no_type_check
 
 import torch
@@ -75,27 +76,54 @@ def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int
     return [[*range(first, first + m), *[slots] * (n - m)] for first, m in zip(starts, counts, strict=True)]
 
 
-class SlotCache(NodeCache):
+class Slots:
+    """Tensors that keep something of the tokens of each row, slot by slot.
+
+    stores: [..., rows, heads, slots, dim].
+    """
+
+    stores: Sequence[Tensor]
+
+    @torch.inference_mode()
+    def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
+        for store in self.stores:
+            source = torch.tensor(nodes, device=store.device) + start
+            of_row = store.select(-4, row)
+            of_row[..., start : start + len(nodes), :] = of_row.index_select(-2, source)
+
+    def copy_row(self, source: int, target: int, used: int) -> None:
+        """Copy the first `used` slots of row `source` to row `target`."""
+        self.write(target, 0, used, self._views(source, 0, used))
+
+    @torch.inference_mode()
+    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
+        """A copy of a row's slots [start, end) in every layer, for `write`."""
+        return tuple(view.clone() for view in self._views(row, start, end))
+
+    @torch.inference_mode()
+    def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
+        """Put what `read` gave into slots [start, end) of a row."""
+        for view, part in zip(self._views(row, start, end), parts, strict=True):
+            view.copy_(part)
+
+    def _views(self, row: int, start: int, end: int) -> list[Tensor]:
+        return [store.select(-4, row)[..., start:end, :] for store in self.stores]
+
+
+class SlotCache(NodeCache, Slots):
     """A transformers `Cache` whose `update` writes into slots chosen beforehand by `place` and returns views."""
 
     def __init__(self, planes: Planes, batch: int, slots: int) -> None:
         super().__init__(first_planes(planes))
-        self._order: list[tuple[int, int]] = []  # plane 2l and 2l+1 of layer l -> (group, index in the group)
-        members: dict[Plane, int] = {}
-        groups: list[Plane] = []
-        sizes: list[int] = []
-        for pair in planes:
-            for plane in pair or ():
-                group = members.setdefault(plane, len(groups))
-                if group == len(groups):
-                    groups.append(plane)
-                    sizes.append(0)
-                self._order.append((group, sizes[group]))
-                sizes[group] += 1
+        kept = [plane for pair in planes for plane in pair or ()]
+        groups = Counter(kept)
+        places = {plane: zip(repeat(group), count()) for group, plane in enumerate(groups)}
+        self._order = [next(places[plane]) for plane in kept]  # of every plane: (group, index in the group)
         # Zeros, not empty: an unwritten slot is masked, but 0 * NaN would still be NaN.
         self.stores = [
-            torch.zeros(c, batch, p.heads, slots + 1, p.dim, dtype=p.dtype, device=p.device)
-            for p, c in zip(groups, sizes, strict=True)
+            torch.zeros(size, batch, p.heads, slots + 1, p.dim, dtype=p.dtype, device=p.device)
+            for p, size in groups.items()
         ]
         self._reads: Sequence[Tensor] = ()
         self._writes: Sequence[Tensor] = ()
@@ -142,28 +170,3 @@ class SlotCache(NodeCache):
             self._writes[i].index_put_(self._at, key_states.transpose(1, 2))
             self._writes[i + 1].index_put_(self._at, value_states.transpose(1, 2))
         return self._reads[i], self._reads[i + 1]
-
-    @torch.inference_mode()
-    def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
-        for store in self.stores:
-            source = torch.tensor(nodes, device=store.device) + start
-            of_row = store[:, row]
-            of_row[:, :, start : start + len(nodes)] = of_row.index_select(2, source)
-
-    @torch.inference_mode()
-    def copy_row(self, source: int, target: int, used: int) -> None:
-        """Copy the first `used` slots of row `source` to row `target`."""
-        for store in self.stores:
-            store[:, target, :, :used] = store[:, source, :, :used]
-
-    @torch.inference_mode()
-    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
-        """A copy of a row's slots [start, end) in every layer, for `write`."""
-        return tuple(store[:, row, :, start:end].clone() for store in self.stores)
-
-    @torch.inference_mode()
-    def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
-        """Put what `read` gave into slots [start, end) of a row."""
-        for store, part in zip(self.stores, parts, strict=True):
-            store[:, row, :, start:end] = part

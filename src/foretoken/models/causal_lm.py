@@ -14,7 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.features import FINAL
 from foretoken.models.fused_rows import FusedRows
-from foretoken.models.layout import decoder, layout
+from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
 from foretoken.models.panels import PackedLinear
@@ -50,7 +50,7 @@ class CausalLM:
         compiler = None
         if traced and kernel is None:
             compiled = compiled or model.device.type != "cuda"
-            compiler = StaticForward(model, self.name, self._layout.planes, list(self._layout.windows), compiled)
+            compiler = StaticForward(model, self.name, self._layout.planes, compiled)
         self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(model, self._layout)
         check_probe(self, self._layout.probe)
         if compiler is not None:
@@ -109,8 +109,7 @@ class CausalLM:
     @torch.no_grad()
     def states(self, ids: Int[Tensor, "b t"], layers: tuple[int, ...]) -> Float[Tensor, "b t f"]:
         """Hidden states of whole texts by one plain forward without a cache, as `Rows.features` has them."""
-        model = decoder(self.model) or self.model
-        out: Any = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        out: Any = self.model.base_model(input_ids=ids, use_cache=False, output_hidden_states=True)
         return torch.cat([out.hidden_states[layer] for layer in layers], -1)
 
     def check_position(self, position: int) -> None:

@@ -3,7 +3,7 @@
 An architecture whose layers have other modules than those known here needs a branch in this file.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,12 +96,6 @@ def norm_weight(norm: Any) -> np.ndarray:
 def norm_eps(norm: Any) -> float:
     """What a norm adds to the mean square."""
     return norm.eps if isinstance(norm, Gemma3RMSNorm) else norm.variance_epsilon
-
-
-def begin_with_panels(layers: Iterable[Any], dim: int) -> bool:
-    """Whether every matrix of these layers begins with a panel, as a part of a larger one need not. Arguments: as
-    `read_layer` takes them."""
-    return all(matrix.first % COLUMNS == 0 for layer in layers for matrix in read_layer(layer, dim).matrices)
 
 
 def bias_of(linear: PanelLinear) -> np.ndarray:

@@ -20,9 +20,18 @@ def check_config(folder: str | Path) -> None:
 
 
 def check_weights(folder: str | Path) -> None:
-    """Refuse a folder with weights that are not whole. Raises ForetokenError, which names the file."""
+    """Refuse a folder with a safetensors file that is not as long as its header says. Raises ForetokenError, which
+    names the file."""
+    from safetensors import SafetensorError, safe_open
+
     for path in sorted(Path(folder).glob(WEIGHTS)):
-        _check_whole(path)
+        try:
+            with path.open("rb"), safe_open(path, framework="numpy"):
+                pass
+        except OSError as error:
+            raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
+        except SafetensorError as error:
+            raise ForetokenError(f"{path} is not a whole safetensors file ({error}): {AGAIN}.") from error
 
 
 def no_template(which: str, model: str) -> ForetokenError:
@@ -81,16 +90,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ForetokenError(f"{path} is not a JSON object: mend it, or {AGAIN}.")
     return found
-
-
-def _check_whole(path: Path) -> None:
-    """Refuse a safetensors file that is not as long as its header says. Raises ForetokenError."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with path.open("rb"), safe_open(path, framework="numpy"):
-            pass
-    except OSError as error:
-        raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise ForetokenError(f"{path} is not a whole safetensors file ({error}): {AGAIN}.") from error

@@ -35,7 +35,11 @@ class FusedRows(Rows):
 
         NotFiniteError where logits have NaN or +inf, or nothing finite.
         """
-        start = self._chain_start(row, len(tokens) + len(draws.u) - 1)
+        nodes, start = len(tokens) + len(draws.u) - 1, self.lengths[row]
+        assert not len(self._trees[row])
+        assert self.drafts_chains(row, nodes)
+        self._check_room(row, nodes)
+        self._lm.check_position(start + nodes - 1)
         drawn = self.cache.draft_chain(row, past, tokens, start, draws)
         if not drawn.tokens:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
@@ -70,13 +74,4 @@ class FusedRows(Rows):
         self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
     ) -> Float[Tensor, "n v"] | None:
         """The compiled call of `score_tree`."""
-        return self.cache.score_tree(tokens, positions, masks, temperature, self._features)
-
-    def _chain_start(self, row: int, nodes: int) -> int:
-        """The slot, and position, of the first of so many nodes that follow a row's committed text in one call."""
-        assert not len(self._trees[row])
-        assert self.drafts_chains(row, nodes)
-        self._check_room(row, nodes)
-        start = self.lengths[row]
-        self._lm.check_position(start + nodes - 1)
-        return start
+        return self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)

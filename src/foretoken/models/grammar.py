@@ -126,14 +126,12 @@ class GrammarConstraint:
         """Which of `width` tokens may come after the ids of a text; after one outside the grammar the ends alone."""
         mask, ends = np.zeros(width, bool), self.ends[self.ends < width]
         with self.lock:
-            if not self._go_to(text):
-                mask[ends] = True
-                return mask
-            bits = np.unpackbits(np.frombuffer(_allowed(self.parser), np.uint8), bitorder="little")
-            accepting = self.parser.is_accepting()
-        mask[: len(bits)] = bits[:width]
-        mask[self.silent[self.silent < width]] = False
-        mask[ends] = accepting
+            inside = self._go_to(text)
+            if inside:
+                bits = np.unpackbits(np.frombuffer(_allowed(self.parser), np.uint8), bitorder="little")
+                mask[: len(bits)] = bits[:width]
+            mask[self.silent[self.silent < width]] = False
+            mask[ends] = not inside or self.parser.is_accepting()
         return mask
 
     def _go_to(self, text: Sequence[int]) -> bool:

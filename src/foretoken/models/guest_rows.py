@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.fused_rows import FusedRows
-from foretoken.models.growing_tree import GrowingTree, lowest
+from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.llama_kernel import KernelRows, LlamaKernel
 from foretoken.models.rows import Rows
 
@@ -28,11 +28,8 @@ class GuestRows(FusedRows):
         assert isinstance(lm.backend, LlamaKernel)
         assert isinstance(host.cache, KernelRows)
         assert not len(host)
-        self._lm, self.recorder = lm, lm.recorder
-        self._batch, self._slots = host._batch, host._slots
-        self.cache = KernelRows(lm.backend, host._batch, host._slots, host.cache)
-        self._low, self._windows, self._features = lowest(lm.dtype), lm._layout.windows, None
-        self._trees: list[GrowingTree] = []
+        batch, slots = host._batch, host._slots
+        super().__init__(lm, batch, slots, cache=KernelRows(lm.backend, batch, slots, host.cache))
         self.lengths = host.lengths
 
     def join(self) -> int:

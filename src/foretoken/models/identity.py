@@ -31,7 +31,7 @@ def fingerprint_of_weights(module: nn.Module, about: str) -> str:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, part in module.named_modules():
         if isinstance(part, PanelLinear):
-            tensors[f"{name}.panels"] = part.bits
+            tensors[f"{name}.panels"] = part.panels
         elif isinstance(part, PackedEmbedding):
             tensors[f"{name}.raw"] = torch.from_numpy(part.raw)
     for name in sorted(tensors):

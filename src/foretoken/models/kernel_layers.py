@@ -15,19 +15,16 @@ from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, norm_eps, read_layer
-from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.panels import PackedEmbedding
 
 if TYPE_CHECKING:
-    from foretoken.kernel.chain import Text
-    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table, Wanted
+    from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table
 
 # The cosines and sines [n, dim] of the first n positions, in layers of a kind.
 Angles = Callable[[int, str | None], tuple[Tensor, Tensor]]
 LOW = np.float32(torch.finfo(torch.float32).min)
 NEVER = 2**62  # levels after which a chain would turn to MLPs
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
-NO_STATES = np.zeros((0, 0, 0), np.float32)
 
 
 class KernelLayers:
@@ -142,10 +139,6 @@ class KernelSlots:
         )  # fmt: skip
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
-    @property
-    def drafts_chains(self) -> bool:
-        return self.layers.drafts_chains
-
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
         self._rows, self._used = rows, used
@@ -164,24 +157,21 @@ class KernelSlots:
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         return Nodes(positions, self._slots, self._rows.start, self._used, seen, self.layers.kind_of_layer)
 
-    def _text(self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int) -> "Text":
-        """The tokens `read` after a row's committed text, for a compiled chain.
+    def _draft(
+        self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws
+    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
+        """The chain after the tokens `read`, which follow a row's committed text, and the states made of the nodes,
+        zeros where no forward was run; see kernel.chain.draft_chain.
 
         past, states: see kernel.chain.Text. Raises IndexError for a token beyond the embedding.
         """
-        from foretoken.kernel.chain import Text
+        from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
         looked_up, unread = np.array(past, np.int64), np.array(read)
         for tokens in (looked_up, unread):
             check_known(tokens, self.layers.embedding)
-        return Text(looked_up, unread, states, row, start)
-
-    def _draft(self, text: "Text", draws: ChainDraws) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """The chain after a text, and the states made of the nodes, zeros where no forward was run; see
-        kernel.chain.draft_chain."""
-        from foretoken.kernel.chain import Drafted, Drawing, draft_chain
-
-        levels, m, width = len(draws.u), len(text.tokens), self.layers.vocab_size
+        text = Text(looked_up, unread, states, row, start)
+        levels, m, width = len(draws.u), len(read), self.layers.vocab_size
         likeliest = draws.likeliest or draws.temperature == 0
         factor, truncation = inverse(draws.temperature or 1.0), draws.truncation if draws.temperature else ALL
         drawing = Drawing(draws.u.numpy(), likeliest, factor, truncation, np.array(draws.floors, np.float64))
@@ -225,16 +215,6 @@ class KernelSlots:
         return self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
 
 
-def wanted_of(features: FeatureStore | None, layers: int, m: int, d: int) -> "Wanted":
-    """Room for the states of m nodes that `features` wants, the inputs of so many layers or FINAL."""
-    from foretoken.kernel.model import Wanted
-
-    if features is None:
-        return Wanted(NO_IDS, NO_STATES)
-    wanted = [layers if layer == FINAL else layer for layer in features.distinct]
-    return Wanted(np.array(wanted, np.int64), np.empty((len(wanted), m, d), np.float32))
-
-
 def check_known(tokens: np.ndarray, table: "Table") -> None:
     """Raises IndexError for a token beyond `table`, since compiled loops do not look."""
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < len(table.rows):
@@ -254,8 +234,3 @@ def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
     scaled = isinstance(embedding, Gemma3TextScaledWordEmbedding)
     factor = float(embedding.embed_scale.to(weight.dtype)) if scaled else 1.0
     return Table(rows, WHOLE, embedding.embedding_dim, np.float32(factor))
-
-
-def factor_at(temperature: float) -> np.float32:
-    """What scores are multiplied by; 0 at 0."""
-    return inverse(temperature) if temperature > 0 else np.float32(0)

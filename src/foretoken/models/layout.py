@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -105,9 +105,3 @@ def _context(model: PreTrainedModel, config: Any) -> tuple[int | None, bool]:
             return (parameters.get("original_max_position_embeddings") if kind == "longrope" else context), True
     on_the_fly = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     return context, context is not None and not on_the_fly
-
-
-def decoder(model: PreTrainedModel) -> nn.Module | None:
-    """The model without its head, None where transformers does not say which part that is."""
-    inner = model.base_model
-    return None if inner is model else inner

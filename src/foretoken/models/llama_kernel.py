@@ -17,11 +17,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
-from foretoken.kernel.sizes import DOTTED, GELU, LANES, QUANTISED, SILU
+from foretoken.kernel.sizes import COLUMNS, DOTTED, GELU, LANES, QUANTISED, SILU
 from foretoken.models.chains import ChainDraws, DrawnChain
-from foretoken.models.decoder_layer import begin_with_panels, bias_of, norm_eps, norm_weight
-from foretoken.models.features import FeatureStore
+from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, read_layer
+from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.kernel_layers import (
     NEVER,
     NO_FLOATS,
@@ -29,9 +30,7 @@ from foretoken.models.kernel_layers import (
     KernelLayers,
     KernelSlots,
     check_known,
-    factor_at,
     table_of,
-    wanted_of,
 )
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.quantised import HEAD_KIND
@@ -81,7 +80,7 @@ class LlamaKernel(KernelLayers):
         from foretoken.kernel.screen import screen_of
 
         if isinstance(self.output, PackedLinear) and self.output.kind == HEAD_KIND:
-            self.screen = screen_of(self.output.panels)  # the address below points into it
+            self.screen = screen_of(self.output.panels.numpy())  # the address below points into it
             self.head = self.head._replace(screen=self.screen.ctypes.data)
 
     def open(self, batch: int, slots: int) -> "KernelRows":
@@ -101,46 +100,37 @@ class KernelRows(KernelSlots):
     ) -> Float[Tensor, "b n v"]:
         """Logits of the nodes whose slots were set; none, but of their shape, where head is False."""
         flat, at = np.array(ids).reshape(-1), np.array(positions).reshape(-1)
-        out, _ = self._score(flat, at, masks, 0.0, features, head)
-        return torch.from_numpy(out).view(len(ids) if head else 0, len(ids[0]), out.shape[1])
+        logits = self.score_tree(flat, at, masks, 0.0, features, head)
+        assert logits is not None
+        return logits.view(len(ids) if head else 0, len(ids[0]), logits.shape[1])
 
     def score_tree(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        masks: Mapping[str, np.ndarray | None],
-        temperature: float,
-        features: FeatureStore | None = None,
-    ) -> Float[Tensor, "n v"] | None:
-        """softmax(logits / temperature) of one sequence's nodes, whose slots were set; at temperature 0 the
-        logits. What `__call__` and softmax would give, bit for bit; None where p would not be finite. The hidden states
-        that `features` wants are kept there."""
-        out, finite = self._score(np.array(tokens), np.array(positions), masks, temperature, features)
-        return torch.from_numpy(out) if finite else None
-
-    def _score(
         self,
         tokens: np.ndarray,
         positions: np.ndarray,
         masks: Mapping[str, np.ndarray | None],
         temperature: float,
-        features: FeatureStore | None,
+        features: FeatureStore | None = None,
         head: bool = True,
-    ) -> tuple[np.ndarray, bool]:
-        """What kernel.model.score makes of the nodes [m] whose slots were set [m or 0, v], and whether it is
-        finite, as far as that was looked at."""
-        from foretoken.kernel.model import score
+    ) -> Float[Tensor, "m v"] | None:
+        """softmax(logits / temperature) of the nodes [m] whose slots were set; at temperature 0 the logits, and none of
+        them where head is False. What softmax would give, bit for bit; None where p would not be finite. The hidden
+        states that `features` wants are kept there."""
+        from foretoken.kernel.model import Wanted, score
 
         check_known(tokens, self.layers.embedding)
         k, m = self.layers, len(tokens)
-        wanted = wanted_of(features, len(k.weights.weights), m, k.embedding.width)
+        asked = () if features is None else features.distinct
+        layers = np.array([len(k.weights.weights) if layer == FINAL else layer for layer in asked], np.int64)
+        wanted = Wanted(layers, np.empty((len(layers), m, k.embedding.width), np.float32))
         out = np.empty((m if head else 0, k.vocab_size), np.float32)
+        factor = inverse(temperature) if temperature > 0 else np.float32(0)
         nodes = self._nodes(positions, masks)
         with k.threads.forward(torch.get_num_threads(), m) as run:
-            finite = score(self.model, tokens, nodes, factor_at(temperature), wanted, out, run.threads)
+            finite = score(self.model, tokens, nodes, factor, wanted, out, run.threads)
         if features is not None:
-            features.write_all(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
-        return out, finite
+            features.keep(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
+        return torch.from_numpy(out) if finite else None
 
     def draft_chain(
         self,
@@ -156,7 +146,7 @@ class KernelRows(KernelSlots):
         up, so that fewer forwards may do; see kernel.chain.Text.
         """
         none = np.zeros((0, self.layers.embedding.width), np.float32)
-        return self._draft(self._text(row, past, read, none, start), draws)[0]
+        return self._draft(row, past, read, none, start, draws)[0]
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
@@ -165,8 +155,10 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     if not is_plain(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
     dim = inner.layers[0].self_attn.head_dim
-    if dim % LANES or not begin_with_panels(inner.layers, dim):
+    if dim % LANES:
         return None
+    if any(matrix.first % COLUMNS for layer in inner.layers for matrix in read_layer(layer, dim).matrices):
+        return None  # a part of a larger matrix that does not begin with a panel
     forms = {module.form for module in model.modules() if isinstance(module, PanelLinear)}
     if DOTTED in forms and max(forms) >= QUANTISED:  # rows are rounded or quantised, not both
         return None

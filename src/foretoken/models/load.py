@@ -15,8 +15,8 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import check_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
-from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_folder, is_gguf, located
-from foretoken.models.packed import dequantised_model, packed_model, stored_tokenizer
+from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_gguf, located
+from foretoken.models.packed import dequantised_model, few, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, PanelLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
@@ -198,7 +198,7 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
-            local_files_only=is_folder(source),
+            local_files_only=Path(source).is_dir(),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with their names
@@ -208,27 +208,22 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
     model, info = loaded
     if info["mismatched_keys"]:
         found = [f"{key} is {list(has)}, not {list(wants)}" for key, has, wants in sorted(info["mismatched_keys"])]
-        raise ForetokenError(f"The weights in {source} do not fit its config.json: {_few(found)}. Mend either.")
+        raise ForetokenError(f"The weights in {source} do not fit its config.json: {few(found)}. Mend either.")
     if info["missing_keys"]:
         raise ForetokenError(
-            f"The weights in {source} lack {_few(sorted(info['missing_keys']))}, which its config.json asks for: "
+            f"The weights in {source} lack {few(sorted(info['missing_keys']))}, which its config.json asks for: "
             "complete them or mend config.json."
         )
     own = {_LAYER.sub(".0.", key) for key in model.state_dict()}
     further = sorted(key for key in info["unexpected_keys"] if _LAYER.search(key) and _LAYER.sub(".0.", key) in own)
     if further:
         raise ForetokenError(
-            f"The weights in {source} have {_few(further)}, further layers than its config.json tells of: mend it."
+            f"The weights in {source} have {few(further)}, further layers than its config.json tells of: mend it."
         )
     return model
 
 
 _LAYER = re.compile(r"\.\d+\.")
-
-
-def _few(names: list[str]) -> str:
-    """Up to three of them, and how many there are beside."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
@@ -240,11 +235,11 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
     source = located(source)
     if is_gguf(source):
         return stored_tokenizer(source)
-    if is_folder(source) and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
+    if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
     try:
         return AutoTokenizer.from_pretrained(
-            source, local_files_only=is_folder(source), trust_remote_code=trust_remote_code
+            source, local_files_only=Path(source).is_dir(), trust_remote_code=trust_remote_code
         )
     except Exception as error:  # tokenizer files fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a tokenizer from {source}: {_first_line(error)}") from error

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore
-from foretoken.models.layout import Layout, decoder
+from foretoken.models.layout import Layout
 from foretoken.models.panels import PanelLinear
 
 
@@ -20,7 +20,6 @@ class Modules:
 
     def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
         self.model, self.layout = model, layout
-        self.body = decoder(model) or model
         self.execution = "panels" if any(isinstance(m, PanelLinear) for m in model.modules()) else "modules"
 
     def open(self, batch: int, slots: int) -> "ModuleSlots":
@@ -44,7 +43,7 @@ class ModuleSlots(SlotCache):
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n _"]:
         """Logits of the nodes whose slots were set; states where head is False."""
-        model = self._modules.model if head else self._modules.body
+        model = self._modules.model if head else self._modules.model.base_model
         device, dtype = self._modules.model.device, self._modules.model.dtype
         tensors = {
             kind: None if mask is None else torch.from_numpy(mask).to(device=device, dtype=dtype)
@@ -58,8 +57,7 @@ class ModuleSlots(SlotCache):
             "past_key_values": self,
             "use_cache": True,
         }
-        if features is None:
-            return model(**inputs)[0]
-        out = model(**inputs, output_hidden_states=True)
-        features.write_all([out.hidden_states[layer] for layer in features.distinct])
+        out = model(**inputs, output_hidden_states=features is not None)
+        if features is not None:
+            features.keep([out.hidden_states[layer] for layer in features.distinct])
         return out[0]

@@ -66,10 +66,6 @@ def _check_hub(hub_id: str) -> None:
         raise ForetokenError(f"Model {hub_id} is no folder here, and cannot be had from the hub: {why}") from error
 
 
-def is_folder(source: str) -> bool:
-    return os.path.isdir(source)
-
-
 def located(source: str) -> str:
     """The folder, GGUF file or hub id that `source` stands for: itself, the only GGUF file in it, or what was fetched
     by this short name.
@@ -84,7 +80,7 @@ def located(source: str) -> str:
         return source
     # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
     looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
-    if not is_folder(source):
+    if not os.path.isdir(source):
         if looks_local:
             raise _unknown(source)
         _check_hub(source)

@@ -10,7 +10,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -74,9 +73,13 @@ def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
     for name, (tensor, kind) in weights.items():
         path, _, part = name.rpartition(".")
         module: Any = model.get_submodule(path)
-        if tensor.dtype == torch.uint8:
-            bias = weights.get(f"{path}.bias")
-            replace(model, path, _packed(module, kind, tensor.numpy(), None if bias is None else bias[0]))
+        if tensor.dtype == torch.uint8 and isinstance(module, nn.Linear):
+            bias, _ = weights.get(f"{path}.bias", (None, ""))
+            sizes = module.in_features, module.out_features
+            model.set_submodule(path, PackedLinear(kind, tensor.numpy(), *sizes, bias))
+        elif tensor.dtype == torch.uint8:
+            scale = getattr(module, "scalar_embed_scale", 1.0)  # Gemma's
+            model.set_submodule(path, PackedEmbedding(kind, tensor.numpy(), scale=scale))
         elif not isinstance(module, PackedLinear):  # whose bias it would be
             own = type(module) is nn.Linear and part == "weight"
             values = tensor if own else tensor.to(dtype)
@@ -91,17 +94,14 @@ def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
 def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model in a GGUF file with ordinary weights in `dtype`."""
     found = contents(Path(source))
-    model: Any = without_weights(found.config, found.generation_config, dtype)
+    weights: dict[str, tuple[Tensor, str]] = {}
     for weight in found.weights:
-        values = torch.empty(weight.shape, dtype=dtype)
-        done = 0
+        values, done = torch.empty(weight.shape, dtype=dtype), 0
         for chunk in weight.chunks():
             values.view(-1)[done : done + len(chunk)] = torch.from_numpy(np.require(chunk, requirements="W"))
             done += len(chunk)
-        path, _, part = weight.name.rpartition(".")
-        setattr(model.get_submodule(path), part, nn.Parameter(values, requires_grad=False))
-    model.tie_weights()
-    return model
+        weights[weight.name] = values, ""
+    return filled(without_weights(found.config, found.generation_config, dtype), weights)
 
 
 def stored_tokenizer(source: str) -> PreTrainedTokenizerFast:
@@ -116,21 +116,9 @@ def num_weights(model: PreTrainedModel) -> int:
     return model.num_parameters() + sum(module.in_features * module.out_features for module in panels)
 
 
-def _packed(module: Any, kind: str, stored: NDArray[np.uint8], bias: Tensor | None) -> nn.Module:
-    """What stands for a linear layer or an embedding whose weights are these bytes."""
-    if isinstance(module, nn.Linear):
-        return PackedLinear(kind, stored, module.in_features, module.out_features, bias)
-    return PackedEmbedding(kind, stored, scale=getattr(module, "scalar_embed_scale", 1.0))  # Gemma's
-
-
 def block_type(kind: str) -> gguf.GGMLQuantizationType:
     """The library's own name of a kind."""
     return gguf.GGMLQuantizationType[kind.upper()]
-
-
-def replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
 
 
 def _kept(source: Path) -> Path | None:
@@ -158,13 +146,17 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
     for tensor, kind in found.values():
         block, size = gguf.GGML_QUANT_SIZES[block_type(kind)]
         in_file += tensor.numel() / block * size
-    few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     warnings.warn(
-        f"The kernel does not read weights of type {', '.join(kinds)}: {few} of {source} run in bfloat16 and take "
-        f"{need / 1e6:.0f} MB instead of {in_file / 1e6:.0f} MB.",
+        f"The kernel does not read weights of type {', '.join(kinds)}: {few(names)} of {source} run in bfloat16 and "
+        f"take {need / 1e6:.0f} MB instead of {in_file / 1e6:.0f} MB.",
         DequantisedWarning,
         stacklevel=3,
     )
+
+
+def few(names: list[str]) -> str:
+    """Up to three of them, and how many there are beside."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> PreTrainedModel:

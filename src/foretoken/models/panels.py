@@ -6,7 +6,6 @@ those of nearly all published models are, is stored in half the space, and no va
 computes in bfloat16 meets rows that are rounded to bfloat16, as there; sums are float32.
 """
 
-import warnings
 from functools import cache
 from typing import no_type_check
 
@@ -35,7 +34,7 @@ class PanelLinear(nn.Module):
 
     form: WHOLE, words are float32 weights. HALVED: two weights a word, the upper halves of their float32 values, where
     in is even and the lower halves are all zero. DOTTED: two weights a word, of a linear layer in bfloat16.
-    panels: float32, or uint16 [out / 64, words, 64, 2].
+    panels: float32, or int16 [out / 64, words, 64, 2], since torch can do little with uint16.
     """
 
     def __init__(
@@ -51,22 +50,16 @@ class PanelLinear(nn.Module):
         self.form = DOTTED if dotted else HALVED if _halves(weight) else WHOLE
         # Neither parameter nor buffer: the layout can be neither saved nor moved.
         self.panels = _panels(weight, self.form, arena, files)
-        self._panels = torch.from_numpy(self.panels)  # the same memory
         self.bias = linear.bias if dtype is None or linear.bias is None else nn.Parameter(linear.bias.to(dtype), False)
 
     @property
     def address(self) -> int:
         """Of the panels, which are there as long as this module is."""
-        return self.panels.ctypes.data
-
-    @property
-    def bits(self) -> Tensor:
-        """The panels as a tensor, of int16 where a word is two weights, since torch can do little with uint16."""
-        return self._panels if self.form == WHOLE else self._panels.view(torch.int16)
+        return self.panels.data_ptr()
 
     @no_type_check  # torch.compile traces it
     def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
-        out = product(x, self._panels, self.form, self.out_features)
+        out = product(x, self.panels, self.form, self.out_features)
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
@@ -96,15 +89,8 @@ class PackedLinear(PanelLinear):
         if panels.nbytes != packed_bytes(kind, out_features, in_features):
             raise ValueError(f"{panels.nbytes} bytes are not a {kind} matrix of {in_features} x {out_features}.")
         self.in_features, self.out_features, self.kind, self.form = in_features, out_features, kind, KINDS[kind].form
-        self.panels = panels
-        with warnings.catch_warnings():  # torch warns of memory that cannot be written, which nobody does
-            warnings.simplefilter("ignore")
-            self._panels = torch.from_numpy(panels)
+        self.panels = torch.from_numpy(panels)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    @property
-    def bits(self) -> Tensor:
-        return self._panels
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {self.kind}"
@@ -116,13 +102,11 @@ class PackedEmbedding(nn.Module):
     form: of the kind of weights. raw: the rows as the file stores them, uint8 [vocabulary, bytes per row].
     """
 
-    def __init__(
-        self, kind: str, raw: NDArray[np.uint8], dtype: torch.dtype = torch.float32, scale: float = 1.0
-    ) -> None:
-        """kind: a name among quantised.KINDS. dtype: of what is looked up. scale: what it is multiplied by."""
+    def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float = 1.0) -> None:
+        """kind: a name among quantised.KINDS. scale: what is looked up is multiplied by it."""
         super().__init__()
         known = KINDS[kind]
-        self.kind, self.form, self.raw, self.dtype, self.scale = kind, known.form, raw, dtype, scale
+        self.kind, self.form, self.raw, self.scale = kind, known.form, raw, scale
         self.num_embeddings, self.embedding_dim = len(raw), raw.shape[1] // known.block_bytes * known.weights
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
@@ -131,7 +115,7 @@ class PackedEmbedding(nn.Module):
     def stored(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
         """What is looked up, before it is multiplied."""
         rows = unpack(self.kind, self.raw[ids.reshape(-1).numpy()])
-        return torch.from_numpy(rows).view(*ids.shape, self.embedding_dim).to(self.dtype)
+        return torch.from_numpy(rows).view(*ids.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.kind}"
@@ -167,14 +151,12 @@ def _halves(weight: Tensor) -> bool:
     )
 
 
-def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> np.ndarray:
+def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> Tensor:
     """Row by row of a panel its words become columns: a transposition of words of 32 bits, which torch does in all
     threads; a part of the rows at a time, so that there is no second copy of a large matrix."""
     out, k = weight.shape
     count, words = -(-out // COLUMNS), k if form == WHOLE else (k + 1) // 2
-    shape = (count, words, COLUMNS) if form == WHOLE else (count, words, COLUMNS, 2)
-    panels = arena.zeros(shape, np.float32 if form == WHOLE else np.uint16)
-    columns = torch.from_numpy(panels).view(torch.int32).view(count, words, COLUMNS)
+    columns = torch.from_numpy(arena.zeros((count, words, COLUMNS), np.int32))
     for first in range(0, out, PART):
         part = weight[first : first + PART].to(torch.float32 if form == WHOLE else torch.bfloat16)
         if form != WHOLE and k % 2:
@@ -185,7 +167,7 @@ def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> np.n
         if rest := len(rows) % COLUMNS:
             columns[at + whole, :, :rest] = rows[-rest:].T
         files.forget(weight[first : first + PART])
-    return panels
+    return columns.view(torch.float32) if form == WHOLE else columns.view(torch.int16).unflatten(-1, (COLUMNS, 2))
 
 
 def pack(model: PreTrainedModel, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:

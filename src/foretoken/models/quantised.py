@@ -19,7 +19,7 @@ from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
 from foretoken.models.mapped import weight_files
-from foretoken.models.packed import block_type, filled, read_kept, replace, without_weights
+from foretoken.models.packed import block_type, filled, read_kept, without_weights
 from foretoken.models.panels import PART, PackedLinear
 
 # Errors of the LM head reach the scores as they are. With 4 bits in it as in the layers, 0.85 of the draft tokens of a
@@ -90,7 +90,8 @@ def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
                 quantise = partial(_quantised, kind=own)
                 rows = list(threads.map(quantise, module.weight.detach().split(PART)))
                 panels = pack(own, np.concatenate(rows))
-                replace(model, path, PackedLinear(own, panels, module.in_features, module.out_features, module.bias))
+                sizes = module.in_features, module.out_features
+                model.set_submodule(path, PackedLinear(own, panels, *sizes, module.bias))
                 files.forget(module.weight.detach())
     return model
 
@@ -106,7 +107,8 @@ def _stored(model: PreTrainedModel) -> Iterator[Stored]:
     configuration and are left out."""
     for path, module in model.named_modules():
         if isinstance(module, PackedLinear):
-            yield Stored(f"{path}.weight", "U8", module.panels.shape, partial(_bytes, module.bits), module.kind)
+            panels = module.panels
+            yield Stored(f"{path}.weight", "U8", tuple(panels.shape), partial(_bytes, panels), module.kind)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
             yield Stored(name, NAMES[tensor.dtype], tuple(tensor.shape), partial(_bytes, tensor))

@@ -34,15 +34,19 @@ class Rows:
     recorder: Recorder | None = None  # also of rows that are something else beneath
 
     @torch.inference_mode()
-    def __init__(self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = (), cache: KernelRows | None = None
+    ) -> None:
+        """See `CausalLM.open`. cache: what is used instead of one of its own."""
         self._lm = lm
         self.recorder = lm.recorder
         self._batch, self._slots = batch, slots
-        self.cache: ModuleSlots | StaticRows | KernelRows = lm.backend.open(batch, slots)
+        self.cache: ModuleSlots | StaticRows | KernelRows = cache or lm.backend.open(batch, slots)
         self._low = lowest(lm.dtype)
         self._windows = lm._layout.windows
-        width = len(layers) * lm.hidden_size if layers else 0
+        width = len(layers) * lm.hidden_size
         self._features = FeatureStore(layers, batch, slots, width, lm.dtype, lm.device) if layers else None
+        self._kept = (self.cache,) if self._features is None else (self.cache, self._features)
         self._trees: list[GrowingTree] = []
         self.lengths = []
 
@@ -67,9 +71,8 @@ class Rows:
         last = len(self.lengths) - 1
         if row != last:
             used = self.lengths[last] + len(self._trees[last])
-            self.cache.copy_row(last, row, used)
-            if self._features is not None:
-                self._features.copy_row(last, row, used)
+            for kept in self._kept:
+                kept.copy_row(last, row, used)
             self.lengths[row], self._trees[row] = self.lengths[last], self._trees[last]
         self.lengths.pop()
         self._trees.pop()
@@ -172,9 +175,8 @@ class Rows:
             if placed < len(path):
                 # node i stands in slot start + i and goes to slot start + (its place in the path)
                 nodes = [node - placed for node in path[placed:]]
-                self.cache.move(row, start + placed, nodes)
-                if self._features is not None:
-                    self._features.move(row, start + placed, nodes)
+                for kept in self._kept:
+                    kept.move(row, start + placed, nodes)
             self.lengths[row] += len(path)
             self._trees[row].clear()
 
@@ -183,7 +185,7 @@ class Rows:
         self._check_row(row)
         if self._features is None:
             raise ForetokenError("These rows keep no hidden states: open them with the layers that are wanted.")
-        return self._features.read(row, self.lengths[row])
+        return self._features.of_row(row, self.lengths[row])
 
     def cut(self, row: int, length: int) -> None:
         """Forget the committed tokens of a row from `length` on; its tree must be empty."""
@@ -201,8 +203,7 @@ class Rows:
         self._check_row(row)
         if not 0 <= start <= end <= self.lengths[row]:
             return None
-        states = () if self._features is None else (self._features.read(row, end)[start:].clone(),)
-        return Saved(start, end, (*self.cache.read(row, start, end), *states))
+        return Saved(start, end, tuple(part for kept in self._kept for part in kept.read(row, start, end)))
 
     @torch.inference_mode()
     def restore(self, row: int, saved: Saved) -> None:
@@ -214,10 +215,9 @@ class Rows:
                 "follows the tokens that are there."
             )
         self._check_room(row, saved.end - saved.start)
-        parts = saved.parts
+        parts = list(saved.parts)
         if self._features is not None:
-            self._features.write_row(row, saved.start, parts[-1])
-            parts = parts[:-1]
+            self._features.write(row, saved.start, saved.end, [parts.pop()])
         self.cache.write(row, saved.start, saved.end, parts)
         self.lengths[row] = saved.end
 

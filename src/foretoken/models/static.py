@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float, Int
-from foretoken.models.cache import NodeCache, first_planes
+from foretoken.models.cache import NodeCache, Slots, first_planes
 from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import causal_mask, lowest
-from foretoken.models.layout import decoder
+from foretoken.models.layout import FULL, SLIDING
 from foretoken.models.panels import PanelLinear
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a forward of more nodes, as in prefill, is not compiled
@@ -39,7 +39,7 @@ MESSAGE = 200  # characters of a compiler's complaint that are shown
 log = logging.getLogger(__name__)
 
 Layers = tuple[int, ...]
-Inputs = tuple[Any, ...]  # of `step` but for its planes; those of nodes and masks on the CPU until a forward takes them
+Inputs = tuple[Tensor, ...]  # of `step` but for its planes; nodes and masks on the CPU until a forward takes them
 Bucket = tuple[Layers, int, int, int]  # hidden states asked for, rows, nodes, slots
 
 
@@ -72,32 +72,26 @@ class TracedCache(NodeCache):
 
 
 @no_type_check
-def step(model, of_layer, layers, scored, nodes, masks, planes):
+def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
     """Logits [b, n, v] of nodes [b, n], read and written in planes [b, h, slots, d]; after them the hidden states of
     `layers`.
 
     scored: False: without the LM head, so that states stand for the logits.
     nodes: ids, positions and slots of the nodes [3, b, n].
-    masks: additive [b, 1, n, slots], by layer type, or the mask itself where all layers are of one type.
+    masks_and_planes: an additive mask [b, 1, n, slots] for each type of layers, full attention first; the planes.
     """
     ids, positions, slots = nodes
+    *masks, planes = masks_and_planes
     cache = TracedCache(planes, of_layer, slots)
-    out = (model if scored else decoder(model) or model)(
+    out = (model if scored else model.base_model)(
         input_ids=ids,
         position_ids=positions,
-        attention_mask=masks,
+        attention_mask=masks[0] if len(masks) == 1 else dict(zip((FULL, SLIDING), masks, strict=True)),
         past_key_values=cache,
         use_cache=True,
         output_hidden_states=len(layers) > 0,
     )
     return (out[0], *(out.hidden_states[layer] for layer in layers))
-
-
-def on(device: torch.device, inputs: Inputs) -> Inputs:
-    """The same on a device."""
-    *first, masks = inputs
-    moved = {kind: mask.to(device) for kind, mask in masks.items()} if isinstance(masks, dict) else masks.to(device)
-    return (*(x.to(device) for x in first), moved)
 
 
 class Planes:
@@ -132,19 +126,17 @@ class StaticForward:
     """
 
     def __init__(
-        self, model: nn.Module, name: str, planes: Shapes, kinds: Sequence[str], compiled: bool = True,
-        step: Callable[..., Any] = step,
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, name: str, planes: Shapes, compiled: bool = True, step: Callable[..., Any] = step
+    ) -> None:
         """Plain forwards, until `compiling` is set.
 
-        name: for messages. planes: what each layer keeps. kinds: the types of its layers, each with a mask of its own.
+        name: for messages. planes: what each layer keeps.
         compiled: whether torch.compile makes their code, which on a GPU is recorded then; otherwise they are recorded.
         step: the plain forward, of `model` as its first argument.
         """
         self.model, self.name, self._step = model, name, step
         self.shapes = [plane for pair in planes if pair for plane in pair]
         self.of_layer = first_planes(planes)
-        self.kinds = tuple(kinds)
         self.dtype, self.device = self.shapes[0].dtype, self.shapes[0].device
         self.low = lowest(self.dtype)
         self.on_gpu = self.device.type == "cuda"
@@ -181,13 +173,14 @@ class StaticForward:
         self, layers: Layers, inputs: Inputs, planes: Sequence[Tensor], scored: bool = True
     ) -> tuple[Tensor, ...]:
         """`step` as Python runs it, for inputs of any shape."""
-        return self._step(self.model, self.of_layer, layers, scored, *on(self.device, inputs), planes)
+        return self._step(self.model, self.of_layer, layers, scored, *self._here(inputs), planes)
 
     def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """The same, compiled or recorded, for inputs that fill a bucket; plain once that was given up."""
-        bucket: Bucket = (layers, *inputs[0].shape[1:], planes.capacity)
+        _, b, n = inputs[0].shape
         if not self.compiling:
-            return self.plain(layers, inputs, planes.of_rows(bucket[1]))
+            return self.plain(layers, inputs, planes.of_rows(b))
+        bucket: Bucket = (layers, b, n, planes.capacity)
         known = planes.graphs if self.on_gpu else self.ready
         return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
@@ -197,8 +190,11 @@ class StaticForward:
         run, first = partial(self._compiled, self.model, self.of_layer, bucket[0], True), planes.of_rows(bucket[1])
         if not self.on_gpu:
             return run(*inputs, first)
-        graph = planes.graphs[bucket] = Graph(run, on(self.device, inputs), first, self._pool)
+        graph = planes.graphs[bucket] = Graph(run, self._here(inputs), first, self._pool)
         return graph(inputs)
+
+    def _here(self, inputs: Inputs) -> Inputs:
+        return tuple(x.to(self.device) for x in inputs)
 
     def _first(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
         """Compile and compare. Both forwards write the same keys and values, so that the order does not matter."""
@@ -239,7 +235,7 @@ def _difference(one: Float[Tensor, "b n _"], other: Float[Tensor, "b n _"]) -> f
     return float(((one - other).square().mean(-1).sqrt() / spread).max())
 
 
-class StaticRows:
+class StaticRows(Slots):
     """The slot cache of a batch: planes [rows, heads, slots, dim], rows and slots powers of two.
 
     The slots double when they no longer hold the text, so that a forward reads at most twice what there is.
@@ -259,6 +255,7 @@ class StaticRows:
     @torch.inference_mode()
     def _take(self, capacity: int) -> None:
         self._planes = self.forward.take(self._batch, capacity)
+        self.stores = self._planes.tensors
         self._give = finalize(self, self.forward.give, self._planes)
 
     @torch.inference_mode()
@@ -290,7 +287,7 @@ class StaticRows:
         """Logits of the nodes whose slots were set; states where head is False."""
         out = self.run(ids, positions, masks, head, () if features is None else features.distinct)
         if features is not None:
-            features.write_all(out[1:])
+            features.keep(out[1:])
         return out[0]
 
     @torch.inference_mode()
@@ -311,7 +308,7 @@ class StaticRows:
         size = nodes_bucket(n)
         if not scored or size is None or not self.forward.compiling:
             width = self._used + 1  # what is read, and a slot for padded nodes
-            planes = [plane[rows, :, :width] for plane in self._planes.tensors]
+            planes = [store[rows, :, :width] for store in self.stores]
             return self.forward.plain(layers, self._padded(ids, positions, masks, more, rows, n, width), planes, scored)
         inputs = self._padded(ids, positions, masks, more, slice(0, power_of_two(rows.stop)), size, self.capacity)
         return tuple(x[rows, :n] for x in self.forward(layers, inputs, self._planes))  # a bucket begins at row 0
@@ -356,51 +353,19 @@ class StaticRows:
         slots = np.where(self._slots == self.padding, width - 1, self._slots)
         for full, given in zip(nodes, (ids, positions, slots), strict=True):
             full[place] = given
-        padded = {}
-        for kind in self.forward.kinds:
+        padded = []
+        for given in masks.values():
             mask = np.full((b, 1, size, width), self.forward.low, np.float32)
             mask[..., 0] = 0.0
-            given = masks[kind]
             seen = mask[place[0], :, place[1]]
             seen[..., : self._used] = 0.0 if given is None else given
-            padded[kind] = torch.from_numpy(mask).to(self.forward.dtype)
-        return (
-            torch.from_numpy(nodes),
-            *(self._of_all(given, place, b, size) for given in more),
-            padded if len(padded) > 1 else next(iter(padded.values())),
-        )
+            padded.append(torch.from_numpy(mask).to(self.forward.dtype))
+        around = (0, 0, 0, size - n, place[0].start, b - place[0].stop)  # of a further input, which gets zeros there
+        filled = [nn.functional.pad(x, around) if any(around) else x for x in more]
+        return torch.from_numpy(nodes), *filled, *padded
 
-    @staticmethod
-    def _of_all(given: Tensor, place: tuple[slice, slice], b: int, size: int) -> Tensor:
-        """A further input of all nodes of a bucket, zeros where nothing is given."""
-        if given.shape[:2] == (b, size):
-            return given
-        full = given.new_zeros(b, size, *given.shape[2:])
-        full[place] = given
-        return full
-
-    @torch.inference_mode()
-    def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
-        source = torch.tensor(nodes, device=self.forward.device) + start
-        for plane in self._planes.tensors:
-            plane[row, :, start : start + len(nodes)] = plane[row].index_select(1, source)
-
-    @torch.inference_mode()
-    def copy_row(self, source: int, target: int, used: int) -> None:
-        """Copy the first `used` slots of row `source` to row `target`."""
-        for plane in self._planes.tensors:
-            plane[target, :, :used] = plane[source, :, :used]
-
-    @torch.inference_mode()
-    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
-        """A copy of a row's slots [start, end) in every layer, for `write`."""
-        return tuple(plane[row, :, start:end].clone() for plane in self._planes.tensors)
-
-    @torch.inference_mode()
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
         """Put what `read` gave into slots [start, end) of a row."""
         if end >= self.capacity:
             self._grow(power_of_two(end + 1))
-        for plane, part in zip(self._planes.tensors, parts, strict=True):
-            plane[row, :, start:end] = part
+        super().write(row, start, end, parts)
