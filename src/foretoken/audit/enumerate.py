@@ -8,7 +8,8 @@ and q alone; the pairs include everything that breaks formulas: zeros, one-hots,
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,36 +43,22 @@ class Deviation:
         return self.worst <= self.tolerance
 
 
-@dataclass(frozen=True)
-class Remembering:
-    """A solver that keeps what it solved: an enumeration asks for the same p and q with all draws in turn."""
-
-    solver: Solver
-    solved: dict[tuple[bytes, bytes, Law], Solution] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.solver.name
-
-    @property
-    def laws(self) -> tuple[LawFamily, ...]:
-        return self.solver.laws
-
-    def accepts(self, law: Law) -> bool:
-        return self.solver.accepts(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        q, law = siblings.q, siblings.law
-        assert q is not None
-        key = (p.numpy().tobytes(), q.numpy().tobytes(), law)
-        if key not in self.solved:
-            self.solved[key] = self.solver.plan(p, q, law)
-        return torch.from_numpy(self.solved[key].row(siblings.draws)).to(p)
-
-
 def remembering(rule: Verifier) -> Verifier:
-    """The rule, with a memory if it solves for all draws at once."""
-    return Remembering(rule) if isinstance(rule, Solver) else rule
+    """The rule; one that solves for all draws at once keeps what it solved, since an enumeration asks for the same p
+    and q with all draws in turn."""
+    if not isinstance(rule, Solver):
+        return rule
+    solved: dict[tuple[bytes, bytes, Law], Solution] = {}
+
+    def plan(p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Solution:
+        key = (p.numpy().tobytes(), q.numpy().tobytes(), law)
+        if key not in solved:
+            solved[key] = rule.plan(p, q, law)
+        return solved[key]
+
+    remembered = copy(rule)
+    object.__setattr__(remembered, "plan", plan)  # the rules are frozen
+    return remembered
 
 
 def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
