@@ -28,12 +28,8 @@ Pair = tuple[Tensor, Tensor]  # p, q
 
 @dataclass(frozen=True)
 class Deviation:
-    """worst: the largest |sum - p| of any token (or the most negative entry of a row) over `num_pairs` pairs p, q."""
+    """worst: the largest |sum - p| of any token (or the most negative entry of a row) over all pairs p, q."""
 
-    verifier: str
-    law: str
-    k: int
-    num_pairs: int
     worst: float
     tolerance: float = TOLERANCE
 
@@ -71,7 +67,7 @@ def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
     remembered = remembering(rule)
     worst = max(deviation(remembered, law, p, q) for p, q in pairs)
     tolerance = rule.tolerance if isinstance(rule, Approximate) else TOLERANCE
-    return Deviation(rule.name, law.name, law.k, len(pairs), worst, tolerance)
+    return Deviation(worst, tolerance)
 
 
 def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
