@@ -61,15 +61,10 @@ def folder_of(name: str) -> Path:
     target = parts(load_frozen(str(demo_folder() / "target"), torch.device("cpu"), torch.float32))
     torch.manual_seed(5)
     size, flag = EAGLE3[name]
-    head = Eagle3(target, layer_shape(target, 2 * target.hidden), size, (), flag, flag)
+    tokens = None if size is None else torch.randperm(target.vocab_size)[:size].sort().values
+    head = Eagle3(target, layer_shape(target, 2 * target.hidden), tokens, (), flag, flag)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 1.5 / parameter.shape[-1] ** 0.5)
-    if size is not None:
-        assert head.d2t is not None
-        assert head.t2d is not None
-        chosen = torch.randperm(target.vocab_size)[:size].sort().values
-        head.d2t.copy_(chosen - torch.arange(size))
-        head.t2d[chosen] = True
     save_head(head, Path(FOLDER.name) / name)
     return Path(FOLDER.name) / name
 

@@ -244,17 +244,13 @@ def check_steps(lm: CausalLM, head: PublishedHead, rows: HeadRows) -> None:
 def test_eagle3_in_the_kernel(norm_before_residual: bool, norm_output: bool, vocabulary: str, wide: CausalLM) -> None:
     """Every form of the head drafts as its torch module computes; what is not in its vocabulary scores -inf."""
     torch.manual_seed(4)
-    target, size = parts(wide), None if vocabulary == "whole" else 100
+    target, tokens = parts(wide), None if vocabulary == "whole" else torch.randperm(257)[:100]
+    if tokens is not None and vocabulary == "trimmed":
+        tokens = tokens.sort().values
     flags = {"norm_before_residual": norm_before_residual, "norm_output": norm_output}
-    head = Eagle3(target, layer_shape(target, 2 * target.hidden), size, **flags).eval()
+    head = Eagle3(target, layer_shape(target, 2 * target.hidden), tokens, **flags).eval()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.3 / parameter.shape[-1] ** 0.5)
-    if size is not None:
-        assert head.d2t is not None
-        columns = torch.randperm(257)[:size]
-        if vocabulary == "trimmed":
-            columns = columns.sort().values
-        head.d2t.copy_(columns - torch.arange(size))
     drafting = ready(alone(head), "eagle3")
     assert drafting.backend is not None
     check_steps(wide, head, drafting.open(3, 60))

@@ -36,7 +36,12 @@ def test_data(tmp_path: Path) -> None:
     ids, mask = Batches([Row(np.arange(n, dtype=np.int64), 0) for n in (16, 40)], 2, 0)[0]
     assert ids.shape == (2, 40)
     assert sorted(mask.sum(1).tolist()) == [16, 40]  # no text is all padding
-    for bad, message in (('{"x": 1}', "line 1 is no training text"), ("[", "line 1"), ('{"text": 3}', "strings")):
+    for bad, message in (
+        ('{"x": 1}', "line 1 is no training text"),
+        ("[", "line 1"),
+        ('{"text": 3}', "strings"),
+        ('"ids"', "no training text"),
+    ):
         path.write_text(bad + "\n")
         with pytest.raises(ForetokenError, match=message):
             list(records([str(path)]))

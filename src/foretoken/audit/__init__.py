@@ -53,9 +53,10 @@ def one_node(rules: list[Verifier], seed: int, progress: Callable[[str], None]) 
     checks = []
     for rule in rules:
         progress(f"enumerating {rule.name} at one node")
-        measured = [exact.measure(rule, law, pairs) for law in exact.laws_of(rule)]
+        lossless = exact.laws_of(rule)
+        measured = [exact.measure(rule, law, pairs) for law in lossless]
         worst = max(m.worst for m in measured)
-        laws = ", ".join(f"{m.law}({m.k})" for m in measured)
+        laws = ", ".join(f"{law.name}({law.k})" for law in lossless)
         detail = f"worst {worst:.1e}; laws {laws}"
         outcome = verdict(all(m.exact for m in measured))
         if isinstance(rule, Approximate):

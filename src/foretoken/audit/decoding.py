@@ -74,12 +74,10 @@ class Decoding:
 
 @dataclass(frozen=True)
 class WholeDeviation:
-    """worst: the largest |P(ids) - the target's own P(ids)|; accepted: drafted tokens emitted per decoding."""
+    """num_outcomes: texts of positive probability. worst: the largest |P(ids) - the target's own P(ids)|;
+    accepted: drafted tokens emitted per decoding."""
 
-    verifier: str
-    law: str
     tree: str
-    num_tokens: int
     num_outcomes: int
     worst: float
     accepted: float
@@ -101,8 +99,7 @@ def measure(
     target, drafter = table_pair(shape.policy, family, shape.v, seed)
     decoding = Decoding(target, around(drafter), remembering(verifier), num_tokens=num_tokens)
     law, accepted = enumerate_law(decoding)
-    worst = deviation(law, own_law(decoding))
-    return WholeDeviation(verifier.name, family.name, shape.name, num_tokens, len(law), worst, accepted)
+    return WholeDeviation(shape.name, len(law), deviation(law, own_law(decoding)), accepted)
 
 
 def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tuple[LMTarget, LMDrafter]:

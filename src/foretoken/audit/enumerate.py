@@ -8,7 +8,8 @@ and q alone; the pairs include everything that breaks formulas: zeros, one-hots,
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,12 +28,8 @@ Pair = tuple[Tensor, Tensor]  # p, q
 
 @dataclass(frozen=True)
 class Deviation:
-    """worst: the largest |sum - p| of any token (or the most negative entry of a row) over `num_pairs` pairs p, q."""
+    """worst: the largest |sum - p| of any token (or the most negative entry of a row) over all pairs p, q."""
 
-    verifier: str
-    law: str
-    k: int
-    num_pairs: int
     worst: float
     tolerance: float = TOLERANCE
 
@@ -42,36 +39,22 @@ class Deviation:
         return self.worst <= self.tolerance
 
 
-@dataclass(frozen=True)
-class Remembering:
-    """A solver that keeps what it solved: an enumeration asks for the same p and q with all draws in turn."""
-
-    solver: Solver
-    solved: dict[tuple[bytes, bytes, Law], Solution] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.solver.name
-
-    @property
-    def laws(self) -> tuple[LawFamily, ...]:
-        return self.solver.laws
-
-    def accepts(self, law: Law) -> bool:
-        return self.solver.accepts(law)
-
-    def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
-        q, law = siblings.q, siblings.law
-        assert q is not None
-        key = (p.numpy().tobytes(), q.numpy().tobytes(), law)
-        if key not in self.solved:
-            self.solved[key] = self.solver.plan(p, q, law)
-        return torch.from_numpy(self.solved[key].row(siblings.draws)).to(p)
-
-
 def remembering(rule: Verifier) -> Verifier:
-    """The rule, with a memory if it solves for all draws at once."""
-    return Remembering(rule) if isinstance(rule, Solver) else rule
+    """The rule; one that solves for all draws at once keeps what it solved, since an enumeration asks for the same p
+    and q with all draws in turn."""
+    if not isinstance(rule, Solver):
+        return rule
+    solved: dict[tuple[bytes, bytes, Law], Solution] = {}
+
+    def plan(p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Solution:
+        key = (p.numpy().tobytes(), q.numpy().tobytes(), law)
+        if key not in solved:
+            solved[key] = rule.plan(p, q, law)
+        return solved[key]
+
+    remembered = copy(rule)
+    object.__setattr__(remembered, "plan", plan)  # the rules are frozen
+    return remembered
 
 
 def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
@@ -84,7 +67,7 @@ def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
     remembered = remembering(rule)
     worst = max(deviation(remembered, law, p, q) for p, q in pairs)
     tolerance = rule.tolerance if isinstance(rule, Approximate) else TOLERANCE
-    return Deviation(rule.name, law.name, law.k, len(pairs), worst, tolerance)
+    return Deviation(worst, tolerance)
 
 
 def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:

@@ -26,10 +26,9 @@ CHUNK = 5_000
 
 @dataclass
 class Cells:
-    """A partition of all tuples of `num_tokens` ids. keys[i] is a tuple, or a shorter one whose continuations are one
+    """A partition of all tuples of so many ids. keys[i] is a tuple, or a shorter one whose continuations are one
     cell, or one that ends in REST; opened: the tuples whose next tokens have cells of their own, by length."""
 
-    num_tokens: int
     opened: list[list[Tokens]] = field(default_factory=list)
     index: dict[Tokens, int] = field(default_factory=dict)
 
@@ -73,7 +72,7 @@ class Cells:
 
 def choose_cells(p: Next, num_tokens: int, num_samples: int) -> Cells:
     """Cells of at least LEAST expected samples each (the rests may have fewer), chosen by p only."""
-    cells = Cells(num_tokens, [[()]])
+    cells = Cells([[()]])
     reach: dict[Tokens, float] = {(): 1.0}
     for length in range(1, num_tokens + 1):
         found: list[tuple[float, Tokens]] = []

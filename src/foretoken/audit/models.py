@@ -198,9 +198,9 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
     sampling = Sampling(temperature=temperature)
     chosen = prompts(engine, seed)[:2]
     alpha = FALSE_ALARM / len(chosen)
+    prepared = [_prepare(engine.target, prompt, sampling, samples // len(chosen), alpha, seed) for prompt in chosen]
     checks = []
-    for number, prompt in enumerate(chosen, start=1):
-        test, cells, off = _prepare(engine.target, prompt, sampling, samples // len(chosen), alpha, seed)
+    for number, (prompt, (test, cells, off)) in enumerate(zip(chosen, prepared, strict=True), start=1):
         progress(f"sampling {test.num_samples} generations after prompt {number}")
         tell = countdown(test.num_samples, progress)
         ids, accepted = sample(
@@ -217,7 +217,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
         detail += "" if tested else "; no draft token was accepted, so that drafting was not tested here"
         outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))
-    checks.append(_wrong_rule(engine, chosen[0], sampling, samples // len(chosen), alpha, seed, progress))
+    checks.append(_wrong_rule(engine, chosen[0], sampling, *prepared[0][:2], seed, progress))
     method = (
         f"Law of {NUM_TOKENS} tokens after a prompt at temperature {temperature:g}, against plain forwards; the cells\n"
         f"were fixed before sampling. False alarms: at most {FALSE_ALARM:g} for all prompts together ({alpha:g} each)."
@@ -242,8 +242,8 @@ def _wrong_rule(
     engine: Engine,
     prompt: list[int],
     sampling: Sampling,
-    samples: int,
-    alpha: float,
+    test: fit.FitTest,
+    cells: fit.Cells,
     seed: int,
     progress: Callable[[str], None],
 ) -> Check:
@@ -253,12 +253,12 @@ def _wrong_rule(
     if not isinstance(model, LMDrafter) or isinstance(model, ProductDrafter):
         return Check(name, OK, f"does not apply: drafter {model.name} has no density, so p itself is drawn from")
     drafter = replace(model, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
-    test, cells, _ = _prepare(engine.target, prompt, sampling, samples, alpha, seed)
+    samples = test.num_samples
     progress(f"sampling {samples} generations with a rule known to be wrong")
     tell = countdown(samples, progress)
     ids, _ = sample(engine.target, drafter, LikeliestDraft(), prompt, sampling, samples, seed + 1000, tell)
     p_value = test.p_value(cells.count(ids))
-    seen = p_value <= alpha
+    seen = p_value <= test.alpha
     detail = f"rejected as it must be, p-value {p_value:.2g}, {samples} samples"
     if not seen:
         detail = f"NOT seen, p-value {p_value:.2g}: one token has nearly all of p here, or take more --samples"

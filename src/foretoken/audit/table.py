@@ -53,23 +53,23 @@ class TableRows(Rows):
         self.table = lm.table
         self.ids: list[list[int]] = []
         self.trees: list[TableTree] = []
-        self.lengths = []
+
+    @property
+    def lengths(self) -> list[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return list(map(len, self.ids))
 
     def join(self) -> int:
         self.ids.append([])
-        self.lengths.append(0)
         self.trees.append(TableTree())
         return len(self.ids) - 1
 
     def leave(self, row: int) -> None:
-        self.ids[row], self.trees[row], self.lengths[row] = self.ids[-1], self.trees[-1], self.lengths[-1]
+        self.ids[row], self.trees[row] = self.ids[-1], self.trees[-1]
         self.ids.pop()
         self.trees.pop()
-        self.lengths.pop()
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self.ids[row] += tokens
-        self.lengths[row] += len(tokens)
 
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         """Log probabilities as logits, exactly."""
@@ -88,12 +88,10 @@ class TableRows(Rows):
         for row, path in enumerate(paths):
             tree = self.trees[row]
             self.ids[row] += [tree.tokens[node] for node in path]
-            self.lengths[row] += len(path)
             self.trees[row] = TableTree()
 
     def cut(self, row: int, length: int) -> None:
         del self.ids[row][length:]
-        self.lengths[row] = length
 
 
 def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:

@@ -8,7 +8,6 @@ are logits of another context, so the text's law changes: tests/test_product_tre
 import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -56,7 +55,7 @@ class Level:
 
 class ProductSession(HeadDraftSession):
     drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
-    rows: GumihoRows | LevelRows[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
+    rows: GumihoRows | LevelRows  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
         if g.depth < self.drafter.serial:  # nodes below have their parallel levels read instead

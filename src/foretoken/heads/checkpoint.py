@@ -225,12 +225,11 @@ def _is_targets(key: str, value: Tensor, parts: TargetParts) -> bool:
     """Whether a weight is a copy of the target's embedding, as most heads have it; one that was trained is not."""
     if key != EMBEDDING or tuple(value.shape) != (parts.vocab_size, parts.hidden):
         return False
-    for start in range(0, parts.vocab_size, ROWS):
-        ids = torch.arange(start, min(start + ROWS, parts.vocab_size), device=parts.device)
-        own = value[start : start + ROWS].to(parts.device, torch.float32)
-        if not torch.allclose(own, parts.embed(ids).float(), rtol=ROUNDED, atol=1e-6):
-            return False
-    return True
+    ids = torch.arange(parts.vocab_size, device=parts.device)
+    return all(
+        torch.allclose(own.to(parts.device, torch.float32), parts.embed(some).float(), rtol=ROUNDED, atol=1e-6)
+        for own, some in zip(value.split(ROWS), ids.split(ROWS), strict=True)
+    )
 
 
 def _fill(head: PublishedHead, weights: dict[str, Tensor], path: Path) -> None:

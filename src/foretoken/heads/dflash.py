@@ -10,7 +10,6 @@ of the package dflash 0.1.0 and of JetFlow's heads, which are the same but for t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import Checkpoint
-from foretoken.heads.flat import LevelRow, LevelRows
+from foretoken.heads.flat import FlatRow, LevelRows
 from foretoken.heads.head import PublishedHead
 from foretoken.heads.layer import Attend, Attention, DecoderLayer, LayerShape, RMSNorm, cached, layer_shape, turned
-from foretoken.heads.rows import CHUNK, HeadSlots, slot_cache
+from foretoken.heads.rows import CHUNK, HeadSlots, planes_of
+from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
@@ -132,10 +132,6 @@ class DFlash(PublishedHead):
             x = layer(x, cos, sin, attend)
         return self.norm(x)
 
-    def seen(self) -> Tensor | None:
-        """Which places of a block see which [block, block]; None where all see all."""
-        return torch.ones(self.block, self.block, dtype=torch.bool).tril() if self.causal else None
-
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "DFlashRows":
         return DFlashRows(self, batch, slots)
 
@@ -147,39 +143,28 @@ class JetFlow(DFlash):
     causal = True
 
 
-@dataclass
-class DFlashRow(LevelRow):
-    """read: number of the target's states that stand in the cache as keys and values."""
-
-    read: int = 0
-
-    @property
-    def used(self) -> int:
-        return self.read
-
-
-class DFlashRows(LevelRows[DFlashRow]):
+class DFlashRows(LevelRows):
     """One forward per row and step; the block's keys and values stand behind those of the text, and are overwritten."""
 
     def __init__(self, head: DFlash, batch: int, slots: int) -> None:
         room = slots + head.block
-        cache = slot_cache(head.shape, len(head.layers), head.target, batch, room)
-        super().__init__(head.target, batch, DFlashRow, HeadSlots(cache, room))
-        self.head, self._cache, self._seen = head, cache, head.seen()
+        self._cache = SlotCache(planes_of(head.shape, len(head.layers), head.target), batch, room)
+        super().__init__(head.target, batch, FlatRow, HeadSlots(self._cache, room))
+        self.head = head
 
     def _levels(self, fresh: list[int]) -> list[Float[Tensor, "k v"]]:
         return [self._of_block(i, self.rows[i]) for i in fresh]
 
-    def _of_block(self, i: int, row: DFlashRow) -> Float[Tensor, "k v"]:
+    def _of_block(self, i: int, row: FlatRow) -> Float[Tensor, "k v"]:
         head, device = self.head, self.target.device
         for start in range(row.read, len(row.features), CHUNK):
             self._read(i, start, row.features[start : start + CHUNK])
         row.read = at = len(row.features)
         root = row.tokens[row.above(len(row.tree) - 1)[0]]
         self._cache.place(slice(i, i + 1), at, head.block, at + head.block)
-        mask = None
-        if self._seen is not None:
-            mask = torch.cat((self._seen.new_ones(head.block, at), self._seen), 1).to(device)
+        mask = None  # all of a block sees all
+        if head.causal:
+            mask = torch.ones(head.block, at + head.block, dtype=torch.bool, device=device).tril(at)
         x = head.blocks(torch.tensor([[root]], device=device)).to(self.target.dtype)
         cos, sin = head.rotary.angles(torch.arange(at, at + head.block, device=device)[None])
         states = head.run(x, cos, sin, [cached(self._cache, layer, mask) for layer in range(len(head.layers))])

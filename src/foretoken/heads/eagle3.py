@@ -45,7 +45,7 @@ class Eagle3(SerialLayers):
 
     layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2
     and n - 3. `fc` reads them once per committed token, not per drafted one.
-    draft_vocab: its LM head may know only some tokens: draft token i is target token i + d2t[i]; None: all of them.
+    tokens: its LM head may know only some, [m] target ids: draft token i is target token i + d2t[i]; None: all of them.
     input_norm, fc_norm: whether `fc` reads the states normed, all of them as one vector or layer by layer.
     borrows_lm_head: whether it scores by the target's LM head.
     """
@@ -57,7 +57,7 @@ class Eagle3(SerialLayers):
     feature_sizes: Tensor | None  # [f], see `normalise`
 
     def __init__(
-        self, parts: TargetParts, shape: LayerShape, draft_vocab: int | None = None, layers: tuple[int, ...] = (),
+        self, parts: TargetParts, shape: LayerShape, tokens: Tensor | None = None, layers: tuple[int, ...] = (),
         norm_before_residual: bool = False, norm_output: bool = False, input_norm: bool = False, fc_norm: bool = False,
         borrows_lm_head: bool = False,
     ) -> None:  # fmt: skip
@@ -69,23 +69,20 @@ class Eagle3(SerialLayers):
         self.fc = nn.Linear(count * parts.hidden, shape.hidden, bias=False)
         self.midlayer = Eagle3Layer(shape, norm_before_residual)
         self.norm = RMSNorm(shape.hidden, shape.eps)
-        vocab = draft_vocab or parts.vocab_size
+        vocab = parts.vocab_size if tokens is None else len(tokens)
         self.lm_head = None if borrows_lm_head else nn.Linear(shape.hidden, vocab, bias=False)
         self.norm_output = norm_output
         self.register_buffer("feature_sizes", None, persistent=False)
-        whole = draft_vocab is None
-        self.register_buffer("d2t", None if whole else torch.zeros(draft_vocab, dtype=torch.int64))
-        self.register_buffer("t2d", None if whole else torch.zeros(parts.vocab_size, dtype=torch.bool))
+        known = torch.zeros(parts.vocab_size, dtype=torch.bool)
+        self.register_buffer("d2t", None if tokens is None else tokens - torch.arange(vocab))
+        self.register_buffer("t2d", None if tokens is None else known.index_fill_(0, tokens, True))
 
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Eagle3":
         if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
             raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
         read = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and the last, with which training begins
-        head = cls(parts, layer_shape(parts, 2 * parts.hidden), None if tokens is None else len(tokens), read)
-        if tokens is not None:
-            head.name_tokens(tokens)
-        return head
+        return cls(parts, layer_shape(parts, 2 * parts.hidden), tokens, read)
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> tuple["Eagle3", dict[str, Tensor]]:
@@ -97,13 +94,10 @@ class Eagle3(SerialLayers):
         offsets, borrows = weights.get("d2t"), "lm_head.weight" not in weights
         if borrows and (offsets is not None or shape.hidden != parts.hidden):
             checkpoint.size("lm_head.weight")
-        vocab = parts.vocab_size if borrows else checkpoint.size("lm_head.weight")[0]
-        if offsets is None:
-            checkpoint.check("vocabulary", vocab, parts.vocab_size)
-        else:
-            weights["t2d"] = _named_tokens(checkpoint, offsets)
+        if offsets is None and not borrows:
+            checkpoint.check("vocabulary", checkpoint.size("lm_head.weight")[0], parts.vocab_size)
         head = cls(
-            parts, shape, None if offsets is None else vocab, layers,
+            parts, shape, None if offsets is None else _named_tokens(checkpoint, offsets), layers,
             norm_before_residual=bool(config.get("norm_before_residual")),
             norm_output=bool(config.get("norm_output")),
             input_norm=bool(config.get("norm_before_fc")) or "input_norm.weight" in weights,
@@ -111,6 +105,8 @@ class Eagle3(SerialLayers):
             borrows_lm_head=borrows,
         )  # fmt: skip
         head.take_own(checkpoint)
+        if head.t2d is not None:
+            weights.setdefault("t2d", head.t2d)
         return head, weights
 
     def published_weights(self) -> dict[str, Tensor]:
@@ -141,14 +137,6 @@ class Eagle3(SerialLayers):
             of_layers = features.chunk(len(self.feature_layers), -1)
             features = torch.cat([norm(x) for norm, x in zip(self.fc_norm, of_layers, strict=True)], -1)
         return self.fc(features)
-
-    def name_tokens(self, tokens: Tensor) -> None:
-        """Set which target tokens a trimmed LM head knows: tokens [draft_vocab], ids in ascending order."""
-        assert self.d2t is not None
-        assert self.t2d is not None
-        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
-        self.t2d.zero_()
-        self.t2d[tokens] = True
 
     @torch.no_grad()
     def normalise(self, sizes: Float[Tensor, " f"] | None) -> None:
@@ -208,11 +196,11 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _named_tokens(checkpoint: Checkpoint, offsets: Tensor) -> Tensor:
-    """Which target tokens the draft vocabulary names [v]. Raises ForetokenError where it names one twice, or none."""
-    named, count = checkpoint.weights.get("t2d"), checkpoint.parts.vocab_size
-    if named is not None:
-        checkpoint.check("vocabulary", len(named), count)
+    """The target tokens of the draft vocabulary [m]. Raises ForetokenError where it names one twice, or none."""
+    count = checkpoint.parts.vocab_size
+    if "t2d" in checkpoint.weights:
+        checkpoint.check("vocabulary", checkpoint.size("t2d")[0], count)
     ids = torch.arange(len(offsets)) + offsets
     if int(ids.min()) < 0 or int(ids.max()) >= count or len(ids.unique()) != len(ids):
         raise ForetokenError(f"{checkpoint.path} maps draft tokens by d2t to ids that the target lacks, or two to one.")
-    return torch.zeros(count, dtype=torch.bool).index_fill_(0, ids, True) if named is None else named
+    return ids

@@ -8,16 +8,18 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.head import PublishedHead
-from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, layer_shape
-from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, HeadSlots, R, slot_cache
+from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, cached, layer_shape
+from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, HeadSlots, planes_of
+from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.parts import TargetParts
 
@@ -38,7 +40,20 @@ class ResidualBlock(nn.Module):
         return self.res_connection(x) + torch.nn.functional.silu(self.linear(x))
 
 
-class FlatRows(HeadRows[R]):
+@dataclass
+class FlatRow(HeadRow):
+    """read: number of the target's states that stand in a cache. made: what came of all of them: Medusa's and DFlash's
+    scores of all levels [k, v], Hydra's prefix state [d]."""
+
+    read: int = 0
+    made: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def used(self) -> int:
+        return self.read
+
+
+class FlatRows(HeadRows[FlatRow]):
     """Committed tokens need no forward: their states are the target's."""
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
@@ -47,8 +62,6 @@ class FlatRows(HeadRows[R]):
     def _fresh(self, firsts: list[int]) -> list[int]:
         """Rows that score their first node since the last `keep`."""
         return [i for i, (row, first) in enumerate(zip(self.rows, firsts, strict=True)) if first == 0 < len(row.tree)]
-
-    def _keep_slots(self, row: int, nodes: list[int]) -> None: ...
 
 
 class Medusa(PublishedHead):
@@ -106,17 +119,7 @@ class Medusa(PublishedHead):
         return MedusaRows(self, batch)
 
 
-@dataclass
-class LevelRow(HeadRow):
-    """scores: of all levels [k, v], from the target's states and the last committed token."""
-
-    scores: Tensor = field(default_factory=lambda: torch.empty(0))
-
-
-L = TypeVar("L", bound=LevelRow)
-
-
-class LevelRows(FlatRows[L]):
+class LevelRows(FlatRows):
     """Scores that depend on the depth alone, of all levels at once."""
 
     @abstractmethod
@@ -128,23 +131,23 @@ class LevelRows(FlatRows[L]):
         fresh = self._fresh(firsts)
         if fresh:
             for i, scores in zip(fresh, self._levels(fresh), strict=True):
-                self.rows[i].scores = scores
+                self.rows[i].made = scores
         out = []
         for row, first in zip(self.rows, firsts, strict=True):
             levels = [row.level(node) for node in range(first, len(row.tree))]
-            out.append(row.scores[torch.tensor(levels, device=row.scores.device)] if levels else self._none())
+            out.append(row.made[torch.tensor(levels, device=row.made.device)] if levels else self._none())
         return out
 
     def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
         """Scores of all levels below each (row, root)."""
-        return torch.stack([self.rows[row].scores for row, _ in places])
+        return torch.stack([self.rows[row].made for row, _ in places])
 
 
-class MedusaRows(LevelRows[LevelRow]):
+class MedusaRows(LevelRows):
     """One call for all levels of all rows."""
 
     def __init__(self, head: Medusa, batch: int) -> None:
-        super().__init__(head.target, batch, LevelRow)
+        super().__init__(head.target, batch, FlatRow)
         self.head = head
 
     def _levels(self, fresh: list[int]) -> Float[Tensor, "r k v"]:
@@ -231,27 +234,15 @@ def _hydra_key(key: str) -> str:
     return re.sub(r"^prefix_embeding_layer\.norm\.", "prefix_norm.", key)
 
 
-@dataclass
-class HydraRow(HeadRow):
-    """read: number of states that the prefix layer has seen; prefix: what it made of the last [d]."""
-
-    read: int = 0
-    prefix: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    @property
-    def used(self) -> int:
-        return self.read
-
-
-class HydraRows(FlatRows[HydraRow]):
+class HydraRows(FlatRows):
     """One call a level; before the first, the prefix layer on the states that are new."""
 
     @torch.inference_mode()
     def __init__(self, head: Hydra, batch: int, slots: int) -> None:
         of_prefix = None
         if head.prefix is not None:
-            of_prefix = HeadSlots(slot_cache(head.shape, 1, head.target, batch, slots), slots)
-        super().__init__(head.target, batch, HydraRow, of_prefix)
+            of_prefix = HeadSlots(SlotCache(planes_of(head.shape, 1, head.target), batch, slots), slots)
+        super().__init__(head.target, batch, FlatRow, of_prefix)
         self.head = head
 
     @torch.inference_mode()
@@ -272,7 +263,7 @@ class HydraRows(FlatRows[HydraRow]):
         for level, nodes in by_level.items():
             paths = [[self.rows[i].tokens[j] for j in self.rows[i].above(node)] for i, node in nodes]
             embedded = self.target.embed(torch.tensor(paths, device=device))
-            prefix = torch.stack([self.rows[i].prefix for i, _ in nodes])
+            prefix = torch.stack([self.rows[i].made for i, _ in nodes])
             scores = self.head.level(level, prefix, list(embedded.unbind(1)))
             for (i, node), score in zip(nodes, scores, strict=True):
                 logits[i][node - firsts[i]] = score
@@ -282,22 +273,23 @@ class HydraRows(FlatRows[HydraRow]):
         """The prefix layer on every state of these rows that it has not seen, in one call where that is one chunk."""
         if self.slots is None:
             for i in rows:
-                self.rows[i].prefix = self.rows[i].features[-1] / self.head.feature_scale
+                self.rows[i].made = self.rows[i].features[-1] / self.head.feature_scale
             return
+        assert isinstance(self.slots.cache, SlotCache)
         while any(self.rows[i].read < len(self.rows[i].features) for i in rows):
-            counts = [min(CHUNK, len(row.features) - row.read) for row in self.rows]
-            n, chains = max(counts), []
-            for count in counts:
-                chains.append(GrowingTree(LOW))
-                chains[-1].grow(range(-1, count - 1))
-            mask = self.slots.place(chains, [row.read for row in self.rows], [0] * len(counts))
-            known = [f if len(f) else f.new_zeros(1, f.shape[-1]) for f in (row.features for row in self.rows)]
-            at = [[min(row.read + i, len(f) - 1) for i in range(n)] for row, f in zip(self.rows, known, strict=True)]
-            places = torch.tensor(at, device=known[0].device)
-            new = torch.stack([f[of_row] for f, of_row in zip(known, places, strict=True)])
-            cos, sin = self.head.rotary.angles(places)
-            states = self.head.prefix_states(new, cos, sin, self.slots.attends(1, mask, self.target)[0])
-            for i, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
+            new = [row.features[row.read : row.read + CHUNK] for row in self.rows]
+            counts = list(map(len, new))
+            chains = [GrowingTree(LOW) for _ in new]
+            for chain, count in zip(chains, counts, strict=True):
+                chain.grow(range(-1, count - 1))
+            starts = [row.read for row in self.rows]
+            mask = self.slots.place(chains, starts, [0] * len(starts))
+            states = pad_sequence(new, batch_first=True)
+            places = torch.arange(max(counts)) + torch.tensor(starts)[:, None]
+            cos, sin = self.head.rotary.angles(places.to(states.device))
+            attend = cached(self.slots.cache, 0, self.slots.seen(mask, self.target))
+            prefix = self.head.prefix_states(states, cos, sin, attend)
+            for row, of_row, count in zip(self.rows, prefix, counts, strict=True):
                 if count:
-                    row.prefix = states[i, count - 1]
+                    row.made = of_row[count - 1]
                     row.read += count

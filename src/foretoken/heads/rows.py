@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.layer import Attend, LayerShape, cached
+from foretoken.heads.layer import LayerShape
 from foretoken.models.cache import Plane, Planes, SlotCache, write_place
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.kernel_layers import KernelSlots
@@ -148,9 +148,8 @@ class HeadRows(ABC, Generic[R]):
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
         """Scores of every row's nodes from firsts[row] on."""
 
-    @abstractmethod
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
-        """What a cache holds of these nodes becomes that of the committed tokens that come next."""
+        """What a cache holds of these nodes, if anything, becomes that of the committed tokens that come next."""
 
     def _none(self) -> Float[Tensor, "0 c"]:
         width = self.target.vocab_size if self.columns is None else len(self.columns)
@@ -168,11 +167,6 @@ def planes_of(shape: LayerShape, layers: int, target: TargetParts) -> Planes:
     """What so many layers of a head keep of every token."""
     plane = Plane(shape.kv_heads, shape.head_dim, target.dtype, target.device)
     return [(plane, plane)] * layers
-
-
-def slot_cache(shape: LayerShape, layers: int, target: TargetParts, batch: int, slots: int) -> SlotCache:
-    """The keys and values of so many layers of a head."""
-    return SlotCache(planes_of(shape, layers, target), batch, slots)
 
 
 class HeadSlots:
@@ -200,11 +194,6 @@ class HeadSlots:
         self.check_room(start + n)
         self.cache.place(slice(row, row + 1), start, n, start + n)
         return causal_mask(start, n, LOW, self.window)
-
-    def attends(self, layers: int, mask: np.ndarray | None, target: TargetParts) -> list[Attend]:
-        """The attention of each layer of a head that runs in torch, over the slots that were set."""
-        assert isinstance(self.cache, SlotCache)
-        return [cached(self.cache, layer, self.seen(mask, target)) for layer in range(layers)]
 
     @staticmethod
     def seen(mask: np.ndarray | None, target: TargetParts) -> Float[Tensor, "b 1 n used"] | None:

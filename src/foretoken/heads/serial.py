@@ -262,12 +262,21 @@ class SerialRows(HeadRows[SerialRow]):
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
-        logits = self._run_serial(firsts)
-        if logits is None:
+        tokens = [row.tokens[first:] for row, first in zip(self.rows, firsts, strict=True)]
+        n = max(map(len, tokens))
+        if not n:
             return [self._none() for _ in firsts]
-        return [
-            logits[r, : len(row.tree) - first] for r, (row, first) in enumerate(zip(self.rows, firsts, strict=True))
-        ]
+        inputs, positions = [], np.zeros((len(tokens), n), np.int64)
+        for i, (row, first, new) in enumerate(zip(self.rows, firsts, tokens, strict=True)):
+            inputs.append(self._inputs(row, first, n))
+            positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
+        trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
+        mask = self.slots.place(trees, lengths, firsts)
+        ids = [[*t, *[0] * (n - len(t))] for t in tokens]
+        logits, made = self._forward(ids, torch.stack(inputs), positions, mask, scored=True)
+        for row, new, of_row in zip(self.rows, tokens, made, strict=True):
+            row.states += of_row[: len(new)].unbind(0)
+        return [of_row[: len(new)] for new, of_row in zip(tokens, logits, strict=True)]
 
     def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
         """The target's states as the head's own; the kernel computes with float32 states."""
@@ -291,7 +300,10 @@ class SerialRows(HeadRows[SerialRow]):
             drawn, made = self._recorded(self.slots.cache, tokens, draws)
         else:
             assert self.kernel is not None
-            drawn, made = self._in_kernel(self.kernel, row, tokens, draws)
+            of_row.tree.grow(range(-1, len(tokens) - 1))
+            states = self._inputs(of_row, 0, len(tokens))
+            drawn, made = self.kernel.draft_chain(row, tokens, states, of_row.length - 1, draws)
+            of_row.tokens += tokens
         if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
         count, read = len(of_row.tree), drawn.tokens[:-1]
@@ -300,19 +312,8 @@ class SerialRows(HeadRows[SerialRow]):
         of_row.states += made
         return drawn
 
-    def _in_kernel(
-        self, cache: EagleSlots, row: int, tokens: Sequence[int], draws: ChainDraws
-    ) -> tuple[DrawnChain, list[Tensor]]:
-        """(the chain, the states made of `tokens` and of the drawn ones but the last)"""
-        of_row = self.rows[row]
-        of_row.tree.grow(range(-1, len(tokens) - 1))
-        states = self._inputs(of_row, 0, len(tokens))
-        drawn, made = cache.draft_chain(row, tokens, states, of_row.length - 1, draws)
-        of_row.tokens += tokens
-        return drawn, list(made.unbind(0))
-
     def _recorded(self, cache: StaticRows, tokens: Sequence[int], draws: ChainDraws) -> tuple[DrawnChain, list[Tensor]]:
-        """The same, for the only row, with the states of the drawn tokens alone: those of `tokens` are remembered."""
+        """(the chain of the only row, the states made of the drawn tokens but the last: those of `tokens` are known)"""
         of_level = cache.levels(self.rows[0].used + len(tokens), len(draws.u) - 1, self.head.window)
         (scores,) = self.score([tokens], [range(-1, len(tokens) - 1)])
         made = self.rows[0].states[-1:]
@@ -324,24 +325,6 @@ class SerialRows(HeadRows[SerialRow]):
 
         drawn = draw_levels(scores[-1:], below, draws)
         return drawn, made[1 : max(1, len(drawn.tokens))]
-
-    def _run_serial(self, firsts: list[int]) -> Float[Tensor, "b n c"] | None:
-        """Scores after the newest nodes of all rows, whose states are remembered; rows with fewer are padded."""
-        tokens = [row.tokens[first:] for row, first in zip(self.rows, firsts, strict=True)]
-        n = max(map(len, tokens))
-        if not n:
-            return None
-        inputs, positions = [], np.zeros((len(tokens), n), np.int64)
-        for i, (row, first, new) in enumerate(zip(self.rows, firsts, tokens, strict=True)):
-            inputs.append(self._inputs(row, first, n))
-            positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
-        trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
-        mask = self.slots.place(trees, lengths, firsts)
-        ids = [[*t, *[0] * (n - len(t))] for t in tokens]
-        logits, made = self._forward(ids, torch.stack(inputs), positions, mask, scored=True)
-        for i, (row, new) in enumerate(zip(self.rows, tokens, strict=True)):
-            row.states += made[i, : len(new)].unbind(0)
-        return logits
 
     def _inputs(self, row: SerialRow, first: int, n: int) -> Float[Tensor, "n d"]:
         """The states that the nodes from `first` on take: the target's where known, else the parent's; padded to n."""

@@ -69,12 +69,11 @@ def records(files: Sequence[str]) -> Iterator[Record]:
 
 
 def _record(line: str, file: str, place: str) -> Record:
-    turns, last, strings = [], 0, {}
+    turns, last, strings, of_ids = [], 0, {}, None
     try:
         value = json.loads(line)
-        by_ids = "ids" in value
-        if by_ids:
-            pass
+        if "ids" in value:
+            of_ids = value["ids"], value.get("given", 0)
         elif "conversations" in value:
             turns = [(turn["role"], turn["content"]) for turn in value["conversations"]]
             last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
@@ -87,8 +86,8 @@ def _record(line: str, file: str, place: str) -> Record:
             f'{place} is no training text: write {{"text": ...}} or {{"conversations": [{{"role", "content"}}, ...]}}, '
             "with an assistant turn."
         ) from error
-    if by_ids:
-        return _record_of_ids(value, file, place)
+    if of_ids is not None:
+        return _record_of_ids(*of_ids, file, place)
     for what, string in strings.items():
         _check(string, what, place)
     if not turns:
@@ -97,8 +96,7 @@ def _record(line: str, file: str, place: str) -> Record:
     return Record("".join(said) + "assistant: ", turns[last][1], file)
 
 
-def _record_of_ids(value: dict[str, Any], file: str, place: str) -> Record:
-    ids, given = value["ids"], value.get("given", 0)
+def _record_of_ids(ids: Any, given: Any, file: str, place: str) -> Record:
     if not isinstance(ids, list) or not all(type(x) is int and x >= 0 for x in ids):
         raise ForetokenError(f"{place} has ids that are no list of whole numbers from 0 on: mend or remove the line.")
     if type(given) is not int or not 0 <= given <= len(ids):

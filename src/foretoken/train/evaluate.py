@@ -11,7 +11,6 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.head import PublishedHead
-from foretoken.heads.lm import HeadLM
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.data import Row
@@ -65,7 +64,7 @@ def _drafted(
     layers = (*head.feature_layers, FINAL)
     width = len(head.feature_layers) * lm.hidden_size
     states = {i: lm.states(torch.from_numpy(data[i].ids[None]).to(lm.device), layers)[0] for i in dict(places)}
-    rows = HeadLM(head, "head").open(len(places), max(start for _, start in places) + depth + 1)
+    rows = head.open(len(places), max(start for _, start in places) + depth + 1, None)
     for _ in places:
         rows.join()
     rows.learn([states[i][: start - 1, :width] for i, start in places])

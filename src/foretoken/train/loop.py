@@ -89,7 +89,6 @@ class Trainer:
         self.steps = max(1, round(plan.tokens / per_step))
         self.step, self.tokens, self.smooth = 0, 0, math.nan
         self.optimizers = _optimizers(head, plan.optimizer)
-        self.layers = tuple(dict.fromkeys((*head.feature_layers, FINAL)))
 
     @torch.no_grad()
     def texts(self, step: int) -> Texts:
