@@ -31,20 +31,19 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
-from foretoken.verify.rejection import TINY, count_chances, draws_one, is_one_draw, is_single, recursive_row
+from foretoken.verify.rejection import TINY, Rule, count_chances, draws_one, is_one_draw, is_single, recursive_row
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
 
 
 @dataclass(frozen=True)
-class Transport:
+class Transport(Rule):
     """The optimum for i.i.d. draws of any number, fixed or random, and for hub draws: accepts with probability alpha*.
 
     One draw: the standard rule. Hub draws: rule `hub`, which is the optimum for them. Several: O(v log v), on the CPU,
@@ -52,10 +51,7 @@ class Transport:
     """
 
     name: str = "transport"
-    laws: tuple[LawFamily, ...] = (IID, Hub)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | Hub) or is_single(law)
+    laws: tuple[type[IID] | type[Hub], ...] = (IID, Hub)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return HUB(p, siblings) if isinstance(siblings.law, Hub) else transport_row(p, siblings, by_ratio)
@@ -66,17 +62,13 @@ class Transport:
 
 
 @dataclass(frozen=True)
-class TransportGrouped:
+class TransportGrouped(Rule):
     """Within `gap` of the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
 
     O(v), on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "transport-grouped"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return transport_row(p, siblings, by_near_ratio)

@@ -25,8 +25,7 @@ from torch import Tensor
 from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
-from foretoken.verify.rejection import TINY, is_single, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
@@ -36,7 +35,7 @@ def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class HubRule:
+class HubRule(Rule):
     """Standard rejection of the one draw from the rest; the hubs are in the residual.
 
     accept z with min(1, p(z) / r(z)), r = q on the rest, normalised; else norm((p - r)+).
@@ -45,10 +44,7 @@ class HubRule:
     """
 
     name: str = "hub"
-    laws: tuple[LawFamily, ...] = (Hub,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, Hub) or is_single(law)
+    laws: tuple[type[Hub], ...] = (Hub,)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q, draws = siblings.q, siblings.draws
@@ -82,7 +78,7 @@ class SpecHub(HubRule):
     name: str = "spechub"
 
     def accepts(self, law: Law) -> bool:
-        return (isinstance(law, Hub) and law.k <= 2) or is_single(law)
+        return law.k <= 2 and super().accepts(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q, draws = siblings.q, siblings.draws

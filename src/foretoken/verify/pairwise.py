@@ -30,12 +30,11 @@ from torch import Tensor
 from foretoken.core.laws import Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.exact_transport import as_numpy
 from foretoken.verify.ratio_groups import by_near_ratio
-from foretoken.verify.rejection import TINY, is_single, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
 
 GROUPS = 128  # with half of them up to twice as much of alpha* is lost, in half of the time: docs/LOG.md, 2026-11-27
 LARGEST_RATIO = 64.0  # p/q from which on tokens are one group
@@ -44,17 +43,17 @@ STILL = 1e-3  # a sweep that moves less mass is the last
 
 
 @dataclass(frozen=True)
-class Pairwise:
+class Pairwise(Rule):
     """Near the optimum for two draws without replacement, and exactly lossless. One draw: the standard rule.
 
     O(v) and some sweeps over GROUPS^2 pairs, on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "pairwise"
-    laws: tuple[LawFamily, ...] = (WithoutReplacement,)
+    laws: tuple[type[WithoutReplacement], ...] = (WithoutReplacement,)
 
     def accepts(self, law: Law) -> bool:
-        return (isinstance(law, WithoutReplacement) and law.k <= 2) or is_single(law)
+        return law.k <= 2 and super().accepts(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
