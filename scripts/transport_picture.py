@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 
 from foretoken.measure.plot import save
 from foretoken.verify.exact_transport import selection
-from foretoken.verify.ratio_groups import Groups
 from foretoken.verify.thresholds import thresholds
 
 P = np.array([0.30, 0.24, 0.20, 0.14, 0.08, 0.04])  # in the order of falling p/q
@@ -17,9 +16,8 @@ N = 3
 
 def main() -> None:
     ns, cs = np.array([N]), np.array([1.0])
-    groups = Groups(np.arange(len(P)), P, Q)
-    rho = selection(groups, ns, cs)
-    beta = thresholds(rho, groups, ns, cs)
+    rho = selection(P, Q, ns, cs)
+    beta = thresholds(rho, Q, ns, cs)
     x = np.concatenate([[0.0], np.cumsum(Q)])
     hit = 1 - (1 - x) ** N
     figure = Figure(figsize=(9, 4), layout="constrained")

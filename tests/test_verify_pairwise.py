@@ -98,7 +98,7 @@ def test_draws_that_q_cannot_make_change_nothing() -> None:
 def test_with_a_group_for_every_token_it_has_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairwise, "SWEEPS", 5000)
     monkeypatch.setattr(pairwise, "STILL", 0.0)
-    monkeypatch.setattr(pairwise, "fill_keep", pairwise.fill_keep.__wrapped__)
+    monkeypatch.setattr(pairwise, "kept_first", pairwise.kept_first.__wrapped__)
     for seed in range(5):
         p, q = torch.from_numpy(rows(6, 0.7, seed)), torch.from_numpy(rows(6, 0.7, 50 + seed))
         found, best = foretoken.acceptance("pairwise", LAW, p, q), foretoken.alpha_star(LAW, p, q)

@@ -1,6 +1,5 @@
 """Acceptance without sampling: the probability that the emitted token is among the draws, and its upper bound."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
@@ -65,17 +64,15 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
     Source: Hu et al. 2025, Towards Optimal Multi-draft Speculative Decoding, arXiv:2502.18779.
     """
     p_rows, q_rows, shape = _pairs(p, q, scores=isinstance(law, Opaque))
-    return _optimum(law)(p_rows, q_rows).reshape(shape)
-
-
-def _optimum(law: Law) -> Callable[[Float[Tensor, "m v"], Float[Tensor, "m v"]], Float[Tensor, " m"]]:
     if isinstance(law, IID):
-        return lambda p, q: iid_optimum(p, q, law)
-    if isinstance(law, WithoutReplacement):
-        return lambda p, q: _distinct_optimum(p, q, law.k)
-    if isinstance(law, Hub | Opaque):
-        return lambda p, q: torch.minimum(p, law.marginals(q)).sum(-1)
-    return lambda p, q: torch.tensor([_by_linear_program(law, *pair) for pair in zip(p, q, strict=True)]).double()
+        found = iid_optimum(p_rows, q_rows, law)
+    elif isinstance(law, WithoutReplacement):
+        found = _distinct_optimum(p_rows, q_rows, law.k)
+    elif isinstance(law, Hub | Opaque):
+        found = torch.minimum(p_rows, law.marginals(q_rows)).sum(-1)
+    else:
+        found = torch.tensor([_by_linear_program(law, *pair) for pair in zip(p_rows, q_rows, strict=True)]).double()
+    return found.reshape(shape)
 
 
 def iid_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: IID) -> Float[Tensor, " m"]:

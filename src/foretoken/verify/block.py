@@ -300,16 +300,9 @@ class TreeBlock:
         return self.rule(row, Siblings(siblings.draws, q, siblings.law))
 
 
-def block_transport() -> TreeBlock:
-    return TreeBlock("block-transport", Transport())
-
-
-def block_pairwise() -> TreeBlock:
-    return TreeBlock("block-pairwise", Pairwise())
-
-
-def traversal() -> TreeBlock:
-    return TreeBlock("traversal", RRSw())
+block_transport = partial(TreeBlock, "block-transport", Transport())
+block_pairwise = partial(TreeBlock, "block-pairwise", Pairwise())
+traversal = partial(TreeBlock, "traversal", RRSw())
 
 
 def is_chain(tree: TokenTree) -> bool:

@@ -31,20 +31,19 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
-from foretoken.verify.rejection import TINY, count_chances, draws_one, is_one_draw, is_single, recursive_row
+from foretoken.verify.rejection import TINY, Rule, count_chances, draws_one, is_one_draw, is_single, recursive_row
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
 
 
 @dataclass(frozen=True)
-class Transport:
+class Transport(Rule):
     """The optimum for i.i.d. draws of any number, fixed or random, and for hub draws: accepts with probability alpha*.
 
     One draw: the standard rule. Hub draws: rule `hub`, which is the optimum for them. Several: O(v log v), on the CPU,
@@ -52,10 +51,7 @@ class Transport:
     """
 
     name: str = "transport"
-    laws: tuple[LawFamily, ...] = (IID, Hub)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | Hub) or is_single(law)
+    laws: tuple[type[IID] | type[Hub], ...] = (IID, Hub)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return HUB(p, siblings) if isinstance(siblings.law, Hub) else transport_row(p, siblings, by_ratio)
@@ -66,17 +62,13 @@ class Transport:
 
 
 @dataclass(frozen=True)
-class TransportGrouped:
+class TransportGrouped(Rule):
     """Within `gap` of the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
 
     O(v), on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "transport-grouped"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return transport_row(p, siblings, by_near_ratio)
@@ -98,7 +90,7 @@ def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
     """Return sum m of `transport-grouped` for one pair of normalised float64 rows [v]."""
     ns, cs, mean = draw_counts(law)
     groups = by_near_ratio(p, q, mean)
-    rho = selection(groups, ns, cs)
+    rho = selection(groups.p, groups.q, ns, cs)
     return float(np.minimum(p, np.where(groups.group >= 0, rho[groups.group] * q, 0.0)).sum())
 
 
@@ -129,19 +121,11 @@ def compiled_row(
     p: np.ndarray, q: np.ndarray, draws: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray
 ) -> np.ndarray:
     """Return the row [v], of p's dtype, by the loops below, which explain their arguments."""
-    rho, row = selection(groups, ns, cs), np.empty_like(p)
+    rho = selection(groups.p, groups.q, ns, cs)
     ranks = groups.group[draws]
     apart = len(draws) > 1 and ranks.min() < ranks.max()  # else no boundary lies between draws
-    beta = thresholds(rho, groups, ns, cs) if apart else np.zeros_like(rho)
-    fill_row(p, q, groups.group, rho, beta, draws, row)
-    return row
-
-
-def selection(groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
-    """Return rho, one number per group."""
-    rho = np.empty_like(groups.p)
-    select(groups.p, groups.q, ns, cs, rho)
-    return rho
+    beta = thresholds(rho, groups.q, ns, cs) if apart else np.zeros_like(rho)
+    return row_of_picks(p, q, groups.group, rho, beta, draws)
 
 
 def as_iid(law: Law) -> IID:
@@ -170,12 +154,11 @@ def draw_counts(law: IID) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 @compiled
-def select(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np.ndarray) -> None:
-    """Fill rho by the steps, the cap and the floor; see docs/theory.md, Theorem 7.
+def selection(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
+    """Return rho [groups], float64, by the steps, the cap and the floor; see docs/theory.md, Theorem 7.
 
     p, q: masses of the groups in the order of falling p/q [groups], float64; every q > 0
     ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64
-    rho: the result [groups], float64
     """
     k = p.shape[0]
     mean, hit = 0.0, 0.0
@@ -183,7 +166,7 @@ def select(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np
         mean += ns[i] * cs[i]
         if ns[i] > 0:
             hit += cs[i]
-    h = take_steps(p, q, ns, cs, mean, rho)
+    rho, h = steps(p, q, ns, cs, mean)
     before, left = 0.0, 0.0  # Q_h, and G_h to its last digit also where it is tiny
     for j in range(h):
         before += q[j]
@@ -213,14 +196,14 @@ def select(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, rho: np
         sigma = min((missing + s_low) / q_low, tau)
         if j > 0 and sigma <= rho[j - 1]:
             break
-    for j in range(k):
-        rho[j] = max(rho[j], sigma)
+    return np.maximum(rho, sigma)
 
 
 @compiled
-def take_steps(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mean: float, rho: np.ndarray) -> int:
-    """Fill rho by the steps and return the split h; mean: E[N]; the others as in `select`."""
+def steps(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mean: float) -> tuple[np.ndarray, int]:
+    """Return rho by the steps alone, and the split h; mean: E[N]; the others as in `selection`."""
     k = p.shape[0]
+    rho = np.empty(k)
     spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and the q-mass after group j, R_j: G_j = 1 - E[R_j^N]
     rest[k] = 0.0
     for j in range(k - 1, -1, -1):
@@ -264,27 +247,21 @@ def take_steps(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mea
             spent += max(p[j] - step * q[j], 0.0)
             rho[j] = step
             j -= 1
-    return h
+    return rho, h
 
 
 @partial(compiled, reorder_sums=True)
-def fill_row(
-    p: np.ndarray,
-    q: np.ndarray,
-    group: np.ndarray,
-    rho: np.ndarray,
-    beta: np.ndarray,
-    draws: np.ndarray,
-    row: np.ndarray,
-) -> None:
-    """Fill the row from the selection and the thresholds.
+def row_of_picks(
+    p: np.ndarray, q: np.ndarray, group: np.ndarray, rho: np.ndarray, beta: np.ndarray, draws: np.ndarray
+) -> np.ndarray:
+    """Return the row [v], of p's dtype, from the selection and the thresholds.
 
     p, q: probabilities [v], float32 or float64, of any sum
     group: the group of each token [v], int32, -1 where q is 0
     rho, beta: per group [groups], float64
     draws: tokens [d], int64; their order does not matter
-    row: the result [v], of p's dtype
     """
+    row = np.empty_like(p)
     p_total, q_total = total_of(p), total_of(q)
     d = draws.shape[0]
     accepted = np.zeros(d)
@@ -327,3 +304,4 @@ def fill_row(
         row[x] = row[x] * scale if scale > 0.0 else 0.0
     for j in range(d):
         row[draws[j]] += accepted[j]
+    return row

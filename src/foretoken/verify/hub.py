@@ -25,8 +25,7 @@ from torch import Tensor
 from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
-from foretoken.verify.rejection import TINY, is_single, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
@@ -36,7 +35,7 @@ def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class HubRule:
+class HubRule(Rule):
     """Standard rejection of the one draw from the rest; the hubs are in the residual.
 
     accept z with min(1, p(z) / r(z)), r = q on the rest, normalised; else norm((p - r)+).
@@ -45,10 +44,7 @@ class HubRule:
     """
 
     name: str = "hub"
-    laws: tuple[LawFamily, ...] = (Hub,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, Hub) or is_single(law)
+    laws: tuple[type[Hub], ...] = (Hub,)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q, draws = siblings.q, siblings.draws
@@ -82,45 +78,37 @@ class SpecHub(HubRule):
     name: str = "spechub"
 
     def accepts(self, law: Law) -> bool:
-        return (isinstance(law, Hub) and law.k <= 2) or is_single(law)
+        return law.k <= 2 and super().accepts(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q, draws = siblings.q, siblings.draws
         assert q is not None
         if len(draws) < 2:
-            return recursive_row(p, q, draws, without_replacement=False)
-        return spechub_row(p, q, draws, by_rank(q, draws)[0])
-
-
-def spechub_row(
-    p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], hub: int
-) -> Float[Tensor, " v"]:
-    """Return the row for two draws, one of them the hub, in float64 inside, without a host synchronisation.
-
-    q(a) / (1 - q(a)) is taken as q(a) / (sum of the rest), and p(a) as what the rest leaves: no difference cancels.
-    """
-    first = q.double() / q.double().sum()  # Q(x, a)
-    target = p.double() / p.double().sum()
-    p_hub, q_hub = target[hub].clone(), first[hub].clone()
-    first[hub] = target[hub] = 0.0
-    second = first * (q_hub / first.sum())  # Q(a, x)
-    after_first = (target - first).clamp(min=0)  # p'
-    residual = (after_first - second).clamp(min=0)  # p''
-    spare_second = (second - after_first).clamp(min=0).sum()  # S
-    spare_first = (first - target).clamp(min=0).sum()  # R
-    if draws[0] == hub:
-        own, weight, wanted = draws[1], second[draws[1]], after_first[draws[1]]
-        hub_share, spare = p_hub, spare_second
-    else:
-        own, weight, wanted = draws[0], first[draws[0]], target[draws[0]]
-        hub_share, spare = (p_hub - spare_second).clamp(min=0), spare_first
-    accept = torch.where(weight > TINY, (wanted / weight).clamp(max=1), 0.0)
-    accept_hub = torch.where(spare > TINY, (hub_share / spare).clamp(max=1), 1.0)
-    total = residual.sum()
-    # Nothing may be left of p beside the hub; then the hub is taken but for rounding.
-    residual = torch.where(total > TINY, residual / total, torch.zeros_like(residual))
-    accept_hub = torch.where(total > TINY, accept_hub, 1.0)
-    row = (1 - accept) * (1 - accept_hub) * residual
-    row[own] += accept
-    row[hub] += (1 - accept) * accept_hub
-    return row.to(p.dtype)
+            return super().__call__(p, siblings)
+        hub = by_rank(q, draws)[0]
+        # q(a) / (1 - q(a)) is taken as q(a) / (sum of the rest), and p(a) as what the rest leaves: nothing cancels.
+        first = q.double() / q.double().sum()  # Q(x, a)
+        target = p.double() / p.double().sum()
+        p_hub, q_hub = target[hub].clone(), first[hub].clone()
+        first[hub] = target[hub] = 0.0
+        second = first * (q_hub / first.sum())  # Q(a, x)
+        after_first = (target - first).clamp(min=0)  # p'
+        residual = (after_first - second).clamp(min=0)  # p''
+        spare_second = (second - after_first).clamp(min=0).sum()  # S
+        spare_first = (first - target).clamp(min=0).sum()  # R
+        if draws[0] == hub:
+            own, weight, wanted = draws[1], second[draws[1]], after_first[draws[1]]
+            hub_share, spare = p_hub, spare_second
+        else:
+            own, weight, wanted = draws[0], first[draws[0]], target[draws[0]]
+            hub_share, spare = (p_hub - spare_second).clamp(min=0), spare_first
+        accept = torch.where(weight > TINY, (wanted / weight).clamp(max=1), 0.0)
+        accept_hub = torch.where(spare > TINY, (hub_share / spare).clamp(max=1), 1.0)
+        total = residual.sum()
+        # Nothing may be left of p beside the hub; then the hub is taken but for rounding.
+        residual = torch.where(total > TINY, residual / total, torch.zeros_like(residual))
+        accept_hub = torch.where(total > TINY, accept_hub, 1.0)
+        row = (1 - accept) * (1 - accept_hub) * residual
+        row[own] += accept
+        row[hub] += (1 - accept) * accept_hub
+        return row.to(p.dtype)

@@ -21,19 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law
+from foretoken.core.laws import Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
-from foretoken.verify.rejection import TINY, count_chances, is_single, loops_take
+from foretoken.verify.rejection import TINY, Rule, count_chances, loops_take
 
 HALVINGS = 52
 
 
 @dataclass(frozen=True)
-class KSeq:
+class KSeq(Rule):
     """Test every draw alike with a(x) = min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
 
     Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
@@ -43,10 +42,6 @@ class KSeq:
     """
 
     name: str = "kseq"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None

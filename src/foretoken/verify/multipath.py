@@ -33,18 +33,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law, Paths
+from foretoken.core.laws import Paths
 from foretoken.core.random import Random
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
-from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import Probabilities, walk
 from foretoken.verify.block import BLOCK, decide, is_chain
-from foretoken.verify.rejection import is_single, recursive_row
+from foretoken.verify.rejection import Rule, recursive_row
 
 
 @dataclass(frozen=True)
-class GreedyMultipath:
+class GreedyMultipath(Rule):
     """Choose one path of a tree by falling p/q, and accept the prefix of it that block verification keeps.
 
     Law: i.i.d. draws; made for i.i.d. paths, `delayed:D+KxL`. O(v log v + k v) per node of the chosen path. Called as a
@@ -52,10 +51,6 @@ class GreedyMultipath:
     """
 
     name: str = "gbv"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None

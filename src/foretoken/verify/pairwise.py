@@ -30,12 +30,11 @@ from torch import Tensor
 from foretoken.core.laws import Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.exact_transport import as_numpy
 from foretoken.verify.ratio_groups import by_near_ratio
-from foretoken.verify.rejection import TINY, is_single, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
 
 GROUPS = 128  # with half of them up to twice as much of alpha* is lost, in half of the time: docs/LOG.md, 2026-11-27
 LARGEST_RATIO = 64.0  # p/q from which on tokens are one group
@@ -44,17 +43,17 @@ STILL = 1e-3  # a sweep that moves less mass is the last
 
 
 @dataclass(frozen=True)
-class Pairwise:
+class Pairwise(Rule):
     """Near the optimum for two draws without replacement, and exactly lossless. One draw: the standard rule.
 
     O(v) and some sweeps over GROUPS^2 pairs, on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "pairwise"
-    laws: tuple[LawFamily, ...] = (WithoutReplacement,)
+    laws: tuple[type[WithoutReplacement], ...] = (WithoutReplacement,)
 
     def accepts(self, law: Law) -> bool:
-        return (isinstance(law, WithoutReplacement) and law.k <= 2) or is_single(law)
+        return law.k <= 2 and super().accepts(law)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
@@ -114,28 +113,16 @@ def selection(p: np.ndarray, q: np.ndarray) -> Picks | None:
         return None
     u = q / rest
     fine = by_near_ratio(p, q, LARGEST_RATIO)
-    group, sums = np.empty(len(q), np.int32), np.zeros((3, 2 * GROUPS + 2))
-    num = merge(p, q, u, fine.group, largest, len(fine.p), group, sums)
-    sums = np.ascontiguousarray(sums[:, :num])
-    keep, s = np.empty((num, num)), np.empty_like(q)
-    fill_keep(sums, keep)
-    fill_selection(sums, keep, group, q, u, s)
-    return Picks(s, group, keep)
+    group, sums = merge(p, q, u, fine.group, largest, len(fine.p))
+    keep = kept_first(sums)
+    return Picks(picked(sums, keep, group, q, u), group, keep)
 
 
 @compiled
 def merge(
-    p: np.ndarray,
-    q: np.ndarray,
-    u: np.ndarray,
-    fine: np.ndarray,
-    largest: int,
-    num_fine: int,
-    group: np.ndarray,
-    sums: np.ndarray,
-) -> int:
-    """Put fine groups side by side into one as long as it holds little; return the number of groups, 2 GROUPS + 1 at
-    most.
+    p: np.ndarray, q: np.ndarray, u: np.ndarray, fine: np.ndarray, largest: int, num_fine: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Put fine groups side by side into one as long as it holds little: 2 GROUPS + 1 groups at most.
 
     What a token holds is its p and half of the probability that it is drawn, 2 over all tokens; one that holds more
     than 1 / GROUPS becomes a group by itself. Fine groups of the others become one as long as it holds 2 / GROUPS.
@@ -144,10 +131,11 @@ def merge(
     fine: groups of tokens in the order of falling p/q [v], int32, -1 where q is 0
     largest: the token with the largest q
     num_fine: the number of fine groups
-    group: the result, the group of each token [v], int32; -1 where q is 0
-    sums: the result, over the tokens of each group: p, q and u [3, groups], float64, zeros at first
+
+    Returns the group of each token [v], int32, -1 where q is 0, and the sums of p, q and u over each group [3, groups].
     """
     v = p.shape[0]
+    group, sums = np.empty(v, np.int32), np.zeros((3, 2 * GROUPS + 2))
     holds, of_fine = np.empty(v), np.zeros(num_fine)
     others = total_of(u[:largest]) + total_of(u[largest + 1 :])
     for x in range(v):
@@ -173,16 +161,12 @@ def merge(
             sums[0, group[x]] += p[x]
             sums[1, group[x]] += q[x]
             sums[2, group[x]] += u[x]
-    return num
+    return group, sums[:, :num].copy()
 
 
 @compiled
-def fill_keep(sums: np.ndarray, keep: np.ndarray) -> None:
-    """Fill keep, to minimise sum s_a^2 / p_a.
-
-    sums: as `merge` fills them [3, groups], float64
-    keep: the result [groups, groups], float64
-    """
+def kept_first(sums: np.ndarray) -> np.ndarray:
+    """Return keep [groups, groups], which minimises sum s_a^2 / p_a; sums: as `merge` returns them."""
     p, q, u = sums[0], sums[1], sums[2]
     n = p.shape[0]
     s = q.copy()
@@ -202,20 +186,19 @@ def fill_keep(sums: np.ndarray, keep: np.ndarray) -> None:
                 moved += abs(new - now)
         if moved < STILL:
             break
+    keep = np.eye(n)
     for a in range(n):
-        keep[a, a] = 1.0
         for b in range(a + 1, n):
             mass = gained[a, b]
             keep[a, b] = 1.0 + mass / (u[a] * q[b]) if mass < 0.0 else 1.0
             keep[b, a] = 1.0 - mass / (u[b] * q[a]) if mass > 0.0 else 1.0
+    return keep
 
 
 @partial(compiled, reorder_sums=True)
-def fill_selection(
-    sums: np.ndarray, keep: np.ndarray, group: np.ndarray, q: np.ndarray, u: np.ndarray, s: np.ndarray
-) -> None:
-    """Fill s, the probability that each token is the pick [v], float64; the others as above."""
-    n = keep.shape[0]
+def picked(sums: np.ndarray, keep: np.ndarray, group: np.ndarray, q: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Return s, the probability that each token is the pick [v], float64; the arguments as above."""
+    n, s = keep.shape[0], np.empty_like(q)
     of_u, of_q = np.zeros(n), np.zeros(n)  # sums over the other groups b: keep_ab Q_b, and (1 - keep_ba) U_b
     for a in range(n):
         for b in range(n):
@@ -225,6 +208,7 @@ def fill_selection(
     for x in range(q.shape[0]):
         a = group[x]
         s[x] = u[x] * (of_u[a] + max(sums[1, a] - q[x], 0.0)) + q[x] * of_q[a] if a >= 0 else 0.0
+    return s
 
 
 @partial(compiled, reorder_sums=True)

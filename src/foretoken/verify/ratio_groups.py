@@ -37,20 +37,9 @@ class Groups(NamedTuple):
 Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v], and E[N]
 
 
-def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
-    """Make every token with q > 0 a group of its own, but for those that the rule treats alike."""
-    group, p_mass, q_mass = np.empty(len(p), np.int32), np.empty(len(p)), np.empty(len(p))
-    size = fill_by_ratio(p, q, mean, group, p_mass, q_mass)
-    return Groups(group, p_mass[:size], q_mass[:size])
-
-
 def by_near_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
-    """Put tokens of nearly equal ratio into one group."""
-    group, masses, size = np.empty(len(p), np.int32), np.zeros((GROUPS, 2)), np.empty(1, np.int64)
-    ratio = np.empty(len(p))
-    arguments = (p, q, mean, _per_unit(mean), ratio, ratio.view(np.int64), group, masses, size)
-    fill_by_near_ratio(*arguments)
-    return Groups(group, masses[: size[0], 0].copy(), masses[: size[0], 1].copy())
+    """Put tokens of nearly equal ratio into one group; the arguments as in `by_ratio`."""
+    return in_groups(p, q, mean, _per_unit(mean), GROUPS)
 
 
 def gap(law: IID) -> float:
@@ -68,17 +57,14 @@ def _per_unit(mean: float) -> int:
 
 
 @compiled
-def fill_by_ratio(
-    p: np.ndarray, q: np.ndarray, mean: float, group: np.ndarray, p_mass: np.ndarray, q_mass: np.ndarray
-) -> int:
-    """Fill the fields of `Groups` as `by_ratio` says; return the number of groups.
+def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
+    """Make every token with q > 0 a group of its own, but for those that the rule treats alike.
 
     p, q: probabilities [v], float32 or float64, of any sum
     mean: E[N]
-    group: as in `Groups` [v], int32
-    p_mass, q_mass: as in `Groups`, at the front of [v], float64
     """
     v = p.shape[0]
+    group, p_mass, q_mass = np.empty(v, np.int32), np.empty(v), np.empty(v)
     p_scale, q_scale = 1.0 / total_of(p), 1.0 / total_of(q)
     ratio, tokens = np.empty(v), np.empty(v, np.int32)
     k, num_high = 0, 0  # tokens with q > 0 of ratio below E[N], and the others with q > 0
@@ -95,25 +81,23 @@ def fill_by_ratio(
     first = 0
     if num_high:
         p_mass[0], q_mass[0], first = p_high, q_high, 1
-    order = np.empty(k, np.int64)
-    put_in_order(ratio[:k], order)
+    order = in_order(ratio[:k])
     for j in range(k):
         x = tokens[order[j]]
         group[x] = first + j
         p_mass[first + j] = np.float64(p[x]) * p_scale
         q_mass[first + j] = np.float64(q[x]) * q_scale
-    return first + k
+    return Groups(group, p_mass[: first + k], q_mass[: first + k])
 
 
 @compiled
-def put_in_order(ratio: np.ndarray, order: np.ndarray) -> None:
-    """Fill `order` with the places of the ratios, from the least on; of equal ones the first place first.
+def in_order(ratio: np.ndarray) -> np.ndarray:
+    """Return the places of the ratios [k], int64, from the least on; of equal ones the first place first.
 
     The upper half of a number's bits is sorted digit by digit, at a fifth of the time of comparing all numbers. Only
     places that share it are compared.
 
     ratio: numbers that are not above 0 [k], float64
-    order: the result [k], int64
     """
     k = ratio.shape[0]
     bits = ratio.view(np.int64)
@@ -136,8 +120,7 @@ def put_in_order(ratio: np.ndarray, order: np.ndarray) -> None:
             moved[starts[n, digit]] = word
             starts[n, digit] += 1
         words, moved = moved, words
-    for i in range(k):
-        order[i] = words[i] & 0xFFFFFFFF
+    order = words & 0xFFFFFFFF
     first = 0
     for i in range(1, k + 1):
         if i < k and words[i] >> 32 == words[first] >> 32:
@@ -149,32 +132,19 @@ def put_in_order(ratio: np.ndarray, order: np.ndarray) -> None:
             same = order[first:i].copy()
             order[first:i] = same[np.argsort(ratio[same], kind="mergesort")]
         first = i
+    return order
 
 
 @partial(compiled, reorder_sums=True)
-def fill_by_near_ratio(
-    p: np.ndarray,
-    q: np.ndarray,
-    mean: float,
-    per_unit: int,
-    ratio: np.ndarray,
-    bits: np.ndarray,
-    group: np.ndarray,
-    masses: np.ndarray,
-    size: np.ndarray,
-) -> None:
+def in_groups(p: np.ndarray, q: np.ndarray, mean: float, per_unit: int, most: int) -> Groups:
     """Put tokens of nearly equal ratio into groups, and move the groups that have tokens together at the front.
 
-    p, q: probabilities [v], float32 or float64, of any sum
-    mean: E[N]
     per_unit: groups in one unit of phi
-    ratio: room for numbers [v], float64
-    bits: the same memory as integers [v], int64, for phi is linear in them above 1
-    group: the result, the group of each token [v], int32; -1 where q is 0
-    masses: the result, p-mass and q-mass of each group [GROUPS, 2], float64, zeros at first
-    size: the result, the number of groups with tokens [1], int64
+    most: groups in all
     """
-    v, last = p.shape[0], masses.shape[0] - 1
+    v, last = p.shape[0], most - 1
+    group, masses, ratio = np.empty(v, np.int32), np.zeros((most, 2)), np.empty(v)
+    bits = ratio.view(np.int64)  # phi is linear in them above 1
     p_scale, q_scale = 1.0 / total_of(p), 1.0 / total_of(q)
     for x in range(v):
         q_x = np.float64(q[x]) * q_scale
@@ -198,4 +168,4 @@ def fill_by_near_ratio(
     for x in range(v):
         if group[x] >= 0:
             group[x] = moved[group[x]]
-    size[0] = n
+    return Groups(group, masses[:n, 0].copy(), masses[:n, 1].copy())

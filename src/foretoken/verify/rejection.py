@@ -37,7 +37,6 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 
@@ -46,18 +45,24 @@ MOST_STATES = 10_000_000  # of rrsw_acceptance
 
 
 @dataclass(frozen=True)
-class Standard:
-    """Accept x with probability min(1, p(x)/q(x)), else draw from norm((p - q)+).
+class Rule:
+    """What most rules share: they take every law of their families, and a single draw by whatever law."""
 
-    Law: one draw from q. Optimal for it: accepts with probability sum min(p, q). O(v).
-    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; Chen et al. 2023, arXiv:2302.01318, Algorithm 2.
-    """
-
-    name: str = "standard"
-    laws: tuple[LawFamily, ...] = (IID,)
+    name: str
+    laws: tuple[type[IID] | type[WithoutReplacement] | type[Hub], ...] = (IID,)
 
     def accepts(self, law: Law) -> bool:
-        return is_single(law)
+        return isinstance(law, self.laws) or is_single(law)
+
+
+@dataclass(frozen=True)
+class RRS(Rule):
+    """Recursive rejection sampling: each draw in turn against the residual of those before it.
+
+    Law: k i.i.d. draws. O(k v).
+    """
+
+    name: str = "rrs"
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
@@ -69,20 +74,21 @@ class Standard:
 
 
 @dataclass(frozen=True)
-class RRS(Standard):
-    """Recursive rejection sampling: each draw in turn against the residual of those before it.
+class Standard(RRS):
+    """Accept x with probability min(1, p(x)/q(x)), else draw from norm((p - q)+).
 
-    Law: k i.i.d. draws. O(k v).
+    Law: one draw from q. Optimal for it: accepts with probability sum min(p, q). O(v).
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; Chen et al. 2023, arXiv:2302.01318, Algorithm 2.
     """
 
-    name: str = "rrs"
+    name: str = "standard"
 
     def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) or is_single(law)
+        return is_single(law)
 
 
 @dataclass(frozen=True)
-class RRSw:
+class RRSw(Rule):
     """Recursive rejection sampling for draws without replacement: q, too, loses each rejected draw.
 
     Law: successive sampling of k tokens; k i.i.d. draws as well, since the recursion passes over a repeated draw (q_j
@@ -91,10 +97,7 @@ class RRSw:
     """
 
     name: str = "rrsw"
-    laws: tuple[LawFamily, ...] = (WithoutReplacement, IID)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | WithoutReplacement) or is_single(law)
+    laws: tuple[type[WithoutReplacement] | type[IID], ...] = (WithoutReplacement, IID)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None

@@ -11,21 +11,13 @@ Theorem 7.
 import numpy as np
 
 from foretoken.kernel.compile import compiled
-from foretoken.verify.ratio_groups import Groups
-
-
-def thresholds(rho: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
-    """Return beta, one number per group."""
-    beta = np.zeros_like(rho)
-    fill_thresholds(rho, groups.q, ns, cs, beta)
-    return beta
 
 
 @compiled
 def blocks(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the blocks of groups of equal rho, each by its last group, its q-mass, and its slopes of S and of G.
 
-    rho, q, ns, cs: as in `fill_thresholds`
+    rho, q, ns, cs: as in `thresholds`
     """
     k = rho.shape[0]
     ends = np.empty(k, np.int64)
@@ -88,14 +80,14 @@ def pop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int]:
 
 
 @compiled
-def fill_thresholds(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, beta: np.ndarray) -> None:
-    """Fill beta: as u grows from 0, the boundary after group j dies at the time beta[j]; never, where that is 1.
+def thresholds(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
+    """Return beta [groups]: as u grows from 0, the boundary after group j dies at beta[j]; never, where that is 1.
 
     rho: one number per group, falling [groups], float64
     q: masses of the groups [groups], float64
     ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64
-    beta: the result [groups], float64, zeros at first
     """
+    beta = np.zeros_like(rho)
     ends, mass, of_s, of_g = blocks(rho, q, ns, cs)
     n = ends.shape[0]
     left, right = np.arange(n) - 1, np.arange(n) + 1
@@ -159,3 +151,4 @@ def fill_thresholds(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarr
             if c < n - 1:
                 changed[num_changed] = c
                 num_changed += 1
+    return beta
