@@ -232,13 +232,6 @@ Dtype = Annotated[str | None, option(Models, "dtype")]
 Compile = Annotated[str, option(EngineModels, "compile")]
 Verifier = Annotated[str | None, option(RecipeOptions, "verifier")]
 Profile = Annotated[str | None, option(EngineOptions, "profile")]
-SameVocabulary = Annotated[
-    str | None,
-    typer.Option(
-        "--drafter",
-        help="Model folder or hub id with the same vocabulary. Default: the demo drafter for the demo target.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
