@@ -15,10 +15,10 @@ import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.expand import Expand, check_expansion, load_expanded
+from benchmarks.expand import Expand, load_expanded
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.measuring import Markdown, NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.draft.auto import auto_drafter
@@ -146,7 +146,6 @@ def command(
     check_seed(seed)
     texts = chosen_prompts(workload, prompts)
     options.check_models(target, drafter, dtype=dtype)
-    check_expansion(expand)
     for name in tree or ():
         read_tree(name)
 
@@ -156,7 +155,7 @@ def command(
     now = seconds(clock, of_device)
     ids = encoded(engine, texts, max_new_tokens)
     header = {
-        **machine(of_device), "target": target or "demo", "drafter": drafter or "demo", "expand": expand,
+        **machine(of_device), **names(target, drafter), "expand": expand,
         "prompts": prompts, "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed, "clock": clock,
     }  # fmt: skip
     report = Report("benchmarks auto", header)

@@ -7,6 +7,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path as File
 from statistics import median
 from typing import Annotated, Any
 
@@ -16,17 +17,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.expand import Expand, check_expansion, expand, size_named
+from benchmarks.expand import SIZES, Expand, expand
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.forwards import OurPath, Path, Place, Round, measure, tokens
 from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import THEIRS
-from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel
+from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Cell, Report, Spread
 from foretoken.measure.results import write_lines
@@ -168,7 +170,7 @@ def load_forwards(
     target: str, device: str | None, dtype: str | None, expansion: str | None, seed: int, traced: bool = False
 ) -> Forwards:
     """transformers' model, ours over the same weights, and ours compiled; traced: by torch.compile too."""
-    size = None if expansion is None else size_named(expansion)
+    size = None if expansion is None else SIZES[expansion]
     chosen = choose_device(device)
     compiled = load_model(target, chosen, choose_dtype(dtype))
     loaded: Any = AutoModelForCausalLM.from_pretrained(located(target), dtype=compiled.dtype)
@@ -324,9 +326,9 @@ def command(
     """
     shape = [numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch")]
     check_counts(rounds=rounds)
-    options.check_outputs(out, plot)
+    check_file(File(out))
+    check_plot(plot)
     options.check_models(target, None, dtype=dtype)
-    check_expansion(expand)
 
     options.quiet()
     curves = Curves(*shape)

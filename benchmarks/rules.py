@@ -261,8 +261,7 @@ def command(
         raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
     if plot is not None and speed:
         raise ForetokenError("--plot draws acceptance, which --speed does not measure: leave one of them out.")
-    if plot is not None:
-        check_plot(plot)
+    check_plot(plot)
     check_counts(positions=positions)
     check_seed(seed)
     texts = [] if toy or speed else check_score(target, drafter, text, dtype)

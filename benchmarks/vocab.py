@@ -11,7 +11,7 @@ import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from benchmarks.expand import Expand, check_expansion, expanded_pair
+from benchmarks.expand import Expand, expanded_pair
 from benchmarks.overlap import longest_overlap
 from foretoken.audit import fit
 from foretoken.audit.models import last_logits, sample
@@ -389,7 +389,6 @@ def command(
         drafters = drafter
     for name in drafters:
         options.check_models(target, name, dtype=dtype)
-    check_expansion(expand)
 
     options.quiet()
     pair = load_pair(target, same, device=device, dtype=dtype)
