@@ -7,6 +7,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path as File
 from statistics import median
 from typing import Annotated, Any
@@ -65,27 +66,19 @@ class Curves:
                 raise ForetokenError(f"--{name} must be one or more numbers >= 1.")
 
     @property
-    def over_nodes(self) -> list[Place]:
-        return [Place(n, self.contexts[0], self.batches[0]) for n in self.nodes]
-
-    @property
-    def over_context(self) -> list[Place]:
-        return [Place(n, c, self.batches[0]) for n in BASE_NODES for c in sorted(self.contexts)]
-
-    @property
-    def over_batch(self) -> list[Place]:
-        return [Place(n, self.contexts[0], b) for n in BASE_NODES for b in sorted(self.batches)]
-
-    @property
     def panels(self) -> dict[str, list[Place]]:
         """The three by what they are over."""
-        return {"nodes": self.over_nodes, "context": self.over_context, "batch": self.over_batch}
+        context, batch = self.contexts[0], self.batches[0]
+        return {
+            "nodes": [Place(n, context, batch) for n in self.nodes],
+            "context": [Place(n, c, batch) for n in BASE_NODES for c in sorted(self.contexts)],
+            "batch": [Place(n, context, b) for n in BASE_NODES for b in sorted(self.batches)],
+        }
 
     @property
     def places(self) -> list[Place]:
         """Each once, those of one context and batch side by side."""
-        places = dict.fromkeys(self.over_nodes + self.over_context + self.over_batch)
-        return sorted(places, key=lambda p: (p.context, p.batch, p.nodes))
+        return sorted(set(chain(*self.panels.values())), key=lambda p: (p.context, p.batch, p.nodes))
 
 
 @dataclass
@@ -365,8 +358,10 @@ def command(
     show(report(header | {"paths": paths, "rounds": rounds}, curves, rows, interrupted), json_, markdown)
 
 
-def numbers(text: str, name: str) -> tuple[int, ...]:
+def numbers(text: str, name: str, kind: type[int] | type[float] = int) -> tuple[Any, ...]:
+    """The different ones of an option. kind: int, or float where they need not be whole."""
     try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise ForetokenError(f"--{name} is {text!r}: give whole numbers with commas between them.") from None
+        what = "whole numbers" if kind is int else "numbers"
+        raise ForetokenError(f"--{name} is {text!r}: give {what} with commas between them.") from None

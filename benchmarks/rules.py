@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.contenders import SAMPLED, Acceptance, Contender, all_rules, any_size
 from benchmarks.exactly import Outcome, enumerated
+from benchmarks.execution import numbers
 from benchmarks.pairs import Positions, Text, check_score, score, toy_rows, truncate
 from benchmarks.speed import measure_speed
 from foretoken.cli import options
@@ -253,10 +254,10 @@ def command(
     SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
     128,000 tokens. The table goes to stdout.
     """
-    numbers = _numbers(draws, "draws", whole=True)
-    if max(numbers) > MOST_DRAWS:
+    ks = numbers(draws, "draws")
+    if max(ks) > MOST_DRAWS:
         raise ForetokenError(f"--draws is {draws}: give numbers up to {MOST_DRAWS}.")
-    temperatures = _numbers(temperature, "temperature")
+    temperatures = numbers(temperature, "temperature", float)
     if toy and speed:
         raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
     if plot is not None and speed:
@@ -266,7 +267,7 @@ def command(
     check_seed(seed)
     texts = [] if toy or speed else check_score(target, drafter, text, dtype)
 
-    settings = Settings(numbers, temperatures, seed)
+    settings = Settings(ks, temperatures, seed)
     scored = None if toy or speed else score(target, drafter, texts, positions, device, dtype)
 
     header = {**machine(torch.device("cpu")), "seed": seed}
@@ -293,12 +294,3 @@ def command(
         models = "" if scored is None else f": {header['target']}, drafter {header['drafter']}"
         draw(panels(report.tables), f"{report.title}{models}", plot)
     show(report, json_, markdown)
-
-
-def _numbers(text: str, name: str, whole: bool = False) -> tuple[Any, ...]:
-    try:
-        found = [(int if whole else float)(part) for part in text.split(",")]
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise ForetokenError(f"--{name} is {text!r}: give {kind} with commas between them.") from None
-    return tuple(dict.fromkeys(found))
