@@ -227,8 +227,7 @@ def command(
         options.check_models(each.target, each.drafter, device=device, dtype=dtype)
         chosen_prompts(each.workload, prompts)
     check_folder(Path(out))
-    if plot is not None:
-        check_plot(plot)
+    check_plot(plot)
     options.quiet()
 
     Path(out).mkdir(parents=True, exist_ok=True)

@@ -37,13 +37,17 @@ class Timed:
         return sum(self.tokens) / self.seconds
 
 
-def methods(engine: Engine, chosen: Sequence[Contestant]) -> dict[str, Engine]:
-    """Plain decoding, method auto, which a user gets who names nothing, and the contestants."""
+def controlled(engine: Engine) -> Engine:
+    """The engine's drafter under method auto."""
     deepest = with_recipe(engine, Recipe(METHODS[AUTO], vocab=engine.recipe.vocab))
     sizes, device = tree_policy(METHODS[AUTO]).sizes(), engine.target.lm.device
-    controlled = replace(deepest, drafter=auto_drafter(deepest.drafter, sizes, device))
+    return replace(deepest, drafter=auto_drafter(deepest.drafter, sizes, device))
+
+
+def methods(engine: Engine, chosen: Sequence[Contestant]) -> dict[str, Engine]:
+    """Plain decoding, method auto, which a user gets who names nothing, and the contestants."""
     named = {f"{c.tree} {c.player}": c.engine(engine) for c in chosen}
-    return {PLAIN: plain(engine), AUTO: controlled, **named}
+    return {PLAIN: plain(engine), AUTO: controlled(engine), **named}
 
 
 def time_all(

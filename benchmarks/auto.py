@@ -15,13 +15,13 @@ import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.expand import Expand, check_expansion, load_expanded
+from benchmarks.arena_clock import controlled
+from benchmarks.expand import Expand, load_expanded
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.measuring import Markdown, NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
-from foretoken.draft.auto import auto_drafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.source import Source
 from foretoken.engine import Engine
@@ -32,8 +32,7 @@ from foretoken.measure.report import Report, Table
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.text import encode
-from foretoken.names import tree_policy
-from foretoken.recipe import AUTO, METHODS, NGRAM, PLAIN, Recipe
+from foretoken.recipe import AUTO, NGRAM, PLAIN, Recipe
 from foretoken.trees.grammar import read_tree
 
 TREES = ["chain:1", "chain:2", "chain:3", "chain:5", "chain:8"]
@@ -41,34 +40,22 @@ LOOKUP_TREES = ["chain:3", "chain:8"]
 COLUMNS = ["method", "tokens/s", "x plain", "x best fixed", "tokens per step"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """vs_plain: the median of ratios, each of one prompt and round. vs_best: of tokens/s, to the best fixed one's."""
+def fill(table: Table, runs: Mapping[str, Runs]) -> None:
+    """Add fixed configurations, plain among them, then auto.
 
-    name: str
-    tokens_per_s: float
-    vs_plain: float
-    vs_best: float
-    tokens_per_step: float
-
-
-def rows(runs: Mapping[str, Runs]) -> list[Row]:
-    """Fixed configurations, plain among them, then auto."""
+    x plain is the median of ratios, each of one prompt and round; x best fixed that of tokens/s to the best one's.
+    """
     best = max(of.tokens_per_s for name, of in runs.items() if name != AUTO)
     plain_runs = runs[PLAIN].runs
-    found = []
     for name, of in runs.items():
         ratios = [x.tokens_per_s / y.tokens_per_s for x, y in zip(of.runs, plain_runs, strict=True)]
-        found.append(Row(name, of.tokens_per_s, median(ratios), of.tokens_per_s / best, of.tokens_per_step))
-    return found
+        table.add(name, of.tokens_per_s, median(ratios), of.tokens_per_s / best, of.tokens_per_step)
 
 
 def methods(engine: Engine, trees: Sequence[str]) -> dict[str, Engine]:
     """Plain, the drafter with every tree, and the drafter under the controller."""
-    deepest = with_recipe(engine, Recipe(METHODS[AUTO]))
-    sizes, device = tree_policy(METHODS[AUTO]).sizes(), engine.target.lm.device
-    controlled = replace(deepest, drafter=auto_drafter(deepest.drafter, sizes, device))
-    return {PLAIN: plain(engine), **{tree: with_recipe(engine, Recipe(tree)) for tree in trees}, AUTO: controlled}
+    fixed = {tree: with_recipe(engine, Recipe(tree)) for tree in trees}
+    return {PLAIN: plain(engine), **fixed, AUTO: controlled(engine)}
 
 
 def useless(engine: Engine, seed: int) -> Engine:
@@ -146,7 +133,6 @@ def command(
     check_seed(seed)
     texts = chosen_prompts(workload, prompts)
     options.check_models(target, drafter, dtype=dtype)
-    check_expansion(expand)
     for name in tree or ():
         read_tree(name)
 
@@ -156,7 +142,7 @@ def command(
     now = seconds(clock, of_device)
     ids = encoded(engine, texts, max_new_tokens)
     header = {
-        **machine(of_device), "target": target or "demo", "drafter": drafter or "demo", "expand": expand,
+        **machine(of_device), **names(target, drafter), "expand": expand,
         "prompts": prompts, "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed, "clock": clock,
     }  # fmt: skip
     report = Report("benchmarks auto", header)
@@ -165,7 +151,7 @@ def command(
     def run(title: str, engines: Mapping[str, Engine], workload: Workload) -> "tuple[Table, Mapping[str, Runs]]":
         table = report.table(title, COLUMNS)
         runs = continued(engines, workload, workload.blocks(rounds), lambda line: options.progress(f"{title}: {line}"))
-        _fill(table, runs)
+        fill(table, runs)
         return table, runs
 
     try:
@@ -189,9 +175,3 @@ def command(
     except KeyboardInterrupt:
         report.interrupted = True
     show(report, json_, markdown)
-
-
-def _fill(table: Table, runs: Mapping[str, Runs]) -> None:
-
-    for row in rows(runs):
-        table.add(row.name, row.tokens_per_s, row.vs_plain, row.vs_best, row.tokens_per_step)

@@ -1,8 +1,8 @@
 """The ways to draft and verify k tokens at a node that are compared: each is an acceptance, and most are a rule."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance, alpha_star
 from foretoken.verify.strings import StringRejection
 
+SAMPLED = 32  # draws per pair, of what has no closed form
 ANY_SIZE = (
     "exact-match",
     "standard",
@@ -46,145 +47,92 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Effort:
-    """Of what has no closed form: draws per pair, and their seed."""
+class Contender:
+    """A way to draft and verify k tokens at a node.
 
-    num_draws: int = 32
-    seed: int = 0
-
-
-@runtime_checkable
-class Contender(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def law_name(self) -> str: ...
-
-    def node(self, q: Float[Tensor, " v"], k: int) -> tuple[Verifier, Law] | None:
-        """The rule and the law for one node; None where there is no single rule, or none for k."""
-        ...
-
-    def acceptance(self, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], k: int, effort: Effort) -> Acceptance | None:
-        """None where it does not exist for k."""
-        ...
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A rule with k draws of a law that it is lossless for."""
-
-    rule: Verifier
-    family: LawFamily
-
-    @property
-    def name(self) -> str:
-        return self.rule.name
-
-    @property
-    def law_name(self) -> str:
-        return self.family.name
-
-    def node(self, q: Float[Tensor, " v"], k: int) -> tuple[Verifier, Law] | None:
-        law = self.family(k)
-        return (self.rule, law) if self.rule.accepts(law) else None
-
-    def acceptance(self, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], k: int, effort: Effort) -> Acceptance | None:
-        law = self.family(k)
-        if not self.rule.accepts(law):
-            return None
-        if isinstance(self.rule, HasAcceptance):
-            with suppress(ForetokenError):  # too long a sum: sampled instead
-                return Acceptance(acceptance(self.rule, law, p, q))
-        mass = sampled(self.rule, law, p, q, effort.num_draws, effort.seed)
-        return Acceptance(mass.sum(2).mean(1), standard_error(mass))
-
-
-@dataclass(frozen=True)
-class Budgeted:
-    """The optimal rule with a random number of i.i.d. draws, k distinct tokens expected (core/budgeted.py)."""
-
-    name: str = "budgeted"
-    law_name: str = "iid, random N"
-
-    def node(self, q: Float[Tensor, " v"], k: int) -> tuple[Verifier, Law] | None:
-        return VERIFIERS["transport"], budgeted_laws(q[None], k)[0]
-
-    def acceptance(self, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], k: int, effort: Effort) -> Acceptance | None:
-        laws = budgeted_laws(q, k)
-        return Acceptance(torch.stack([alpha_star(law, p[i], q[i]) for i, law in enumerate(laws)]))
-
-
-@dataclass(frozen=True)
-class Better:
-    """Budgeted or hub drafting, chosen at each node from q alone: hub where the k - 1 likeliest tokens hold most of q.
-
-    A choice made from q, before any draw, leaves both rules lossless.
+    acceptance: of (p, q, k, seed), over n pairs; None where it does not exist for k.
+    node: of (q, k), the rule and the law for one node; None where there is no single rule, or none for k.
     """
 
-    name: str = "better-of"
-    law_name: str = "chosen from q"
-
-    def node(self, q: Float[Tensor, " v"], k: int) -> tuple[Verifier, Law] | None:
-        return (VERIFIERS["hub"], Hub(k)) if bool(self.takes_hub(q[None], k)) else Budgeted().node(q, k)
-
-    def takes_hub(self, q: Float[Tensor, "n v"], k: int) -> Tensor:
-        return q.topk(min(k - 1, q.shape[1]), dim=1).values.sum(1) > HUB_SHARE
-
-    def acceptance(self, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], k: int, effort: Effort) -> Acceptance | None:
-        budgeted, hub = _both(p, q, k, effort)
-        return Acceptance(torch.where(self.takes_hub(q, k), hub, budgeted))
+    name: str
+    law_name: str
+    acceptance: Callable[[Float[Tensor, "n v"], Float[Tensor, "n v"], int, int], Acceptance | None]
+    node: Callable[[Float[Tensor, " v"], int], tuple[Verifier, Law] | None] = lambda q, k: None
 
 
-@dataclass(frozen=True)
-class BetterInHindsight:
-    """The better of budgeted and hub drafting for the true p: a bound, since no drafter knows p."""
+def of_rule(rule: Verifier, family: LawFamily) -> Contender:
+    """A rule with k draws of a law that it is lossless for."""
 
-    name: str = "better-of, p known"
-    law_name: str = "bound"
+    def node(q: Tensor, k: int) -> tuple[Verifier, Law] | None:
+        law = family(k)
+        return (rule, law) if rule.accepts(law) else None
 
-    def node(self, q: Float[Tensor, " v"], k: int) -> tuple[Verifier, Law] | None:
-        return None
+    def accepted(p: Tensor, q: Tensor, k: int, seed: int) -> Acceptance | None:
+        law = family(k)
+        if not rule.accepts(law):
+            return None
+        if isinstance(rule, HasAcceptance):
+            with suppress(ForetokenError):  # too long a sum: sampled instead
+                return Acceptance(acceptance(rule, law, p, q))
+        mass = sampled(rule, law, p, q, SAMPLED, seed)
+        return Acceptance(mass.sum(2).mean(1), standard_error(mass))
 
-    def acceptance(self, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], k: int, effort: Effort) -> Acceptance | None:
-        return Acceptance(torch.maximum(*_both(p, q, k, effort)))
+    return Contender(rule.name, family.name, accepted, node)
 
 
-@dataclass(frozen=True)
-class Optimum:
+def optimum(family: LawFamily) -> Contender:
     """alpha*, the best that any rule can do with k draws of a law."""
 
-    family: LawFamily
+    def accepted(p: Tensor, q: Tensor, k: int, seed: int) -> Acceptance:
+        return Acceptance(alpha_star(family(k), p, q))
 
-    @property
-    def name(self) -> str:
-        return f"optimum, {self.family.name}"
-
-    @property
-    def law_name(self) -> str:
-        return "bound"
-
-    def node(self, q: Float[Tensor, " v"], k: int) -> tuple[Verifier, Law] | None:
-        return None
-
-    def acceptance(self, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], k: int, effort: Effort) -> Acceptance | None:
-        return Acceptance(alpha_star(self.family(k), p, q))
+    return Contender(f"optimum, {family.name}", "bound", accepted)
 
 
-def _both(p: Tensor, q: Tensor, k: int, effort: Effort) -> tuple[Tensor, Tensor]:
-    budgeted = Budgeted().acceptance(p, q, k, effort)
-    assert budgeted is not None
-    return budgeted.of_rows, acceptance("hub", Hub(k), p, q)
+def _budgeted(p: Tensor, q: Tensor, k: int) -> Tensor:
+    return torch.stack([alpha_star(law, p[i], q[i]) for i, law in enumerate(budgeted_laws(q, k))])
+
+
+def _budgeted_node(q: Tensor, k: int) -> tuple[Verifier, Law]:
+    return VERIFIERS["transport"], budgeted_laws(q[None], k)[0]
+
+
+def _takes_hub(q: Tensor, k: int) -> Tensor:
+    """Where the k - 1 likeliest tokens hold most of q. A choice made from q, before any draw, is lossless."""
+    return q.topk(min(k - 1, q.shape[1]), dim=1).values.sum(1) > HUB_SHARE
+
+
+def _hub(p: Tensor, q: Tensor, k: int) -> Tensor:
+    return acceptance("hub", Hub(k), p, q)
+
+
+MIXED = (
+    # The optimal rule with a random number of i.i.d. draws, k distinct tokens expected (core/budgeted.py).
+    Contender("budgeted", "iid, random N", lambda p, q, k, _: Acceptance(_budgeted(p, q, k)), _budgeted_node),
+    Contender(
+        "better-of",
+        "chosen from q",
+        lambda p, q, k, _: Acceptance(torch.where(_takes_hub(q, k), _hub(p, q, k), _budgeted(p, q, k))),
+        lambda q, k: (VERIFIERS["hub"], Hub(k)) if bool(_takes_hub(q[None], k)) else _budgeted_node(q, k),
+    ),
+    # The better one for the true p: a bound, since no drafter knows p.
+    Contender(
+        "better-of, p known",
+        "bound",
+        lambda p, q, k, _: Acceptance(torch.maximum(_budgeted(p, q, k), _hub(p, q, k))),
+    ),
+    optimum(IID),
+    optimum(WithoutReplacement),
+)
 
 
 def any_size() -> list[Contender]:
-    """What runs on a full vocabulary, the optima last."""
-    plain: list[Contender] = [Plain(VERIFIERS[name], VERIFIERS[name].laws[0]) for name in ANY_SIZE]
-    return [*plain, Budgeted(), Better(), BetterInHindsight(), Optimum(IID), Optimum(WithoutReplacement)]
+    """What runs on a full vocabulary."""
+    return [*(of_rule(VERIFIERS[name], VERIFIERS[name].laws[0]) for name in ANY_SIZE), *MIXED]
 
 
 def all_rules() -> list[Contender]:
     """Every rule for draws from a q, with the law it is made for; the linear program without replacement as well."""
     rules = [rule for rule in VERIFIERS.values() if not isinstance(rule, StringRejection)]
-    plain: list[Contender] = [Plain(rule, rule.laws[0]) for rule in rules]
-    return [*plain, Plain(VERIFIERS["ot-lp"], WithoutReplacement)]
+    plain = [of_rule(rule, rule.laws[0]) for rule in rules]
+    return [*plain, of_rule(VERIFIERS["ot-lp"], WithoutReplacement), *MIXED]

@@ -7,6 +7,8 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path as File
 from statistics import median
 from typing import Annotated, Any
 
@@ -16,17 +18,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.expand import Expand, check_expansion, expand, size_named
+from benchmarks.expand import SIZES, Expand, expand
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.forwards import OurPath, Path, Place, Round, measure, tokens
 from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import THEIRS
-from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel
+from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Cell, Report, Spread
 from foretoken.measure.results import write_lines
@@ -63,27 +66,19 @@ class Curves:
                 raise ForetokenError(f"--{name} must be one or more numbers >= 1.")
 
     @property
-    def over_nodes(self) -> list[Place]:
-        return [Place(n, self.contexts[0], self.batches[0]) for n in self.nodes]
-
-    @property
-    def over_context(self) -> list[Place]:
-        return [Place(n, c, self.batches[0]) for n in BASE_NODES for c in sorted(self.contexts)]
-
-    @property
-    def over_batch(self) -> list[Place]:
-        return [Place(n, self.contexts[0], b) for n in BASE_NODES for b in sorted(self.batches)]
-
-    @property
     def panels(self) -> dict[str, list[Place]]:
         """The three by what they are over."""
-        return {"nodes": self.over_nodes, "context": self.over_context, "batch": self.over_batch}
+        context, batch = self.contexts[0], self.batches[0]
+        return {
+            "nodes": [Place(n, context, batch) for n in self.nodes],
+            "context": [Place(n, c, batch) for n in BASE_NODES for c in sorted(self.contexts)],
+            "batch": [Place(n, context, b) for n in BASE_NODES for b in sorted(self.batches)],
+        }
 
     @property
     def places(self) -> list[Place]:
         """Each once, those of one context and batch side by side."""
-        places = dict.fromkeys(self.over_nodes + self.over_context + self.over_batch)
-        return sorted(places, key=lambda p: (p.context, p.batch, p.nodes))
+        return sorted(set(chain(*self.panels.values())), key=lambda p: (p.context, p.batch, p.nodes))
 
 
 @dataclass
@@ -168,7 +163,7 @@ def load_forwards(
     target: str, device: str | None, dtype: str | None, expansion: str | None, seed: int, traced: bool = False
 ) -> Forwards:
     """transformers' model, ours over the same weights, and ours compiled; traced: by torch.compile too."""
-    size = None if expansion is None else size_named(expansion)
+    size = None if expansion is None else SIZES[expansion]
     chosen = choose_device(device)
     compiled = load_model(target, chosen, choose_dtype(dtype))
     loaded: Any = AutoModelForCausalLM.from_pretrained(located(target), dtype=compiled.dtype)
@@ -324,9 +319,9 @@ def command(
     """
     shape = [numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch")]
     check_counts(rounds=rounds)
-    options.check_outputs(out, plot)
+    check_file(File(out))
+    check_plot(plot)
     options.check_models(target, None, dtype=dtype)
-    check_expansion(expand)
 
     options.quiet()
     curves = Curves(*shape)
@@ -363,8 +358,10 @@ def command(
     show(report(header | {"paths": paths, "rounds": rounds}, curves, rows, interrupted), json_, markdown)
 
 
-def numbers(text: str, name: str) -> tuple[int, ...]:
+def numbers(text: str, name: str, kind: type[int] | type[float] = int) -> tuple[Any, ...]:
+    """The different ones of an option. kind: int, or float where they need not be whole."""
     try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise ForetokenError(f"--{name} is {text!r}: give whole numbers with commas between them.") from None
+        what = "whole numbers" if kind is int else "numbers"
+        raise ForetokenError(f"--{name} is {text!r}: give {what} with commas between them.") from None

@@ -45,11 +45,22 @@ from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 
 SIZES = {"100m": 100_000_000, "300m": 300_000_000, "1b": 1_000_000_000}  # parameters of an expanded target
+
+
+def known_size(name: str | None) -> str | None:
+    """The name itself. Raises ForetokenError for a size that is none of SIZES."""
+    if name is not None and name not in SIZES:
+        raise ForetokenError(f"Unknown expansion {name}: choose one of {', '.join(SIZES)}.")
+    return name
+
+
 Expand = Annotated[
     str | None,
-    typer.Option(help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function."),
+    typer.Option(
+        help="Give the target the cost of a model of 100m, 300m or 1b parameters, at the same function.",
+        callback=known_size,
+    ),
 ]
-
 MULTIPLE = 64  # widened MLPs have a multiple of this many channels
 TOLERANCE = 0.1  # of the size asked for
 ZERO = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight")  # what writes into the residual stream
@@ -202,22 +213,9 @@ def _placed(new: Tensor, source: Tensor) -> Tensor:
     return new
 
 
-def size_named(name: str) -> int:
-    """Parameters of "100m", "300m" or "1b"."""
-    if name not in SIZES:
-        raise ForetokenError(f"Unknown expansion {name}: choose one of {', '.join(SIZES)}.")
-    return SIZES[name]
-
-
-def check_expansion(name: str | None) -> None:
-    """Refuse, before models are loaded, a size that is none of SIZES."""
-    if name is not None:
-        size_named(name)
-
-
 def expanded(engine: Engine, target: str, expansion: str, seed: int = 0, compile: str = AUTO) -> Engine:
     """The engine with its target, loaded from `target`, at the cost of "100m", "300m" or "1b" parameters."""
-    model = expand(as_loaded(target, engine.target.lm), size_named(expansion), seed)
+    model = expand(as_loaded(target, engine.target.lm), SIZES[expansion], seed)
     return _in_place_of_target(engine, model, f"expanded {expansion}", compile)
 
 
@@ -245,7 +243,7 @@ def _in_place_of_target(engine: Engine, model: PreTrainedModel, label: str, comp
 
 def expanded_pair(pair: Pair, expansion: str, seed: int) -> Pair:
     """The pair with both copies of its target at the cost of "100m", "300m" or "1b" parameters."""
-    theirs = expand(pair.target, size_named(expansion), seed)
+    theirs = expand(pair.target, SIZES[expansion], seed)
     label = label_of(expansion)
     engine = _in_place_of_target(pair.engine, copy.deepcopy(theirs), label, AUTO)
     return replace(pair, engine=engine, target=theirs, label=label, num_params=theirs.num_parameters())
@@ -261,7 +259,7 @@ def load_expanded(
 ) -> Engine:  # fmt: skip
     """The engine of two folders. expansion: of the target; cost_ratio: of the drafter, by parameters."""
     options.quiet()
-    size = None if expansion is None else size_named(expansion)
+    size = None if expansion is None else SIZES[expansion]
     target, drafter = options.resolve_models(target, drafter)
     engine = load(target, drafter=drafter, device=device, dtype=dtype)
     options.spare_threads(size or engine.target.lm.model.num_parameters())
@@ -272,7 +270,7 @@ def load_expanded(
 
 def command(
     out: Annotated[str, typer.Argument(help="Folder for the expanded model; made if it is not there.")],
-    size: Annotated[str, typer.Option(help="100m, 300m or 1b parameters.")] = "100m",
+    size: Annotated[str, typer.Option(help="100m, 300m or 1b parameters.", callback=known_size)] = "100m",
     target: options.Target = None,
     seed: Annotated[int, typer.Option(help="Seed of the added weights.")] = 0,
     dtype: options.Dtype = None,
@@ -281,14 +279,13 @@ def command(
 
     `foretoken bench --target OUT --drafter models/drafter` then shows real acceptance at a synthetic cost, and says so.
     """
-    number = size_named(size)
     check_seed(seed)
     options.check_models(target, None, dtype=dtype)
     check_folder(Path(out))
     options.quiet()
     source, _ = options.resolve_models(target, None)
     like = load_model(source, choose_device("cpu"), choose_dtype(dtype))
-    model = expand(as_loaded(source, like), number, seed)
+    model = expand(as_loaded(source, like), SIZES[size], seed)
     setattr(model.config, LABEL, label_of(size))
     model.save_pretrained(out)
     load_tokenizer(source).save_pretrained(out)

@@ -15,7 +15,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.decoding import opened
-from benchmarks.expand import Expand, check_expansion, size_named
+from benchmarks.expand import SIZES, Expand
 from benchmarks.expand import expand as expanded
 from benchmarks.head_clocks import PARTS, record_parts
 from foretoken.build import assembled
@@ -286,7 +286,6 @@ def command(
         read_tree(name)
     texts = [str(p["prompt"]) for p in options.heldout_prompts()[:prompts]]
     options.check_models(target, drafter, dtype=dtype)
-    check_expansion(expand)
     for folder in head or ():
         check_head_folder(folder)
 
@@ -298,7 +297,7 @@ def command(
     plain = load_frozen(source, chosen, kind).model  # packing takes the weights off the list of parameters
     scored, params = small, plain.num_parameters()
     if expand is not None:
-        big = expanded(plain, size_named(expand), seed)
+        big = expanded(plain, SIZES[expand], seed)
         params = big.num_parameters()
         pack(big)
         scored = CausalLM(big, f"{source} expanded to {expand}")

@@ -219,8 +219,7 @@ def command(
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
     asked = conversations(workload, prompts)
     options.check_models(target, OWN)
-    if plot is not None:
-        check_plot(plot)
+    check_plot(plot)
     if openvino is not None and find_spec(MODULE) is None:
         raise ForetokenError(f"--openvino {openvino} needs OpenVINO GenAI: pip install openvino-genai.")
     servers = served(server or [])

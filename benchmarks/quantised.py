@@ -4,7 +4,6 @@ llama.cpp is used through llama-cpp-python where that can be imported: it is no 
 machine at hand (`pip install --no-binary :all: llama-cpp-python`), else it lacks the processor's instructions.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -14,8 +13,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from benchmarks.execution import memory_bandwidth, numbers
 from foretoken.cli import options
@@ -30,7 +28,8 @@ from foretoken.measure.machine import machine
 from foretoken.measure.report import Report, Spread
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
-from foretoken.models.panels import PackedEmbedding, PackedLinear
+from foretoken.models.named import located
+from foretoken.models.packed import dequantised_model
 
 OURS, THEIRS = "ours", "llama.cpp"
 WINDOW = 512  # tokens of a text that are read at once for its probabilities
@@ -103,23 +102,6 @@ def llama_cpp(file: str, threads: int, vocab_size: int) -> LlamaCpp | None:
     return LlamaCpp(api, model, threads, vocab_size)
 
 
-def dequantised(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model with its weights in float32, in transformers' own modules."""
-    plain = copy.deepcopy(model)
-    for name, module in list(plain.named_modules()):
-        if isinstance(module, PackedLinear):
-            linear: Any = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
-            bias, module.bias = module.bias, None
-            # Rows of the identity are not changed by rounding to 8 bits.
-            linear.weight = nn.Parameter(module(torch.eye(module.in_features)).T.contiguous(), requires_grad=False)
-            linear.bias = bias
-            plain.set_submodule(name, linear)
-        elif isinstance(module, PackedEmbedding):
-            rows = module(torch.arange(module.num_embeddings))
-            plain.set_submodule(name, nn.Embedding.from_pretrained(rows))
-    return plain
-
-
 @dataclass(frozen=True)
 class Distance:
     """What rounding rows to 8 bits changes: total variation from the float32 model's laws over the tokens of a text
@@ -133,8 +115,8 @@ class Distance:
 
 
 @torch.inference_mode()
-def distance(lm: CausalLM, ids: Sequence[int]) -> Distance:
-    plain: Any = dequantised(lm.model)
+def distance(lm: CausalLM, plain: Any, ids: Sequence[int]) -> Distance:
+    """plain: transformers' own model with the same weights in float32."""
     apart: list[Tensor] = []
     losses: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(ids) - 1, WINDOW):
@@ -213,6 +195,7 @@ def command(
     apart = None
     if text is not None:
         encode: Callable[[str], list[int]] = load_tokenizer(target).encode
-        apart = distance(lm, encode(File(text).read_text(encoding="utf-8"))[:num_tokens])
+        plain = dequantised_model(located(target), torch.float32).eval()
+        apart = distance(lm, plain, encode(File(text).read_text(encoding="utf-8"))[:num_tokens])
     options.progress("")
     show(report(header, done, apart), json_, markdown)

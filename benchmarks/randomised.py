@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -18,13 +19,24 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.expand import Expand, check_expansion, load_expanded
+from benchmarks.expand import Expand, load_expanded
 from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Prompts, Rounds, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.measuring import (
+    Markdown,
+    NewTokens,
+    Prompts,
+    Rounds,
+    WorkloadFile,
+    chosen_prompts,
+    encoded,
+    names,
+    show,
+)
 from foretoken.cli.tune import digest, open_journal
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts, check_sampling, check_seed
 from foretoken.core.shapes import Float
 from foretoken.engine import Engine
@@ -32,7 +44,7 @@ from foretoken.measure.continuations import Workload, continued
 from foretoken.measure.forwards import OurPath, Place, measure
 from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
-from foretoken.measure.plot import Line, Panel
+from foretoken.measure.plot import Line, Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
 from foretoken.measure.results import Journal
@@ -231,15 +243,15 @@ def command(
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
     check_sampling(temperature=temperature)
     check_seed(seed)
-    options.check_outputs(part, plot)
+    check_file(Path(part))
+    check_plot(plot)
     texts = chosen_prompts(workload, prompts)
     options.check_models(target, drafter, dtype=dtype)
-    check_expansion(expand)
 
     engine = load_expanded(target, drafter, expand, seed, device, dtype, cost_ratio)
     chosen = Workload(encoded(engine, texts, max_new_tokens), max_new_tokens, temperature, time.perf_counter, seed)
     settings = {
-        "target": target or "demo", "drafter": drafter or "demo", "expand": expand, "cost_ratio": cost_ratio,
+        **names(target, drafter), "expand": expand, "cost_ratio": cost_ratio,
         "temperature": temperature, "prompts": prompts, "max_new_tokens": max_new_tokens, "rounds": rounds,
         "seed": seed, "clock": "wall", "workload": digest(texts),
     }  # fmt: skip

@@ -9,9 +9,8 @@ import torch
 import typer
 
 from benchmarks.pairs import Text, check_score, score
-from benchmarks.papers.global_resolution_acceptance import figure1
+from benchmarks.papers.global_resolution_acceptance import figure1, temperature
 from benchmarks.papers.global_resolution_steps import table4
-from benchmarks.papers.global_resolution_temperature import temperature
 from benchmarks.papers.global_resolution_times import table1, table2
 from benchmarks.papers.gumiho_theorem import gumiho_theorem
 from benchmarks.papers.randomised_drafting import randomised_drafting

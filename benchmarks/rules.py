@@ -5,16 +5,17 @@ On a real pair of models, on toy distributions, or by time alone.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from torch import Tensor
 
-from benchmarks.contenders import Acceptance, Contender, Effort, all_rules, any_size
+from benchmarks.contenders import SAMPLED, Acceptance, Contender, all_rules, any_size
 from benchmarks.exactly import Outcome, enumerated
+from benchmarks.execution import numbers
 from benchmarks.pairs import Positions, Text, check_score, score, toy_rows, truncate
 from benchmarks.speed import measure_speed
 from foretoken.cli import options
@@ -44,9 +45,9 @@ DEFAULT_TEMPERATURES = "1,0.6,0.3"
 class Settings:
     """draws: the numbers k that are compared."""
 
-    draws: tuple[int, ...] = (1, 2, 3, 4, 8)
-    temperatures: tuple[float, ...] = (1.0, 0.6, 0.3)
-    effort: Effort = field(default_factory=Effort)
+    draws: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    seed: int
 
     def __post_init__(self) -> None:
         if not self.draws or min(self.draws) < 1:
@@ -70,7 +71,7 @@ def measure_pair(report: Report, scored: ScoredText, settings: Settings, progres
             progress(f"temperature {temperature:g}: {contender.name}")
             cells: list[Cell] = []
             for k in settings.draws:
-                found = _acceptance(table, contender, p, q, k, settings.effort)
+                found = _acceptance(table, contender, p, q, k, settings.seed)
                 cells.append(None if found is None else found.mean)
                 if found is not None and found.error is not None:
                     errors[contender.name] = max(found.error, errors.get(contender.name, 0.0))
@@ -78,7 +79,7 @@ def measure_pair(report: Report, scored: ScoredText, settings: Settings, progres
         table.notes.append(f"P(a draft is accepted), mean over {num_pairs} positions, {v} tokens; without sampling.")
         if errors:
             table.notes.append(
-                f"But {', '.join(errors)}: {settings.effort.num_draws} sampled draws a position, standard error up to "
+                f"But {', '.join(errors)}: {SAMPLED} sampled draws a position, standard error up to "
                 f"{max(errors.values()):.4f}."
             )
     p, q = scored.rows(settings.temperatures[0])
@@ -86,10 +87,10 @@ def measure_pair(report: Report, scored: ScoredText, settings: Settings, progres
     _deviations(report, p, q, settings, progress)
 
 
-def _acceptance(table: Table, contender: Contender, p: Tensor, q: Tensor, k: int, effort: Effort) -> Acceptance | None:
+def _acceptance(table: Table, contender: Contender, p: Tensor, q: Tensor, k: int, seed: int) -> Acceptance | None:
     """None also for an optimum that nobody can compute at this size; a note then says so."""
     try:
-        return contender.acceptance(p, q, k, effort)
+        return contender.acceptance(p, q, k, seed)
     except ForetokenError as error:
         note = f"{contender.name}: {error}"
         if note not in table.notes:
@@ -108,7 +109,7 @@ def _times(report: Report, p: Tensor, q: Tensor, settings: Settings, progress: P
     p, q = p[:TIMED_PAIRS].float(), q[:TIMED_PAIRS].float()
     for contender in any_size():
         progress(f"time: {contender.name}")
-        cells: list[Cell] = [call_us(contender, p, q, k, settings.effort.seed) for k in settings.draws]
+        cells: list[Cell] = [call_us(contender, p, q, k, settings.seed) for k in settings.draws]
         if any(cell is not None for cell in cells):
             table.add(contender.name, contender.law_name, *cells)
 
@@ -185,9 +186,9 @@ def measure_toy(report: Report, settings: Settings, progress: Progress) -> None:
         for similarity in SIMILARITIES:
             title = f"Toy pairs, temperature {temperature:g}, similarity {similarity:g}"
             table = report.table(title, ["rule", "law", *ks, "deviation"])
-            for contender in [*all_rules(), *any_size()[-5:]]:
+            for contender in all_rules():
                 progress(f"{title}: {contender.name}")
-                _toy_row(table, contender, draws, temperature, similarity, settings.effort)
+                _toy_row(table, contender, draws, temperature, similarity, settings.seed)
             sizes = ", ".join(f"{_tokens(k, MOST_TOY_TOKENS)} at k={k}" for k in draws)
             table.notes.append(
                 f"Mean acceptance over {TOY_PAIRS} pairs, standard normal logits, every draw enumerated; tokens: "
@@ -197,15 +198,15 @@ def measure_toy(report: Report, settings: Settings, progress: Progress) -> None:
 
 
 def _toy_row(
-    table: Table, contender: Contender, draws: Sequence[int], temperature: float, similarity: float, effort: Effort
+    table: Table, contender: Contender, draws: Sequence[int], temperature: float, similarity: float, seed: int
 ) -> None:
     cells: list[Cell] = []
     worst: list[float] = []
     for k in draws:
-        p, q = toy_rows(TOY_PAIRS, _tokens(k, MOST_TOY_TOKENS), temperature, similarity, effort.seed)
+        p, q = toy_rows(TOY_PAIRS, _tokens(k, MOST_TOY_TOKENS), temperature, similarity, seed)
         outcomes = _outcomes(contender, p, q, k)
         if outcomes is None:
-            found = _acceptance(table, contender, p, q, k, effort)
+            found = _acceptance(table, contender, p, q, k, seed)
             cells.append(None if found is None else found.mean)
         else:
             cells.append(sum(outcome.acceptance for outcome in outcomes) / len(outcomes))
@@ -253,21 +254,20 @@ def command(
     SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
     128,000 tokens. The table goes to stdout.
     """
-    numbers = _numbers(draws, "draws", whole=True)
-    if max(numbers) > MOST_DRAWS:
+    ks = numbers(draws, "draws")
+    if max(ks) > MOST_DRAWS:
         raise ForetokenError(f"--draws is {draws}: give numbers up to {MOST_DRAWS}.")
-    temperatures = _numbers(temperature, "temperature")
+    temperatures = numbers(temperature, "temperature", float)
     if toy and speed:
         raise ForetokenError("--toy and --speed are two comparisons: ask for one at a time.")
     if plot is not None and speed:
         raise ForetokenError("--plot draws acceptance, which --speed does not measure: leave one of them out.")
-    if plot is not None:
-        check_plot(plot)
+    check_plot(plot)
     check_counts(positions=positions)
     check_seed(seed)
     texts = [] if toy or speed else check_score(target, drafter, text, dtype)
 
-    settings = Settings(numbers, temperatures, Effort(seed=seed))
+    settings = Settings(ks, temperatures, seed)
     scored = None if toy or speed else score(target, drafter, texts, positions, device, dtype)
 
     header = {**machine(torch.device("cpu")), "seed": seed}
@@ -294,12 +294,3 @@ def command(
         models = "" if scored is None else f": {header['target']}, drafter {header['drafter']}"
         draw(panels(report.tables), f"{report.title}{models}", plot)
     show(report, json_, markdown)
-
-
-def _numbers(text: str, name: str, whole: bool = False) -> tuple[Any, ...]:
-    try:
-        found = [(int if whole else float)(part) for part in text.split(",")]
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise ForetokenError(f"--{name} is {text!r}: give {kind} with commas between them.") from None
-    return tuple(dict.fromkeys(found))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.pairs import toy_rows
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID
+from foretoken.core.laws import IID, Law
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.measure.child_acceptance import draw, siblings
@@ -68,22 +68,32 @@ def resolve(rule: GlobalResolution, p: Tensor, record: Siblings) -> bool:
     return True
 
 
-def time_cell(solver: Timed, p: Tensor, q: Tensor, n: int, most: int, limit_s: float, seed: int) -> Timing:
-    """The mean over the first `most` pairs, or as many as begin within `limit_s`."""
+def timed(
+    solve: Callable[[Tensor, Siblings], bool], law: Law, p: Tensor, q: Tensor, limit_s: float, seed: int
+) -> tuple[list[float], int]:
+    """(processor seconds of each verification, how many succeeded); none begins after `limit_s` seconds.
+
+    Raises ForetokenError where the pairs are larger than the solver takes.
+    """
     rng = torch.Generator().manual_seed(seed)
-    law = IID(n)
     seconds, successes = [], 0
     begin = time.perf_counter()
-    for i in range(min(most, len(p))):
-        if time.perf_counter() - begin > limit_s:
+    for i in range(len(p)):
+        if seconds and time.perf_counter() - begin > limit_s:
             break
         record = siblings(draw(law, q[i], 1, rng)[0], q[i], law)
         start = time.process_time()  # not the wall clock: other programs may want this core
-        try:
-            successes += solver.solve(p[i], record)
-        except ForetokenError:  # larger than this solver takes; the message says so of every pair alike
-            return Timing(None, why=TOO_LARGE)
+        successes += solve(p[i], record)
         seconds.append(time.process_time() - start)
+    return seconds, successes
+
+
+def time_cell(solver: Timed, p: Tensor, q: Tensor, n: int, most: int, limit_s: float, seed: int) -> Timing:
+    """The mean over the first `most` pairs, or as many as begin within `limit_s`."""
+    try:
+        seconds, successes = timed(solver.solve, IID(n), p[:most], q[:most], limit_s, seed)
+    except ForetokenError:  # the message says so of every pair alike
+        return Timing(None, why=TOO_LARGE)
     return Timing(1000 * sum(seconds) / len(seconds), successes / len(seconds), len(seconds))
 
 
@@ -133,21 +143,11 @@ def _cell(
     if not rule.accepts(law) or (enumerates and last[1] / 1000 * num_sets(v, n) / last[0] > limit_s):
         return None
     p, q = (rows.float() for rows in toy_rows(PAIRS + 1, v, temperature, 0.5, seed))
-    rng = torch.Generator().manual_seed(seed)
     solve = partial(resolve, rule) if isinstance(rule, GlobalResolution) else partial(call, rule)
-    seconds, solved = [], 0
-    begin = time.perf_counter()
-    for i in range(PAIRS + 1):
-        record = siblings(draw(law, q[i], 1, rng)[0], q[i], law)
-        start = time.process_time()
-        try:
-            success = solve(p[i], record)
-        except ForetokenError:
-            return None
-        if i > 0:  # the first compiles
-            seconds.append(time.process_time() - start)
-            solved += success
-        if time.perf_counter() - begin > limit_s and seconds:
-            break
+    try:
+        timed(solve, law, p[:1], q[:1], limit_s, seed)  # which compiles
+        seconds, solved = timed(solve, law, p[1:], q[1:], limit_s, seed)
+    except ForetokenError:
+        return None
     ms = 1000 * median(seconds)
     return ms if solved == len(seconds) else f"{ms:.3f} ({solved / len(seconds):.0%})"

@@ -11,7 +11,7 @@ import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from benchmarks.expand import Expand, check_expansion, expanded_pair
+from benchmarks.expand import Expand, expanded_pair
 from benchmarks.overlap import longest_overlap
 from foretoken.audit import fit
 from foretoken.audit.models import last_logits, sample
@@ -133,6 +133,7 @@ class Way:
 class Runs:
     """What one way did at one temperature, by block; why it could not go on, if so."""
 
+    way: Way
     taken: dict[Block, Run] = field(default_factory=dict)
     failed: str | None = None
 
@@ -141,47 +142,43 @@ def bench(report: Report, ways: Sequence[Way], target: LMTarget, settings: Setti
     """A table per temperature. target: has the law of the ways' own target, and may be a smaller one to sample from."""
     for temperature in settings.temperatures:
         table = report.table(f"temperature {temperature:g}", COLUMNS, 2)
-        runs = {i: Runs() for i in range(len(ways))}
+        runs = [Runs(way) for way in ways]
+        plain = {each.way.system: each for each in runs if each.way.method == PLAIN}
         try:
-            _interleave(ways, runs, temperature, settings, progress)
+            _interleave(runs, temperature, settings, progress)
         finally:
-            for i, way in enumerate(ways):
-                if runs[i].taken or runs[i].failed:
-                    law = _law(way, runs[i], runs, ways, target, temperature, settings, progress)
-                    table.add(*_cells(way, runs[i], _plain(way, runs, ways), law))
+            for each in runs:
+                if each.taken or each.failed:
+                    of_plain = plain[each.way.system].taken
+                    law = each.failed or _law(each, of_plain, target, temperature, settings, progress)
+                    table.add(*_cells(each, of_plain, law))
         table.notes += [*NOTES, _law_note(temperature, settings)]
 
 
-def _interleave(
-    ways: Sequence[Way], runs: dict[int, Runs], temperature: float, settings: Settings, progress: Progress
-) -> None:
-    def attempt(i: int, prompt: int, new: int, seed: int) -> Run | None:
+def _interleave(every: Sequence[Runs], temperature: float, settings: Settings, progress: Progress) -> None:
+    def attempt(runs: Runs, prompt: int, new: int, seed: int) -> Run | None:
         """None where transformers could not: a finding about the other software."""
-        if runs[i].failed is not None:
+        if runs.failed is not None:
             return None
         try:
-            return ways[i].run(settings.prompts[prompt], new, temperature, seed)
+            return runs.way.run(settings.prompts[prompt], new, temperature, seed)
         except Exception as error:
-            if ways[i].system == OURS:
+            if runs.way.system == OURS:
                 raise
-            runs[i].failed = f"failed: {type(error).__name__}"
+            runs.failed = f"failed: {type(error).__name__}"
             return None
 
-    def warm(i: int) -> None:
-        attempt(i, 0, WARM_TOKENS, settings.seed)
+    def warm(runs: Runs) -> None:
+        attempt(runs, 0, WARM_TOKENS, settings.seed)
 
-    def run(i: int, block: Block) -> None:
-        taken = attempt(i, block.prompt, settings.max_new_tokens, settings.seed + 1000 * block.round + block.prompt)
+    def run(runs: Runs, block: Block) -> None:
+        taken = attempt(runs, block.prompt, settings.max_new_tokens, settings.seed + 1000 * block.round + block.prompt)
         if taken is not None:
-            runs[i].taken[block] = taken
+            runs.taken[block] = taken
 
-    named = {f"{way.system} {way.method} {way.drafter_name} {way.tree}": i for i, way in enumerate(ways)}
+    named = {f"{x.way.system} {x.way.method} {x.way.drafter_name} {x.way.tree}": x for x in every}
     for _ in interleave(named, blocks(settings.rounds, len(settings.prompts), [temperature]), run, warm, progress):
         pass
-
-
-def _plain(way: Way, runs: dict[int, Runs], ways: Sequence[Way]) -> Runs:
-    return next(runs[i] for i, other in enumerate(ways) if (other.system, other.method) == (way.system, PLAIN))
 
 
 def later_s(run: Run) -> float:
@@ -190,47 +187,44 @@ def later_s(run: Run) -> float:
     return (run.wall_s - run.ttft_s) / later if later else 0.0
 
 
-def _cells(way: Way, runs: Runs, plain: Runs, law: str) -> list[str | float | None]:
+def _cells(runs: Runs, plain: Mapping[Block, Run], law: str) -> list[str | float | None]:
+    way, done = runs.way, runs.taken.values()
     head: list[str | float | None] = [f"{way.system} {way.method}", Path(way.drafter_name).name, way.tree]
-    done = runs.taken
-    if runs.failed is not None or not done:
-        return [*head, *[None] * 9, runs.failed or law]
-    tokens, forwards = sum(t.num_tokens for t in done.values()), sum(t.num_target_forwards for t in done.values())
-    drafted, accepted = sum(t.num_drafted for t in done.values()), sum(t.num_accepted for t in done.values())
-    nodes, empty = sum(t.num_nodes for t in done.values()), sum(t.num_empty for t in done.values())
-    both = [(t, plain.taken[place]) for place, t in done.items() if place in plain.taken]
-    own = [t.own_s for t in done.values() if t.own_s is not None]
+    if runs.failed is not None:
+        return [*head, *[None] * 9, law]
+
+    def total(figure: str) -> int:
+        return sum(getattr(run, figure) for run in done)
+
+    both = [(run, plain[place]) for place, run in runs.taken.items() if place in plain]
+    own = [run.own_s for run in done if run.own_s is not None]
     return [
         *head,
-        median(t.num_tokens / t.wall_s for t in done.values()),
-        median(t.num_tokens / t.wall_s / (p.num_tokens / p.wall_s) for t, p in both),
-        median(t.num_tokens / t.cpu_s / (p.num_tokens / p.cpu_s) for t, p in both),
-        tokens / forwards,
-        accepted / drafted if drafted else None,
-        empty / nodes if nodes else None,
-        sum(own) / sum(t.wall_s for t in done.values()) if own else None,
-        1000 * median(t.ttft_s for t in done.values()),
-        1000 * median(later_s(t) for t in done.values()),
+        median(run.num_tokens / run.wall_s for run in done),
+        median(run.num_tokens / run.wall_s / (p.num_tokens / p.wall_s) for run, p in both),
+        median(run.num_tokens / run.cpu_s / (p.num_tokens / p.cpu_s) for run, p in both),
+        total("num_tokens") / total("num_target_forwards"),
+        total("num_accepted") / drafted if (drafted := total("num_drafted")) else None,
+        total("num_empty") / nodes if (nodes := total("num_nodes")) else None,
+        sum(own) / sum(run.wall_s for run in done) if own else None,
+        1000 * median(run.ttft_s for run in done),
+        1000 * median(later_s(run) for run in done),
         law,
     ]
 
 
 def _law(
-    way: Way,
     runs: Runs,
-    all_runs: dict[int, Runs],
-    ways: Sequence[Way],
+    plain: Mapping[Block, Run],
     target: LMTarget,
     temperature: float,
     settings: Settings,
     progress: Callable[[str], None],
 ) -> str:
     """Whether its output is the target's: texts at temperature 0, else a goodness-of-fit test of sampled tokens."""
-    if runs.failed is not None:
-        return runs.failed
+    way = runs.way
     if temperature == 0:
-        plain = _plain(way, all_runs, ways).taken
-        equal = sum(t.texts == plain[place].texts for place, t in runs.taken.items() if place in plain)
+        equal = sum(run.texts == plain[place].texts for place, run in runs.taken.items() if place in plain)
         return f"{equal}/{len(runs.taken)} {LOSSLESS}"
     if settings.samples == 0:
         return "-"
@@ -389,7 +383,6 @@ def command(
         drafters = drafter
     for name in drafters:
         options.check_models(target, name, dtype=dtype)
-    check_expansion(expand)
 
     options.quiet()
     pair = load_pair(target, same, device=device, dtype=dtype)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Any
 
 from mkdocs.structure.files import File, Files  # pyright: ignore[reportMissingImports] (the extra docs)
@@ -27,7 +28,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
         label, path, anchor = link[1], link[2], link[3] or ""
         if not path:
             return link[0]
-        place = _normal(PurePosixPath(folder) / path)
+        place = normpath(PurePosixPath(folder) / path)
         place = OF_THE_ROOT.get(place, place.removeprefix("docs/"))
         return f"[{label}]({place}{anchor})" if files.get_file_from_path(place) else label
 
@@ -45,14 +46,3 @@ def _lists_apart(markdown: str) -> str:
             lines.append("")
         lines.append(line)
     return "\n".join(lines)
-
-
-def _normal(path: PurePosixPath) -> str:
-    """The path without `..`."""
-    parts: list[str] = []
-    for part in path.parts:
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)

@@ -1,7 +1,7 @@
 """Thomas and Pal 2025, Figures 1 to 4: optimal acceptance by number of drafts n, q cut to its likeliest tokens."""
 
 from benchmarks.pairs import truncate
-from benchmarks.papers.global_resolution_times import TARGET_TEMPERATURES
+from benchmarks.papers.global_resolution_times import TARGET_TEMPERATURES, by_temperature
 from benchmarks.papers.run import Run
 from foretoken.core.laws import IID, Hub
 from foretoken.verify.acceptance import acceptance, alpha_star
@@ -40,8 +40,8 @@ def figure1(run: Run) -> None:
     ]
 
 
-def by_temperature(run: Run) -> None:
-    """Figure 4: the target's temperature falls, the drafter's stays 1."""
+def temperature(run: Run) -> None:
+    """Figures 4 and 5: the target's temperature falls, the drafter's stays 1."""
     scored = run.scored()
     columns = ["target T", "top tokens of q", *(f"n={n}" for n in DRAWS)]
     table = run.report.table("Figure 4: optimal acceptance by the target's temperature, drafter at 1", columns)
@@ -57,3 +57,4 @@ def by_temperature(run: Run) -> None:
         f"Paper: at low temperature top-10 drafts lose hardly anything. Here the whole vocabulary gains at most "
         f"{gain:.3f} over top-10 at target T = {min(TARGET_TEMPERATURES):g}."
     )
+    by_temperature(run)

@@ -1,17 +1,12 @@
 """What every artefact is given: where figures go, how many to measure, and the real pair of models."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn
+from dataclasses import dataclass
 
 from foretoken.engine import Engine
 from foretoken.heads.lm import HeadLM
 from foretoken.measure.report import Report
 from foretoken.measure.teacher_forcing import ScoredText
-
-
-def _unknown() -> NoReturn:
-    raise AssertionError("no models were given")
 
 
 @dataclass(frozen=True)
@@ -29,10 +24,10 @@ class Run:
     limit_s: float
     scored: Callable[[], ScoredText]
     progress: Callable[[str], None]
-    vocabularies: Mapping[str, str] = field(default_factory=dict)
-    named: bool = False
-    pair: Callable[[], tuple[Engine, list[list[int]]]] = field(default=_unknown)
-    head: Callable[[], HeadLM | None] = field(default=_unknown)
+    vocabularies: Mapping[str, str]
+    named: bool
+    pair: Callable[[], tuple[Engine, list[list[int]]]]
+    head: Callable[[], HeadLM | None]
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full

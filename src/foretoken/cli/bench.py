@@ -11,6 +11,7 @@ from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
 from foretoken.cli.measuring import Markdown, WorkOptions, check_forgets, encoded, show
 from foretoken.core.limits import check_counts, check_sampling, check_temperatures
+from foretoken.measure.plot import check_plot
 from foretoken.recipe import check_alone
 from foretoken.trees.grammar import read_tree
 
@@ -109,7 +110,7 @@ def bench(
     json_: Print JSON instead of text.
     """
     texts = work.texts()
-    options.check_outputs(out, plot)
+    check_plot(plot)
     options.check_own(out, ("system", "method", "tokens_per_s"), "file of foretoken bench")
     compared.check()
     from foretoken.measure.comparison import bars, compare, report, summarise

@@ -11,7 +11,7 @@ from foretoken.cli.command import option
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
-from foretoken.recipe import NGRAM, SUFFIX, in_a_row
+from foretoken.recipe import AUTO, NGRAM, SUFFIX, in_a_row
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -94,7 +94,7 @@ def encoded(engine: "Engine", prompts: list[Prompt], max_new_tokens: int) -> lis
 
 def names(target: str | None, drafter: str | None) -> dict[str, str]:
     """The models of a report's header: as they were named, since a full path is of no use elsewhere."""
-    return {"target": target or "demo", "drafter": drafter or ("ngram" if target else "demo")}
+    return {"target": target or "demo", "drafter": drafter or (AUTO if target else "demo")}
 
 
 def show(report: "Report", as_json: bool, as_markdown: bool) -> None:

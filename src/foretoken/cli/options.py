@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.profile import Profile as TunedProfile
 
 SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/benchmarks.md
-_told = False
 
 
 @dataclass(frozen=True)
@@ -232,13 +232,6 @@ Dtype = Annotated[str | None, option(Models, "dtype")]
 Compile = Annotated[str, option(EngineModels, "compile")]
 Verifier = Annotated[str | None, option(RecipeOptions, "verifier")]
 Profile = Annotated[str | None, option(EngineOptions, "profile")]
-SameVocabulary = Annotated[
-    str | None,
-    typer.Option(
-        "--drafter",
-        help="Model folder or hub id with the same vocabulary. Default: the demo drafter for the demo target.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -318,16 +311,12 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    def compiling() -> None:
-        global _told
-        if not _told:
-            _told = True
-            print(
-                "foretoken: compiling for this kind of model, and keeping it: up to a minute of one core",
-                file=sys.stderr,
-            )
+    when_compiling(tell_of_compiling)
 
-    when_compiling(compiling)
+
+@cache
+def tell_of_compiling() -> None:
+    print("foretoken: compiling for this kind of model, and keeping it: up to a minute of one core", file=sys.stderr)
 
 
 def spare_threads(num_parameters: int) -> None:
@@ -356,15 +345,6 @@ def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
     if count is not None and not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} held-out prompts: there are {len(found)}, take 1 or more.")
     return found[:count]
-
-
-def check_outputs(out: str, plot: str | None = None) -> None:
-    """Refuse, before models are loaded, files that cannot be written."""
-    from foretoken.measure.plot import check_plot
-
-    check_file(Path(out))
-    if plot is not None:
-        check_plot(plot)
 
 
 def check_own(out: str, keys: tuple[str, ...], what: str) -> None:

@@ -66,7 +66,7 @@ def tune(
     from foretoken.measure.report import Report
     from foretoken.recipe import AUTO, VOCABS
     from foretoken.tune.candidates import candidates
-    from foretoken.tune.run import tune as measure
+    from foretoken.tune.run import halved, profile_of
 
     engine = options.load_engine(**vars(models))
     device = engine.target.lm.device
@@ -86,8 +86,8 @@ def tune(
     }
     report = Report("foretoken tune", {**machine(device), **settings})
     with open_journal(f"{out}.part", engine, settings) as journal:
-        profile = measure(engine, chosen, tried, best, work.rounds, journal, report, options.progress)
-    profile.write(out)
+        measured = halved(engine, chosen, tried, best, work.rounds, journal, options.progress)
+    profile_of(engine, measured, report).write(out)
     journal.close()
     show(report, json_, False)
     print(f"profile written to {out}", file=sys.stderr)

@@ -7,8 +7,8 @@ the target's own continuations of some prompts. Given the draws it is the row's 
 token is sampled: only draws are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,6 @@ def child_acceptance(
     rule: Verifier, family: LawFamily, children: int, text: ScoredText, temperature: float, seed: int
 ) -> ChildAcceptance:
     """a_1 .. a_k for k = `children`. At temperature 0 children are the likeliest tokens, matched exactly."""
-    if children < 1:
-        raise ForetokenError(f"children is {children}: it must be at least 1.")
     p = Sampling(temperature=temperature)(text.target.double())
     opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
     q = Sampling(temperature=1.0 if opaque else temperature)(text.drafter.double())
@@ -102,42 +100,7 @@ def first_places(draws: Sequence[int]) -> list[tuple[int, int]]:
     return [(place, x) for place, x in enumerate(draws) if x not in draws[:place]]
 
 
-@dataclass
-class Vectors:
-    """The vectors of one pair of models, measured when they are asked for first and kept as files in a folder.
-
-    settings: what must be equal for a file to be of use; it stands in it. option: of the command, names the folder.
-    Raises ForetokenError, and leaves the file alone, where there is one of other settings.
-    """
-
-    engine: Engine
-    prompts: Sequence[list[int]]
-    num_tokens: int
-    children: int
-    seed: int
-    folder: Path
-    settings: Mapping[str, Any]
-    progress: Callable[[str], None]
-    option: str
-    _texts: dict[float, ScoredText] = field(default_factory=dict)
-
-    def of(self, rule: Verifier, temperature: float) -> ChildAcceptance:
-        path = self.path(rule.name, temperature)
-        found = read(path, self.settings, self.option)
-        if found is None:
-            self.progress(f"acceptance of the children of {rule.name}, temperature {temperature:g}")
-            if temperature not in self._texts:
-                self._texts[temperature] = continued(self.engine, self.prompts, self.num_tokens, temperature, self.seed)
-            text = self._texts[temperature]
-            found = child_acceptance(rule, rule.laws[0], self.children, text, temperature, self.seed)
-            write(found, path, self.settings)
-        return found
-
-    def path(self, verifier: str, temperature: float) -> Path:
-        return self.folder / f"{verifier}-{temperature:g}.json"
-
-
-def read(path: Path, settings: Mapping[str, Any], option: str) -> ChildAcceptance | None:
+def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
     """What an earlier run left in the file, None if there is none; ForetokenError if its settings were others."""
     if not path.exists():
         return None
@@ -147,7 +110,7 @@ def read(path: Path, settings: Mapping[str, Any], option: str) -> ChildAcceptanc
         raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ForetokenError(f"{path} is not a file of foretoken bench acceptance: move it or name another.") from error
-    check(path, record, settings, option)
+    check(path, record, settings, "--out")
     return found
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.build import load, plain, with_recipe
-from foretoken.core.errors import ForetokenError
 from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
@@ -89,9 +88,6 @@ def methods(
     """Ours: plain and every tree, with the verifier named or the tree's default, and coins if any. Theirs: plain; at
     batch 1 also assisted by the same drafter, once with the depth of the first chain as a constant number of drafts and
     once as it comes. top_p: of the texts of all of them."""
-    for batch in batches:
-        if batch < 1:
-            raise ForetokenError(f"Batch {batch} is not possible: give a number >= 1.")
     recipes = [Recipe(tree, verifier, draft_probability=draft_probability) for tree in trees]
     engines = [plain(pair.engine), *(with_recipe(pair.engine, recipe) for recipe in recipes)]
     if isinstance(pair.engine.drafter, NoDrafter):

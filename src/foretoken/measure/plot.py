@@ -126,8 +126,13 @@ def _stacks(axes: Any, stacks: Sequence[Stack]) -> dict[str, Any]:
     return handles
 
 
-def check_plot(path: str) -> None:
-    """Refuse a figure that cannot be drawn: matplotlib is missing or does not know its format, or the folder is."""
+def check_plot(path: str | None) -> None:
+    """Refuse a figure that cannot be drawn: matplotlib is missing or does not know its format, or the folder is.
+
+    path: None where no figure is asked for.
+    """
+    if path is None:
+        return
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:

@@ -54,27 +54,11 @@ class Measured:
         return [fmean(every[i :: self.prompts]) for i in range(min(self.prompts, len(every)))]
 
 
-def tune(
-    engine: Engine,
-    workload: Workload,
-    tried: Sequence[Recipe],
-    best: int,
-    rounds: int,
-    journal: Journal,
-    report: Report,
-    progress: Progress,
-) -> Profile:
+def profile_of(engine: Engine, measured: Sequence[Measured], report: Report) -> Profile:
     """Fill the report; the profile of what was measured best.
 
-    Args:
-        engine: whose drafter is tuned.
-        workload: what is run.
-        tried: the recipes, without plain decoding.
-        best: how many of them stay to the end.
-        rounds: times that every prompt is run.
-        journal: remembers what is done, prompt by prompt.
+    engine: whose drafter is tuned. measured: as `halved` gives it.
     """
-    measured = halved(engine, workload, tried, best, rounds, journal, progress)
     _table(report, measured)
     winner = measured[0]
     chosen = winner.recipe if winner.x_plain > 1 else PLAINLY
@@ -107,7 +91,16 @@ def halved(
     journal: Journal,
     progress: Progress,
 ) -> list[Measured]:
-    """All that were tried, those that ran on more prompts first, then by speed. Arguments: as `tune` takes them."""
+    """All that were tried, those that ran on more prompts first, then by speed.
+
+    Args:
+        engine: whose drafter is tuned.
+        workload: what is run.
+        tried: the recipes, without plain decoding.
+        best: how many of them stay to the end.
+        rounds: times that every prompt is run.
+        journal: remembers what is done, prompt by prompt.
+    """
     runs: dict[Recipe, list[Continued]] = {recipe: [] for recipe in (PLAINLY, *tried)}
     left, cold = list(tried), True
 
