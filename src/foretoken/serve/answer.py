@@ -19,7 +19,7 @@ from foretoken.serve.jobs import Job, Progress, TokenLogprob
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.requests import Asked
-from foretoken.serve.running import ClientGoneError, Running, unless_gone
+from foretoken.serve.running import ClientGoneError, progress_of, unless_gone
 from foretoken.serve.tally import Tally
 from foretoken.version import __version__
 
@@ -118,8 +118,8 @@ class Answer(Response):
     async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         """What each step adds to which choice, with all that is to be counted of it counted."""
         metrics = self.desk.metrics
-        async with Running(self.desk.worker, self.asked.jobs) as running:
-            async for index, progress in running:
+        async with aclosing(progress_of(self.desk.worker, self.asked.jobs)) as steps:
+            async for index, progress in steps:
                 choice, now = self.choices[index], time.perf_counter()
                 self.tally.record(index, progress)
                 if choice.last is None:
