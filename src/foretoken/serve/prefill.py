@@ -17,7 +17,7 @@ STEPS = 1.0  # steps that a piece may take as long as
 class Prefill:
     """Reads one prompt at a time, in a row of its own, and keeps what it read in the prefix cache.
 
-    chain: the blocks that were read of the prompt. num_chunks: pieces read so far, of all prompts.
+    chain: the blocks that were read of the prompt.
     """
 
     def __init__(self, open_one: Callable[[], Decoder], cache: PrefixCache) -> None:
@@ -27,7 +27,6 @@ class Prefill:
         self._sequence: Sequence | None = None
         self._token_s = 0.0  # seconds that one id took in the last piece
         self.chain: list[Block] = []
-        self.num_chunks = 0
 
     @property
     def busy(self) -> bool:
@@ -66,7 +65,6 @@ class Prefill:
                 log.exception("The drafter failed at a prompt.")
         self._cache.keep(decoder, 0, read, self.chain)
         self._token_s = (time.perf_counter() - began) / (len(read) - start)
-        self.num_chunks += 1
         return last - len(read) < BLOCK
 
     def end(self) -> None:
