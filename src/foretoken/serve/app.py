@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +16,7 @@ from foretoken.engine import Engine
 from foretoken.serve.answer import Answer
 from foretoken.serve.errors import ApiError, on_api_error, on_http_error, on_invalid
 from foretoken.serve.forms import CHAT, COMPLETION, Form
-from foretoken.serve.guards import Keyed, Local, Logged, Sized
+from foretoken.serve.guards import Guarded, Logged, Sized, from_other_site, without_key
 from foretoken.serve.metrics import MEDIA_TYPE
 from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Asked
@@ -50,10 +51,9 @@ def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_middleware(Sized, most=settings.max_body, timeout=settings.timeout)
-    app.add_middleware(Keyed, keys=settings.keys)
-    origins = settings.allow_origin or []
-    if not settings.keys:
-        app.add_middleware(Local, host=settings.host, origins=origins)
+    keys, origins = settings.keys, settings.allow_origin or []
+    find = partial(without_key, keys) if keys else partial(from_other_site, settings.host, origins)
+    app.add_middleware(Guarded, find=find)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Logged)  # the last one added is the outermost
