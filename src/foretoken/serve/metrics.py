@@ -87,11 +87,10 @@ class Metrics:
 
     def ended(self, tally: Tally) -> None:
         """A request whose texts are all finished."""
-        first = tally.last if tally.first is None else tally.first
         self.whole.observe(time.perf_counter() - tally.start)
-        self.decoding.observe(tally.last - first)
+        self.decoding.observe(tally.last - tally.first)
         if tally.num_tokens > 1:
-            self.per_token.observe((tally.last - first) / (tally.num_tokens - 1))
+            self.per_token.observe((tally.last - tally.first) / (tally.num_tokens - 1))
 
     def text(self) -> bytes:
         """The page that Prometheus reads."""
