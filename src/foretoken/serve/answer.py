@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -21,8 +21,6 @@ from foretoken.serve.running import ClientGoneError, progress_of, unless_gone
 from foretoken.serve.service import Service
 from foretoken.serve.tally import Tally
 from foretoken.version import __version__
-
-DONE = "data: [DONE]\n\n"
 
 
 @dataclass
@@ -90,13 +88,12 @@ class Answer(Response):
             self.facts["completion_tokens"] = self.tally.num_tokens
 
     async def _in_time(self, work: Any) -> None:
+        seconds = self.service.timeout
         try:
-            async with asyncio.timeout(self.service.timeout):
+            async with asyncio.timeout(seconds):
                 await work
         except TimeoutError:
-            raise ApiError(
-                408, f"The request took more than {self.service.timeout:g} seconds, and was ended."
-            ) from None
+            raise ApiError(408, f"The request took more than {seconds:g} seconds, and was ended.") from None
 
     async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         """What each step adds to which choice, with all that is to be counted of it counted."""
@@ -139,7 +136,7 @@ class Answer(Response):
                     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await send(_body(f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"))
-        await send(_body(DONE, more=False))
+        await send(_body("data: [DONE]\n\n", more=False))
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         frame = self._frame(self.form.chunk_name)
@@ -187,17 +184,9 @@ class Answer(Response):
             {"id": token, "text": text, "origin": origin}
             for token, text, origin in zip(progress.token_ids, texts, progress.origins, strict=True)
         ]
-        step: dict[str, Any] = {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": None}
-        if progress.tree is not None:
-            tree = progress.tree
-            labels = [self.service.spelling.label(token) for token in tree.tokens]
-            step["tree"] = {
-                "tokens": tree.tokens,
-                "labels": labels,
-                "parents": tree.parents,
-                "path": tree.path,
-            }
-        return step
+        tree, label = progress.tree, self.service.spelling.label
+        shown = None if tree is None else {**asdict(tree), "labels": [label(token) for token in tree.tokens]}
+        return {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": shown}
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {
