@@ -2,7 +2,7 @@
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer
-from foretoken.trace.page import Labels
+from foretoken.trace.page import labels_of
 from foretoken.vocab.vocabulary import vocabulary
 
 LEAST = -9999.0  # stands for -inf, which JSON lacks
@@ -13,7 +13,7 @@ class Spelling:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.label = Labels(tokenizer)
+        self.label = labels_of(tokenizer)
         try:
             self._bytes = vocabulary(tokenizer).tokens
         except ForetokenError:  # a family whose bytes nobody knows: OpenAI's field may be null
