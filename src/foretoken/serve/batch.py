@@ -147,16 +147,9 @@ class Batch:
         stream = TextStream(tokenizer, job.stops, job.ids) if tokenizer else None
         text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
         if len(job.ids) <= BLOCK and len(self._texts) < self._room:
-            self._look_up(text)
             self._enter(text, [])
         else:
             self._reading.append(text)
-
-    def _look_up(self, text: Text) -> list[Block]:
-        """The blocks of a prompt that the prefix cache holds; its last id is never read before a step."""
-        chain = self.cache.match(text.sequence.ids[:-1])
-        text.num_cached = BLOCK * len(chain)
-        return chain
 
     def _enter(self, text: Text, chain: list[Block]) -> None:
         """Give a text its row of the decoder, of which the blocks of `chain` were read; fail it where that fails."""
@@ -209,15 +202,12 @@ class Batch:
     def _read(self, text: Text) -> list[Block] | None:
         """Read a piece of a prompt. Returns: its blocks once all of them are read, None before."""
         if not self.prefill.busy:
-            chain = self._look_up(text)
+            chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
+            text.num_cached = BLOCK * len(chain)
             if len(text.sequence.ids) - 1 - text.num_cached < BLOCK:
                 return chain
             self.prefill.begin(text.sequence, chain)
-        if not self.prefill.read(self._step_s if self._texts else None):
-            return None
-        chain = self.prefill.chain
-        self.prefill.end()
-        return chain
+        return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
 
     def _step(self) -> None:
         """One step of every text with a row, and its news to those who wait."""
