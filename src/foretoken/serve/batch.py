@@ -44,7 +44,7 @@ class Text:
     """One job in work.
 
     rng: the source of the sequence's random numbers.
-    stream: turns its ids into text, None where the engine has no tokenizer.
+    stream: turns its ids into text.
     num_cached: tokens of its prompt that the prefix cache held.
     waited_s: seconds from its coming to the start of its work.
     logprobs, tree: what its last step showed, where the job asks for it.
@@ -53,7 +53,7 @@ class Text:
     ticket: Ticket
     sequence: Sequence
     rng: Seeded
-    stream: TextStream | None
+    stream: TextStream
     num_cached: int = 0
     waited_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -144,7 +144,8 @@ class Batch:
         limit = ANY_DEPTH if job.depth is None else job.depth
         shows = job.top_logprobs is not None
         sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
-        stream = TextStream(tokenizer, job.stops, job.ids) if tokenizer else None
+        assert tokenizer is not None
+        stream = TextStream(tokenizer, job.stops, job.ids)
         text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
         if len(job.ids) <= BLOCK and len(self._texts) < self._room:
             self._enter(text, [])

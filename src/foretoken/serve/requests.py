@@ -22,6 +22,7 @@ from foretoken.serve.schema import (
     DetokenizeRequest,
     Named,
     Sampled,
+    StreamOptions,
     TokenizeRequest,
     Tool,
 )
@@ -132,8 +133,7 @@ class Intake:
         echoed: tuple[str, ...] | None = None,
         calls: CallForm | None = None,
     ) -> Asked:
-        options = body.stream_options
-        if options is not None and not body.stream:
+        if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
         self._check_number(body, len(prompts))
         n = body.n or 1
@@ -144,7 +144,8 @@ class Intake:
             sampling = self._sampling(body)
         except ForetokenError as error:
             raise refused(error, type(body).model_fields) from error
-        steps = bool(options and options.include_steps)
+        options = body.stream_options or StreamOptions()
+        steps = bool(options.include_steps)
         # A seed that is named fixes the text: where it would depend on times that are measured, nothing is drafted.
         fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
         depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
@@ -165,8 +166,7 @@ class Intake:
             for i, ids in enumerate(prompts)
             for k in range(n)
         ]
-        usage = bool(options and options.include_usage)
-        return Asked(tuple(jobs), n, seed, bool(body.stream), usage, steps, echoed, calls)
+        return Asked(tuple(jobs), n, seed, bool(body.stream), bool(options.include_usage), steps, echoed, calls)
 
     def _sampling(self, body: Sampled) -> Sampling:
         """The settings that are given; OpenAI's defaults, which are also `Sampling`'s, for the others."""

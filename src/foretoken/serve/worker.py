@@ -33,7 +33,8 @@ class Worker:
         cache_bytes: int = CACHE_BYTES,
         owner: Owner | None = None,
     ) -> None:
-        """max_batch: the most jobs decoded at once.
+        """engine: with a tokenizer.
+        max_batch: the most jobs decoded at once.
         context: the most ids of one text, its prompt included; the model's own context where it is None.
         max_queue: the most jobs that may wait for others to end.
         cache_bytes: the most memory of the prefix cache; 0 for none.
@@ -49,7 +50,6 @@ class Worker:
         self.context = context or most or CONTEXT
         self.error: BaseException | None = None  # what the thread died of
         self.on_step: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step has added
-        self._engine = engine
         self._owner: Owner | None = owner or Owner()
         try:
             self._batch = self._owner.submit(lambda: Batch(engine, max_batch, self.context, cache_bytes)).result()
@@ -101,10 +101,6 @@ class Worker:
             raise ForetokenError(
                 f"The prompt has {len(job.ids)} tokens, and the context is {self.context}: give at least one token, "
                 "and fewer than the context has."
-            )
-        if job.stops and self._engine.tokenizer is None:
-            raise ForetokenError(
-                "Stop strings need a tokenizer, and this model was loaded without one: leave stop out."
             )
         ticket = Ticket(job, deliver)
         with self._changed:
