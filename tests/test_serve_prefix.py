@@ -78,7 +78,6 @@ def test_long_prompts_beside_running_texts_change_no_text(folders, drafter, opti
         assert listener.wait() == want.token_ids, i
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
     assert [listener.steps[-1].num_cached for listener in listeners] == [0, 0, 0, 0, 64, 0, 256, 320, 128]
-    assert worker.chunks >= 3  # prompts of which a block or more is new
     worker.stop()
 
 
@@ -107,7 +106,7 @@ def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, monkeyp
     assert sizes[0] == BLOCK  # as long as a piece takes is not known yet
     assert sum(sizes) == 896
     assert all((one, other) != ("piece", "piece") for one, other in pairwise(happened))
-    assert happened.count("piece") == worker.chunks == len(sizes)
+    assert happened.count("piece") == len(sizes)
 
 
 def test_a_conversation_goes_on_where_it_ended(folders):

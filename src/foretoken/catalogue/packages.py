@@ -38,8 +38,10 @@ def download(package: Package, path: Path, scratch: Path, progress: Callable[[in
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment(scratch)
             )
             try:
-                while _running(process):
+                while process.poll() is None:
                     progress(min(package.bytes, _unfinished(scratch)))
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(LOOK_S)
             finally:
                 process.kill()
                 process.wait()
@@ -63,14 +65,6 @@ def _environment(scratch: Path) -> dict[str, str]:
     """pip's temporary files go beside what they become, on the disk whose space was checked."""
     temporary = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
     return {"PIP_RESUME_RETRIES": "5"} | dict(os.environ) | temporary  # of a broken connection; older pips ignore it
-
-
-def _running(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(LOOK_S)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
 
 
 def _unfinished(scratch: Path) -> int:

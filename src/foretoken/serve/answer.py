@@ -5,8 +5,8 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -16,32 +16,11 @@ from foretoken.serve.calls import Call, CallReader
 from foretoken.serve.errors import ApiError
 from foretoken.serve.forms import Form
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
-from foretoken.serve.logprobs import Spelling
-from foretoken.serve.metrics import Metrics
 from foretoken.serve.requests import Asked
-from foretoken.serve.running import ClientGoneError, Running, unless_gone
+from foretoken.serve.running import ClientGoneError, progress_of, unless_gone
+from foretoken.serve.service import Service
 from foretoken.serve.tally import Tally
 from foretoken.version import __version__
-
-if TYPE_CHECKING:
-    from foretoken.serve.worker import Worker
-
-DONE = "data: [DONE]\n\n"
-
-
-@dataclass(frozen=True)
-class Desk:
-    """What every answer needs.
-
-    name: of the model for clients. worker: the model's thread. spelling: of its tokens. metrics: the server's figures.
-    timeout: seconds that an answer may take.
-    """
-
-    name: str
-    worker: "Worker"
-    spelling: Spelling
-    metrics: Metrics
-    timeout: float
 
 
 @dataclass
@@ -79,12 +58,12 @@ class Answer(Response):
     facts: of the request's line in the log.
     """
 
-    def __init__(self, desk: Desk, form: Form, asked: Asked, facts: dict[str, Any]) -> None:
+    def __init__(self, service: Service, form: Form, asked: Asked, facts: dict[str, Any]) -> None:
         super().__init__()
-        self.desk, self.form, self.asked, self.facts = desk, form, asked, facts
+        self.service, self.form, self.asked, self.facts = service, form, asked, facts
         self.created = int(time.time())
         self.tally = Tally(asked.jobs, asked.n)
-        tokenizer = desk.spelling.tokenizer
+        tokenizer = service.spelling.tokenizer
         self.choices = [
             Choice(job, TextStream(tokenizer, job.stops, job.ids), asked.calls.reader() if asked.calls else None)
             for job in asked.jobs
@@ -100,7 +79,7 @@ class Answer(Response):
         except ApiError as error:
             self.facts["error"] = error.message
             if error.status == 429:
-                self.desk.metrics.rejections.inc()
+                self.service.metrics.rejections.inc()
             if not self.begun:
                 raise
             await send(_body(f"data: {json.dumps(error.body)}\n\n", more=False))
@@ -109,17 +88,18 @@ class Answer(Response):
             self.facts["completion_tokens"] = self.tally.num_tokens
 
     async def _in_time(self, work: Any) -> None:
+        seconds = self.service.timeout
         try:
-            async with asyncio.timeout(self.desk.timeout):
+            async with asyncio.timeout(seconds):
                 await work
         except TimeoutError:
-            raise ApiError(408, f"The request took more than {self.desk.timeout:g} seconds, and was ended.") from None
+            raise ApiError(408, f"The request took more than {seconds:g} seconds, and was ended.") from None
 
     async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         """What each step adds to which choice, with all that is to be counted of it counted."""
-        metrics = self.desk.metrics
-        async with Running(self.desk.worker, self.asked.jobs) as running:
-            async for index, progress in running:
+        metrics = self.service.metrics
+        async with aclosing(progress_of(self.service.worker, self.asked.jobs)) as steps:
+            async for index, progress in steps:
                 choice, now = self.choices[index], time.perf_counter()
                 self.tally.record(index, progress)
                 if choice.last is None:
@@ -141,7 +121,7 @@ class Answer(Response):
             text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
             logprobs = None
             if choice.job.top_logprobs is not None:
-                logprobs = self.form.logprobs(choice.logprobs, self.desk.spelling, 0)
+                logprobs = self.form.logprobs(choice.logprobs, self.service.spelling, 0)
             written = self.form.whole(text, choice.calls, logprobs)
             choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
         body = {**self._frame(self.form.name), "choices": choices, **self._end()}
@@ -156,7 +136,7 @@ class Answer(Response):
                     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await send(_body(f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"))
-        await send(_body(DONE, more=False))
+        await send(_body("data: [DONE]\n\n", more=False))
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         frame = self._frame(self.form.chunk_name)
@@ -191,8 +171,8 @@ class Answer(Response):
     def _new_logprobs(self, choice: Choice, progress: Progress) -> dict[str, Any] | None:
         if choice.job.top_logprobs is None:
             return None
-        written = self.form.logprobs(progress.logprobs, self.desk.spelling, choice.offset)
-        choice.offset += sum(len(self.desk.spelling.label(x.token)) for x in progress.logprobs)
+        written = self.form.logprobs(progress.logprobs, self.service.spelling, choice.offset)
+        choice.offset += sum(len(self.service.spelling.label(x.token)) for x in progress.logprobs)
         return written
 
     def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
@@ -204,24 +184,16 @@ class Answer(Response):
             {"id": token, "text": text, "origin": origin}
             for token, text, origin in zip(progress.token_ids, texts, progress.origins, strict=True)
         ]
-        step: dict[str, Any] = {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": None}
-        if progress.tree is not None:
-            tree = progress.tree
-            labels = [self.desk.spelling.label(token) for token in tree.tokens]
-            step["tree"] = {
-                "tokens": tree.tokens,
-                "labels": labels,
-                "parents": tree.parents,
-                "path": tree.path,
-            }
-        return step
+        tree, label = progress.tree, self.service.spelling.label
+        shown = None if tree is None else {**asdict(tree), "labels": [label(token) for token in tree.tokens]}
+        return {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": shown}
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.form.prefix + str(self.facts["request_id"]),
             "object": kind,
             "created": self.created,
-            "model": self.desk.name,
+            "model": self.service.name,
             "system_fingerprint": f"foretoken-{__version__}",
         }
 

@@ -1,14 +1,10 @@
 """The endpoints."""
 
-import asyncio
-import copy
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from importlib.resources import files
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,65 +13,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from foretoken.engine import Engine
-from foretoken.serve.answer import Answer, Desk
+from foretoken.serve.answer import Answer
 from foretoken.serve.errors import ApiError, on_api_error, on_http_error, on_invalid
 from foretoken.serve.forms import CHAT, COMPLETION, Form
-from foretoken.serve.guards import Keyed, Local, Logged, Sized
-from foretoken.serve.logprobs import Spelling
-from foretoken.serve.metrics import MEDIA_TYPE, Metrics
+from foretoken.serve.guards import Guarded, Logged, Sized, from_other_site, without_key
+from foretoken.serve.metrics import MEDIA_TYPE
 from foretoken.serve.owner import Owner
-from foretoken.serve.requests import Asked, Intake
-from foretoken.serve.running import unavailable
+from foretoken.serve.requests import Asked
 from foretoken.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
-from foretoken.serve.worker import Worker
 from foretoken.trace.page import composed
 from foretoken.version import __version__
 
-T = TypeVar("T")
 router = APIRouter()
-
-
-class Service:
-    """One model behind the endpoints.
-
-    worker: decodes; the app starts and stops it. intake: reads requests, on a thread of its own, so that a long prompt
-    does not keep others' chunks waiting.
-    """
-
-    def __init__(self, engine: Engine, settings: Settings, owner: Owner | None) -> None:
-        self.name = settings.name or Path(engine.target.name).name
-        self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue, owner=owner)
-        own = replace(engine, tokenizer=copy.deepcopy(engine.tokenizer))
-        most = settings.max_batch + settings.max_queue
-        self.intake = Intake(own, self.name, self.worker.context, most)
-        self.metrics = Metrics(self.name, self.worker)
-        self.desk = Desk(
-            self.name, self.worker, Spelling(copy.deepcopy(self.intake.tokenizer)), self.metrics, settings.timeout
-        )
-        self.reader = ThreadPoolExecutor(1, "foretoken-intake")
-        self.timeout, self.most, self.being_read = settings.timeout, most, 0
-
-    async def read(self, read: Callable[[Any], T], body: Any) -> T:
-        """Call a method of `intake` on its thread.
-
-        Raises ApiError: 429 where too many requests wait for it, 408 where it takes too long.
-        """
-        if self.being_read >= self.most:
-            self.metrics.rejections.inc()
-            raise unavailable(429, "Too many requests wait to be read: try again later.")
-        self.being_read += 1
-        try:
-            reading = asyncio.get_running_loop().run_in_executor(self.reader, read, body)
-            return await asyncio.wait_for(reading, self.timeout)
-        except TimeoutError:
-            raise ApiError(408, f"To read the request took more than {self.timeout:g} seconds.") from None
-        finally:
-            self.being_read -= 1
-
-    async def answer(self, request: Request, form: Form, read: Callable[[Any], Asked], body: Any) -> Response:
-        """The answer to a request for texts."""
-        return Answer(self.desk, form, await self.read(read, body), request.state.log)
 
 
 def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -> FastAPI:
@@ -100,10 +51,9 @@ def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_middleware(Sized, most=settings.max_body, timeout=settings.timeout)
-    app.add_middleware(Keyed, keys=settings.keys)
-    origins = settings.allow_origin or []
-    if not settings.keys:
-        app.add_middleware(Local, host=settings.host, origins=origins)
+    keys, origins = settings.keys, settings.allow_origin or []
+    find = partial(without_key, keys) if keys else partial(from_other_site, settings.host, origins)
+    app.add_middleware(Guarded, find=find)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Logged)  # the last one added is the outermost
@@ -117,15 +67,18 @@ def _service(request: Request) -> Service:
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """The answer to a conversation."""
-    service = _service(request)
-    return await service.answer(request, CHAT, service.intake.chat, body)
+    return await _answer(request, CHAT, _service(request).intake.chat, body)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """The continuation of texts."""
+    return await _answer(request, COMPLETION, _service(request).intake.completion, body)
+
+
+async def _answer(request: Request, form: Form, read: Callable[[Any], Asked], body: Any) -> Response:
     service = _service(request)
-    return await service.answer(request, COMPLETION, service.intake.completion, body)
+    return Answer(service, form, await service.read(read, body), request.state.log)
 
 
 @router.get("/v1/models")

@@ -3,10 +3,10 @@
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, GrammarError
 from foretoken.core.interfaces import Drafter, Path
@@ -44,7 +44,7 @@ class Text:
     """One job in work.
 
     rng: the source of the sequence's random numbers.
-    stream: turns its ids into text, None where the engine has no tokenizer.
+    stream: turns its ids into text.
     num_cached: tokens of its prompt that the prefix cache held.
     waited_s: seconds from its coming to the start of its work.
     logprobs, tree: what its last step showed, where the job asks for it.
@@ -53,30 +53,23 @@ class Text:
     ticket: Ticket
     sequence: Sequence
     rng: Seeded
-    stream: TextStream | None
+    stream: TextStream
     num_cached: int = 0
     waited_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     tree: StepTree | None = None
 
 
-@dataclass
-class Mark:
-    """Where a text was before a step, to go back there if the step fails."""
+def undoing(text: Text) -> Callable[[], None]:
+    """What takes a text back to where it is now, if the step before it fails."""
+    length, numbers = len(text.sequence.ids), text.rng.generator.get_state()
 
-    text: Text
-    length: int = field(init=False)
-    numbers: Tensor = field(init=False)
+    def undo() -> None:
+        del text.sequence.ids[length:]
+        text.sequence.finished = False
+        text.rng.generator.set_state(numbers)
 
-    def __post_init__(self) -> None:
-        self.length = len(self.text.sequence.ids)
-        self.numbers = self.text.rng.generator.get_state()
-
-    def restore(self) -> None:
-        """Undo what happened to the sequence since."""
-        del self.text.sequence.ids[self.length :]
-        self.text.sequence.finished = False
-        self.text.rng.generator.set_state(self.numbers)
+    return undo
 
 
 class KeepingDecoder(Decoder):
@@ -151,19 +144,13 @@ class Batch:
         limit = ANY_DEPTH if job.depth is None else job.depth
         shows = job.top_logprobs is not None
         sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
-        stream = TextStream(tokenizer, job.stops, job.ids) if tokenizer else None
+        assert tokenizer is not None
+        stream = TextStream(tokenizer, job.stops, job.ids)
         text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
         if len(job.ids) <= BLOCK and len(self._texts) < self._room:
-            self._look_up(text)
             self._enter(text, [])
         else:
             self._reading.append(text)
-
-    def _look_up(self, text: Text) -> list[Block]:
-        """The blocks of a prompt that the prefix cache holds; its last id is never read before a step."""
-        chain = self.cache.match(text.sequence.ids[:-1])
-        text.num_cached = BLOCK * len(chain)
-        return chain
 
     def _enter(self, text: Text, chain: list[Block]) -> None:
         """Give a text its row of the decoder, of which the blocks of `chain` were read; fail it where that fails."""
@@ -216,32 +203,29 @@ class Batch:
     def _read(self, text: Text) -> list[Block] | None:
         """Read a piece of a prompt. Returns: its blocks once all of them are read, None before."""
         if not self.prefill.busy:
-            chain = self._look_up(text)
+            chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
+            text.num_cached = BLOCK * len(chain)
             if len(text.sequence.ids) - 1 - text.num_cached < BLOCK:
                 return chain
             self.prefill.begin(text.sequence, chain)
-        if not self.prefill.read(self._step_s if self._texts else None):
-            return None
-        chain = self.prefill.chain
-        self.prefill.end()
-        return chain
+        return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
 
     def _step(self) -> None:
         """One step of every text with a row, and its news to those who wait."""
-        marks = [Mark(text) for text in self._texts.values()]
+        undos = [undoing(text) for text in self._texts.values()]
         try:
             steps = self._decoder.step()
         except Exception as error:
-            log.warning("A step of %d texts failed, they are stepped one by one: %r", len(marks), error)
-            self._short = self._step_alone(marks, self._short)
+            log.warning("A step of %d texts failed, they are stepped one by one: %r", len(undos), error)
+            self._short = self._step_alone(undos, self._short)
         else:
             self._short = False
             if self._decoder.gave_up:
-                self._step_alone(marks)
+                self._step_alone(undos)
             else:
                 self._report(self._decoder, steps)
 
-    def _step_alone(self, marks: list[Mark], short: bool = False) -> bool:
+    def _step_alone(self, undos: list[Callable[[], None]], short: bool = False) -> bool:
         """The step again, each text by itself, after the model or the drafter failed for all together.
 
         A text that fails by itself ends, and one for which the drafter fails goes on without drafts; the others come
@@ -249,25 +233,25 @@ class Batch:
         the last text waits from now on until another one has ended. Returns: whether none failed by itself.
         """
         del self._decoder  # its memory may be what is wanting
-        num_failed = 0
-        for mark in marks:
-            mark.restore()
-        drafted, gave_up = [mark.text.sequence for mark in marks if mark.text.sequence.depth_limit], []
-        for mark in marks:
-            sequence, decoder = mark.text.sequence, self._open(1)
+        for undo in undos:
+            undo()
+        texts, gave_up, num_failed = list(self._texts.values()), [], 0
+        num_drafted = sum(text.sequence.depth_limit > 0 for text in texts)
+        for text in texts:
+            sequence, decoder = text.sequence, self._open(1)
             decoder.join(sequence)
             try:
                 restore(decoder, 0, self.cache.match(sequence.ids[:-1]))
                 steps = decoder.step()
             except Exception as error:
                 log.exception("A text failed.")
-                self._fail(mark.text, error)
+                self._fail(text, error)
                 num_failed += 1
                 continue
             if decoder.gave_up:
                 gave_up.append(sequence)
             self._report(decoder, steps)
-        if len(gave_up) > 1 and len(gave_up) >= len(drafted):
+        if len(gave_up) > 1 and len(gave_up) >= num_drafted:
             self._draft_by(NoDrafter())  # it fails for every text
         for sequence in gave_up:
             sequence.depth_limit = 0

@@ -1,7 +1,8 @@
 """What goes wrong, in the shape in which OpenAI's clients read it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -48,6 +49,15 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The whole answer. Non-ASCII is escaped, since a field's name may be no valid Unicode."""
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
+
+
+@contextmanager
+def refusing(param: str) -> Iterator[None]:
+    """What the block refuses becomes a 400. param: the field that is meant."""
+    try:
+        yield
+    except ForetokenError as error:
+        raise ApiError(400, str(error), param) from error
 
 
 def refused(error: ForetokenError, fields: Mapping[str, Any]) -> ApiError:

@@ -1,39 +1,21 @@
-"""The two shapes of an answer: chat completions and completions, whole and in chunks."""
+"""The two shapes of an answer: chat completions and completions, whole and in chunks.
+
+Both have the same methods:
+
+whole: a finished choice.
+opening: the first chunk of a choice, if there is one; `before` is the text before it, None where it may have no text.
+part: a chunk of a choice; the last one's text is empty.
+logprobs: of some tokens; `offset` is the number of characters of the tokens before them.
+
+name, chunk_name: OpenAI's `object`. prefix: of the answer's id.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from foretoken.serve.calls import Call
 from foretoken.serve.jobs import TokenLogprob
-from foretoken.serve.logprobs import Spelling, chat_logprobs, completion_logprobs
-
-
-@runtime_checkable
-class Form(Protocol):
-    """How the choices of an answer are written.
-
-    name, chunk_name: OpenAI's `object`. prefix: of the answer's id.
-    """
-
-    name: str
-    chunk_name: str
-    prefix: str
-
-    def whole(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        """A finished choice."""
-        ...
-
-    def opening(self, before: str | None) -> dict[str, Any] | None:
-        """The first chunk of a choice, if there is one. before: the text before it; None where it may have no text."""
-        ...
-
-    def part(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        """A chunk of a choice; the last one's text is empty."""
-        ...
-
-    def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offset: int) -> dict[str, Any]:
-        """offset: characters of the tokens before these."""
-        ...
+from foretoken.serve.logprobs import LEAST, Spelling
 
 
 class ChatForm:
@@ -59,7 +41,13 @@ class ChatForm:
         return {"delta": delta, "logprobs": logprobs}
 
     def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offset: int) -> dict[str, Any]:
-        return chat_logprobs(given, spelling)
+        """One entry a token."""
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            return {"token": spelling.label(token), "logprob": max(logprob, LEAST), "bytes": spelling.bytes_of(token)}
+
+        content = [{**entry(x.token, x.logprob), "top_logprobs": [entry(*top) for top in x.top]} for x in given]
+        return {"content": content, "refusal": None}
 
 
 class CompletionForm:
@@ -78,11 +66,22 @@ class CompletionForm:
         return {"text": text, "logprobs": logprobs}
 
     def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offset: int) -> dict[str, Any]:
-        return completion_logprobs(given, spelling, offset)
+        """Lists side by side."""
+        offsets: list[int] = []
+        for x in given:
+            offsets.append(offset)
+            offset += len(spelling.label(x.token))
+        return {
+            "tokens": [spelling.name_of(x.token) for x in given],
+            "token_logprobs": [max(x.logprob, LEAST) for x in given],
+            "top_logprobs": [{spelling.name_of(token): max(logprob, LEAST) for token, logprob in x.top} for x in given],
+            "text_offset": offsets,
+        }
 
 
 def _call(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
+Form = ChatForm | CompletionForm
 CHAT, COMPLETION = ChatForm(), CompletionForm()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
@@ -68,39 +68,46 @@ class Logged:
             log.log(level, "request", extra={"facts": record})
 
 
-class Local:
+class Guarded:
+    """Answers with the error that is found in a request, if there is one."""
+
+    def __init__(self, app: ASGIApp, find: Callable[[Scope], ApiError | None]) -> None:
+        """find: looks at a request before its body is read."""
+        self.app, self.find = app, find
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self.find(scope) if scope["type"] == "http" else None
+        await (self.app if error is None else error.response)(scope, receive, send)
+
+
+def from_other_site(own: str, origins: Collection[str], scope: Scope) -> ApiError | None:
     """Refuses what other sites make a browser ask of a server that is this machine's alone, by Host and Origin.
 
     Any page may send requests to a loopback address; and one whose own name is turned into that address, which is DNS
     rebinding, may read the answers too. A key keeps both out: this is for servers without one.
+
+    own: host that the server listens on. origins: of pages that may ask all the same.
     """
+    if own in EVERYWHERE or not _is_loopback((scope.get("server") or [""])[0]):
+        return None
+    headers = Headers(scope=scope)
+    host, origin = headers.get("host", "localhost"), headers.get("origin", "//localhost")
+    if not _is_own(f"//{host}", own):
+        said = f"The Host {host[:100]!a} is not this machine: ask at localhost, or start the server with a key."
+    elif not _is_own(origin, own) and origin not in origins:
+        said = f"The Origin {origin[:100]!a} is another site: start the server with --allow-origin for it."
+    else:
+        return None
+    return ApiError(403, said)
 
-    def __init__(self, app: ASGIApp, host: str, origins: Collection[str]) -> None:
-        """host: that the server listens on. origins: of pages that may ask all the same."""
-        self.app, self.host, self.origins = app, host, origins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        address = (scope.get("server") or [""])[0]
-        if scope["type"] == "http" and _is_loopback(address) and self.host not in EVERYWHERE:
-            headers = Headers(scope=scope)
-            host, origin = headers.get("host", "localhost"), headers.get("origin", "//localhost")
-            said = None
-            if not self._is_own(f"//{host}"):
-                said = f"The Host {host[:100]!a} is not this machine: ask at localhost, or start the server with a key."
-            elif not self._is_own(origin) and origin not in self.origins:
-                said = f"The Origin {origin[:100]!a} is another site: start the server with --allow-origin for it."
-            if said is not None:
-                await ApiError(403, said).response(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-    def _is_own(self, url: str) -> bool:
-        """Whether it names this machine."""
-        try:
-            name = urlsplit(url).hostname or ""
-        except ValueError:
-            return False
-        return name in ("localhost", self.host.lower()) or _is_loopback(name)
+def _is_own(url: str, own: str) -> bool:
+    """Whether it names this machine."""
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return name in ("localhost", own.lower()) or _is_loopback(name)
 
 
 def _is_loopback(address: str) -> bool:
@@ -110,30 +117,15 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-class Keyed:
+def without_key(keys: Collection[str], scope: Scope) -> ApiError | None:
     """Refuses requests without one of the keys, compared in constant time."""
-
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self.app = app
-        self.digests = [sha256(key.encode()).digest() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.digests and scope["path"] not in OPEN and not self._allowed(scope):
-            error = ApiError(
-                401,
-                "This server asks for a key: send one as Authorization: Bearer KEY.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await error.response(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = sha256(key.strip(" \t").encode("latin-1")).digest()
-        same = [compare_digest(given, digest) for digest in self.digests]  # all of them, whichever it is
-        return scheme.lower() == "bearer" and any(same)
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    given = sha256(key.strip(" \t").encode("latin-1")).digest()
+    same = [compare_digest(given, sha256(key.encode()).digest()) for key in keys]  # all of them, whichever it is
+    if scope["path"] in OPEN or (scheme.lower() == "bearer" and any(same)):
+        return None
+    said, headers = "This server asks for a key: send one as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, said, code="invalid_api_key", headers=headers)
 
 
 class Sized:
@@ -173,21 +165,17 @@ class Sized:
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None where the client has gone. Raises ApiError 413."""
         declared = Headers(scope=scope).get("content-length", "0")
-        pieces, size = [], int(declared) if declared.isdecimal() else 0
-        if size <= self.most:
-            size = 0
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > self.most or not message.get("more_body", False):
-                    break
-        if size > self.most:
+        size, body, more = int(declared) if declared.isdecimal() else 0, bytearray(), True
+        while more and max(size, len(body)) <= self.most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if max(size, len(body)) > self.most:
             said = f"The body has more than {self.most} bytes, the most that this server takes: send less."
             raise ApiError(413, said, headers={"Connection": "close"})
-        return b"".join(pieces)
+        return bytes(body)
 
 
 async def _let_come(receive: Receive) -> None:

@@ -1,15 +1,12 @@
 """What Prometheus reads, under vLLM's names, so that dashboards and `vllm bench serve` find it."""
 
 import time
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from foretoken.serve.jobs import Progress
 from foretoken.serve.tally import Tally
-
-if TYPE_CHECKING:
-    from foretoken.serve.worker import Worker
+from foretoken.serve.worker import Worker
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the page
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -24,7 +21,7 @@ class Metrics:
     Acceptance is counted by depth, for which vLLM's word is position: of a tree it is the node's depth less 1.
     """
 
-    def __init__(self, name: str, worker: "Worker") -> None:
+    def __init__(self, name: str, worker: Worker) -> None:
         disable_created_metrics()  # their names begin as the counters' do, and clients would add them up
         self.registry = CollectorRegistry()
         self.name = name
@@ -90,11 +87,10 @@ class Metrics:
 
     def ended(self, tally: Tally) -> None:
         """A request whose texts are all finished."""
-        first = tally.last if tally.first is None else tally.first
         self.whole.observe(time.perf_counter() - tally.start)
-        self.decoding.observe(tally.last - first)
+        self.decoding.observe(tally.last - tally.first)
         if tally.num_tokens > 1:
-            self.per_token.observe((tally.last - first) / (tally.num_tokens - 1))
+            self.per_token.observe((tally.last - tally.first) / (tally.num_tokens - 1))
 
     def text(self) -> bytes:
         """The page that Prometheus reads."""

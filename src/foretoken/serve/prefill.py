@@ -17,28 +17,26 @@ STEPS = 1.0  # steps that a piece may take as long as
 class Prefill:
     """Reads one prompt at a time, in a row of its own, and keeps what it read in the prefix cache.
 
-    chain: the blocks that were read of the prompt. num_chunks: pieces read so far, of all prompts.
+    chain: the blocks that were read of the prompt.
     """
 
     def __init__(self, open_one: Callable[[], Decoder], cache: PrefixCache) -> None:
         """open_one: makes a decoder of one row."""
         self._open_one, self._cache = open_one, cache
-        self._decoder: Decoder | None = None
-        self._sequence: Sequence | None = None
+        self._decoder: Decoder | None = None  # in its row is the prompt that is being read
         self._token_s = 0.0  # seconds that one id took in the last piece
         self.chain: list[Block] = []
-        self.num_chunks = 0
 
     @property
     def busy(self) -> bool:
         """Whether a prompt is being read."""
-        return self._sequence is not None
+        return self._decoder is not None and bool(self._decoder.sequences)
 
     def begin(self, sequence: Sequence, chain: list[Block]) -> None:
         """Begin with a prompt, of which the blocks of `chain` are known."""
         if self._decoder is None or self._decoder.gave_up:
             self._decoder = self._open_one()
-        self._sequence, self.chain = sequence, chain
+        self.chain = chain
         self._decoder.join(sequence)
         restore(self._decoder, 0, chain)
 
@@ -47,9 +45,9 @@ class Prefill:
 
         step_s: seconds of a step of the texts in work, None where nobody waits for one.
         """
-        sequence, decoder = self._sequence, self._decoder
-        assert sequence is not None
+        decoder = self._decoder
         assert decoder is not None
+        (sequence,) = decoder.sequences
         start, last = BLOCK * len(self.chain), len(sequence.ids) - 1
         size = MOST
         if step_s is not None:
@@ -66,16 +64,15 @@ class Prefill:
                 log.exception("The drafter failed at a prompt.")
         self._cache.keep(decoder, 0, read, self.chain)
         self._token_s = (time.perf_counter() - began) / (len(read) - start)
-        self.num_chunks += 1
         return last - len(read) < BLOCK
 
-    def end(self) -> None:
-        """Forget the prompt."""
-        assert self._sequence is not None
+    def end(self) -> list[Block]:
+        """Forget the prompt. Returns: its blocks."""
         assert self._decoder is not None
-        Decoder.leave(self._decoder, self._sequence)  # its blocks are kept already
-        self._sequence, self.chain = None, []
+        Decoder.leave(self._decoder, self._decoder.sequences[0])  # its blocks are kept already
+        chain, self.chain = self.chain, []
+        return chain
 
     def reset(self) -> None:
         """Forget the prompt after something failed."""
-        self._decoder, self._sequence, self.chain = None, None, []
+        self._decoder, self.chain = None, []

@@ -64,26 +64,22 @@ class PrefixCache:
         for start in range(BLOCK * len(chain), len(ids) - BLOCK + 1, BLOCK):
             end = start + BLOCK
             key, parent = tuple(ids[start:end]), chain[-1] if chain else None
-            block = (self._first if parent is None else parent.children).get(key)
+            block = self._after(parent).get(key)
             if block is None:  # else another text put it here since the chain was looked up
                 target = decoder.target.save(row, start, end)
                 if target is None:
                     break
                 block = Block(key, parent, target, None if drafter is None else drafter.save(row, start, end))
-                self._put(block)
+                if parent is None or parent in self._order:  # else it was dropped, and nobody would find this one
+                    self._after(parent)[key] = block
+                    self._order[block] = None
+                    self.num_bytes += block.num_bytes
             chain.append(block)
         self._use([block for block in chain if block in self._order])
         while self.num_bytes > self.most_bytes:
-            self._drop(next(iter(self._order)))
-
-    def _put(self, block: Block) -> None:
-        """Take up a block; not one whose parent was dropped, which nobody would find."""
-        if block.parent is not None and block.parent not in self._order:
-            return
-        level = self._first if block.parent is None else block.parent.children
-        level[block.ids] = block
-        self._order[block] = None
-        self.num_bytes += block.num_bytes
+            block, _ = self._order.popitem(last=False)
+            del self._after(block.parent)[block.ids]
+            self.num_bytes -= block.num_bytes
 
     def clear(self) -> None:
         """Forget all blocks, as where other sessions are opened, which keep something else."""
@@ -91,10 +87,8 @@ class PrefixCache:
         self._first.clear()
         self._order.clear()
 
-    def _drop(self, block: Block) -> None:
-        level = self._first if block.parent is None else block.parent.children
-        del level[block.ids], self._order[block]
-        self.num_bytes -= block.num_bytes
+    def _after(self, block: Block | None) -> dict[tuple[int, ...], Block]:
+        return self._first if block is None else block.children
 
     def _use(self, chain: list[Block]) -> None:
         for block in reversed(chain):  # a parent after its child, so that the child goes first

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.limits import check_seed, check_stops
+from foretoken.core.limits import check_seed
 from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
 from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
 from foretoken.serve.calls import CallForm
-from foretoken.serve.errors import ApiError, refused
+from foretoken.serve.errors import ApiError, refused, refusing
 from foretoken.serve.jobs import Job
 from foretoken.serve.schema import (
     COMPLETION_TOKENS,
@@ -22,6 +22,7 @@ from foretoken.serve.schema import (
     DetokenizeRequest,
     Named,
     Sampled,
+    StreamOptions,
     TokenizeRequest,
     Tool,
 )
@@ -132,8 +133,7 @@ class Intake:
         echoed: tuple[str, ...] | None = None,
         calls: CallForm | None = None,
     ) -> Asked:
-        options = body.stream_options
-        if options is not None and not body.stream:
+        if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
         self._check_number(body, len(prompts))
         n = body.n or 1
@@ -141,11 +141,11 @@ class Intake:
         stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         try:
             check_seed(seed, n * len(prompts))
-            check_stops(stops)
             sampling = self._sampling(body)
         except ForetokenError as error:
             raise refused(error, type(body).model_fields) from error
-        steps = bool(options and options.include_steps)
+        options = body.stream_options or StreamOptions()
+        steps = bool(options.include_steps)
         # A seed that is named fixes the text: where it would depend on times that are measured, nothing is drafted.
         fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
         depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
@@ -156,7 +156,7 @@ class Intake:
                 tuple(ids),
                 self._held(sampling, grammar, ends, len(ids), param),
                 seed + i * n + k,
-                min(max_new_tokens, self.context - len(ids)),
+                max_new_tokens,
                 ends,
                 stops,
                 top_logprobs,
@@ -166,8 +166,7 @@ class Intake:
             for i, ids in enumerate(prompts)
             for k in range(n)
         ]
-        usage = bool(options and options.include_usage)
-        return Asked(tuple(jobs), n, seed, bool(body.stream), usage, steps, echoed, calls)
+        return Asked(tuple(jobs), n, seed, bool(body.stream), bool(options.include_usage), steps, echoed, calls)
 
     def _sampling(self, body: Sampled) -> Sampling:
         """The settings that are given; OpenAI's defaults, which are also `Sampling`'s, for the others."""
@@ -186,10 +185,8 @@ class Intake:
         """The settings of one text that is held to a grammar, by a parser of its own. param: the field in errors."""
         if grammar is None:
             return sampling
-        try:
+        with refusing(param):
             constraint = grammar.constraint(self.tokenizer, ends, num_prompt)
-        except ForetokenError as error:
-            raise ApiError(400, str(error), param) from error
         return replace(sampling, processors=(*sampling.processors, constraint))
 
     def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> list[int]:
@@ -198,10 +195,8 @@ class Intake:
         return self._encode([_message(message) for message in messages], "The conversation", "messages", offered)
 
     def _encode(self, prompt: Any, which: str, param: str, tools: Sequence[Any] | None = None) -> list[int]:
-        try:
+        with refusing(param):
             ids = self.engine.encode(prompt, which, tools)
-        except ForetokenError as error:
-            raise ApiError(400, str(error), param) from error
         if len(ids) >= self.context:
             raise ApiError(
                 400,

@@ -1,17 +1,17 @@
 """The jobs of one request while the model's thread works on them, as the event loop sees them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from starlette.types import Receive
 
+from foretoken.serve.batch import Ticket
 from foretoken.serve.errors import ApiError
 from foretoken.serve.jobs import DrainingError, Failed, Job, Progress, QueueFullError
-
-if TYPE_CHECKING:
-    from foretoken.serve.worker import Worker
+from foretoken.serve.worker import Worker
 
 T = TypeVar("T")
 RETRY_AFTER = 1  # seconds, sent with a 429 or 503
@@ -27,53 +27,34 @@ class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
 
-class Running:
-    """`async with Running(worker, jobs) as running: async for index, progress in running: ...`
+async def progress_of(worker: Worker, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Progress], None]:
+    """(index of a job, what a step added to it), until all are finished. Closing it cancels those that are not.
 
-    Leaving the block, for whatever reason, cancels the jobs that are not finished.
+    Raises ApiError: 429 where the queue has no room for all of them, 503 where no more are taken, and for a failure.
     """
+    loop, tickets = asyncio.get_running_loop(), dict[int, Ticket]()
+    queue: asyncio.Queue[tuple[int, Progress | Failed]] = asyncio.Queue()
 
-    def __init__(self, worker: "Worker", jobs: Sequence[Job]) -> None:
-        self.worker, self.jobs = worker, jobs
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, Progress | Failed]] = asyncio.Queue()
-        self._open: dict[int, Any] = {}
+    def deliver(index: int, came: Progress | Failed) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the server ended
+            loop.call_soon_threadsafe(queue.put_nowait, (index, came))
 
-    async def __aenter__(self) -> "Running":
-        """Submit all jobs or none. Raises ApiError: 429 where the queue is full, 503 where no more jobs are taken."""
-        try:
-            for index, job in enumerate(self.jobs):
-                self._open[index] = self.worker.submit(job, self._deliver(index))
-        except (QueueFullError, DrainingError) as error:
-            self._cancel()
-            raise unavailable(429 if isinstance(error, QueueFullError) else 503, str(error)) from error
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._cancel()
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Progress]]:
-        """(index of the job, what a step added to it), until all are finished. Raises ApiError for a failure."""
-        while self._open:
-            index, came = await self._queue.get()
+    try:
+        for index, job in enumerate(jobs):
+            tickets[index] = worker.submit(job, partial(deliver, index))
+        while tickets:
+            index, came = await queue.get()
             if isinstance(came, Failed):
-                del self._open[index]
+                del tickets[index]
                 raise unavailable(503, came.message) if came.status == 503 else ApiError(came.status, came.message)
             if came.finish_reason is not None:
-                del self._open[index]
+                del tickets[index]
             yield index, came
-
-    def _deliver(self, index: int) -> Any:
-        def deliver(came: Progress | Failed) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the server ended
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, came))
-
-        return deliver
-
-    def _cancel(self) -> None:
-        for ticket in self._open.values():
-            self.worker.cancel(ticket)
-        self._open.clear()
+    except (QueueFullError, DrainingError) as error:
+        raise unavailable(429 if isinstance(error, QueueFullError) else 503, str(error)) from error
+    finally:
+        for ticket in tickets.values():
+            worker.cancel(ticket)
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive) -> T:

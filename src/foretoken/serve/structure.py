@@ -5,11 +5,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from foretoken.core.errors import ForetokenError
 from foretoken.models.grammar import Grammar, marks_of
 from foretoken.models.text import Tokenizer
 from foretoken.serve.calls import BEGIN, BEGINS, END, MARK, CallForm
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, refusing
 from foretoken.serve.schema import ChatRequest, ChosenTool, Function, ResponseFormat, Sampled, StructuredOutputs
 
 ANY = r"(.|\n)"
@@ -25,10 +24,8 @@ def grammar_of(body: Sampled, form: CallForm | None, tokenizer: Tokenizer) -> tu
     if wanted is not None and wanted.type != "text" and outputs is not None:
         raise ApiError(400, "response_format and structured_outputs mean the same: give one.", "response_format")
     param = "response_format" if outputs is None else "structured_outputs"
-    try:
+    with refusing(param):
         made = _formatted(wanted) if outputs is None else _structured(outputs)
-    except ForetokenError as error:
-        raise ApiError(400, str(error), param) from error
     if form is not None and isinstance(body, ChatRequest):
         if made is not None:
             said = f'{param} is for answers without calls: leave it or tools out, or set tool_choice to "none".'
@@ -77,11 +74,9 @@ def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer) -> Grammar |
     if not (forced or single or any(function.strict for _, function in tools)):
         return None
     arguments = {f"f{i}": _arguments(function, forced, f"tools.{i}.function.parameters") for i, function in tools}
-    try:
+    with refusing("tools"):
         rules = _rules(form, tools, forced, single or chosen is not None, marks_of(tokenizer))
         return Grammar.lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()), arguments)
-    except ForetokenError as error:
-        raise ApiError(400, str(error), "tools") from error
 
 
 def _rules(
@@ -128,7 +123,5 @@ def _arguments(function: Function, forced: bool, param: str) -> Grammar:
         schema = {"type": "object", "properties": {}, "additionalProperties": False}
     else:
         schema = {"type": "object", **function.parameters}
-    try:
+    with refusing(param):
         return Grammar.json_schema(schema)
-    except ForetokenError as error:
-        raise ApiError(400, str(error), param) from error

@@ -21,23 +21,21 @@ class Tally:
         self.cached: dict[int, int] = {}  # the first job of a prompt -> tokens of it that the prefix cache held
         self.waited_s = 0.0  # of the job that waited longest
         self.num_tokens = 0
-        self.num_steps = 0  # with drafts
         self.num_drafted = 0
         self.accepted: Counter[int] = Counter()  # accepted draft tokens of a step with drafts -> such steps
-        self.first: float | None = None  # moment of the first token
-        self.last = self.start
+        self.first = self.last = self.start  # moments of the first token and the last one
 
     def record(self, index: int, progress: Progress) -> None:
         """One step of job `index`."""
-        self.last = time.perf_counter()
-        if self.first is None:
-            self.first = self.last
+        now = time.perf_counter()
+        if self.last == self.start:
+            self.first = now
+        self.last = now
         self.waited_s = max(self.waited_s, progress.waited_s)
         if index % self.n == 0:
             self.cached.setdefault(index, progress.num_cached)
         self.num_tokens += len(progress.token_ids)
         if progress.num_drafted:
-            self.num_steps += 1
             self.num_drafted += progress.num_drafted
             self.accepted[progress.origins.count("accepted")] += 1
 
@@ -54,24 +52,23 @@ class Tally:
     @property
     def metrics(self) -> dict[str, Any]:
         """vLLM's per-request metrics, of all choices together; no speculative_decoding where nothing was drafted."""
-        first = self.last if self.first is None else self.first
-        seconds, between = self.last - self.start, self.last - first
+        seconds, between = self.last - self.start, self.last - self.first
         return {
-            "time_to_first_token_ms": _ms(first - self.start),
+            "time_to_first_token_ms": _ms(self.first - self.start),
             "queue_time_ms": _ms(self.waited_s),
             "generation_time_ms": _ms(between),
             "mean_itl_ms": _ms(between / (self.num_tokens - 1)) if self.num_tokens > 1 else None,
             "tokens_per_second": round(self.num_tokens / seconds, 3) if seconds else None,
-            "speculative_decoding": self._speculative() if self.num_steps else None,
+            "speculative_decoding": self._speculative() if self.accepted else None,
         }
 
     def _speculative(self) -> dict[str, Any]:
-        num_accepted = sum(length * steps for length, steps in self.accepted.items())
+        num_steps, num_accepted = self.accepted.total(), sum(length * steps for length, steps in self.accepted.items())
         return {
-            "mean_acceptance_length": round(1 + num_accepted / self.num_steps, 4),
+            "mean_acceptance_length": round(1 + num_accepted / num_steps, 4),
             "draft_acceptance_rate": round(num_accepted / self.num_drafted, 4),
             "acceptance_histogram": [self.accepted[length] for length in range(max(self.accepted) + 1)],
-            "num_spec_steps": self.num_steps,
+            "num_spec_steps": num_steps,
             "num_accepted_draft_tokens": num_accepted,
             "num_draft_tokens": self.num_drafted,
         }

@@ -7,7 +7,6 @@ from concurrent.futures import Future, wait
 from threading import Condition
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.limits import check_counts
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch, Ticket, tell
 from foretoken.serve.jobs import Deliver, DrainingError, Failed, Job, QueueFullError
@@ -28,47 +27,46 @@ class Worker:
     def __init__(
         self,
         engine: Engine,
-        max_batch: int | None = None,
+        max_batch: int = 8,
         context: int | None = None,
         max_queue: int = 64,
         cache_bytes: int = CACHE_BYTES,
         owner: Owner | None = None,
     ) -> None:
-        """max_batch: the most jobs decoded at once; the engine's own number where it is None.
+        """engine: with a tokenizer.
+        max_batch: the most jobs decoded at once.
         context: the most ids of one text, its prompt included; the model's own context where it is None.
         max_queue: the most jobs that may wait for others to end.
         cache_bytes: the most memory of the prefix cache; 0 for none.
         owner: the thread that loaded the engine, where that is to be the worker's; None for a new one.
         Raises ForetokenError for a context that the model does not take, and where memory does not suffice.
         """
-        size, most = engine.max_batch if max_batch is None else max_batch, engine.target.lm.context
-        check_counts(max_batch=size, context=context)
+        most = engine.target.lm.context
         if context is not None and most is not None and context > most:
             raise ForetokenError(
                 f"context is {context}, and {engine.target.name} takes {most} tokens: give at most that."
             )
-        self.max_batch, self.max_queue = size, max_queue
+        self.max_batch, self.max_queue = max_batch, max_queue
         self.context = context or most or CONTEXT
         self.error: BaseException | None = None  # what the thread died of
         self.on_step: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step has added
-        self._engine = engine
         self._owner: Owner | None = owner or Owner()
         try:
-            self._batch = self._owner.submit(lambda: Batch(engine, size, self.context, cache_bytes)).result()
+            self._batch = self._owner.submit(lambda: Batch(engine, max_batch, self.context, cache_bytes)).result()
         except MemoryError as error:
             raise ForetokenError(
-                f"The memory does not suffice for {size} texts of {self.context} tokens side by side: give a smaller "
-                "max_batch or context."
+                f"The memory does not suffice for {max_batch} texts of {self.context} tokens side by side: give a "
+                "smaller max_batch or context."
             ) from error
         self._waiting: deque[Ticket] = deque()
         self._joining: deque[Ticket] = deque()  # those that the thread has taken, and not yet given a row
         self._changed = Condition()
-        self._draining, self._stopping = False, False
+        self._stopping = False  # whether no more jobs are taken
         self._work: Future[None] | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether jobs are worked on; False before `start`, after the last job of `drain`, and if the thread died."""
+        """Whether jobs are worked on; False before `start`, after the thread's end, and if it died."""
         return self._work is not None and not self._work.done() and self.error is None
 
     @property
@@ -85,11 +83,6 @@ class Worker:
     def cache_use(self) -> float:
         """Share of the room for keys and values that the texts in work take."""
         return self._batch.num_ids / (self.max_batch * self.context)
-
-    @property
-    def chunks(self) -> int:
-        """Pieces of prompts that were read between steps."""
-        return self._batch.prefill.num_chunks
 
     def start(self) -> None:
         """Start the thread, for once and all."""
@@ -109,13 +102,9 @@ class Worker:
                 f"The prompt has {len(job.ids)} tokens, and the context is {self.context}: give at least one token, "
                 "and fewer than the context has."
             )
-        if job.stops and self._engine.tokenizer is None:
-            raise ForetokenError(
-                "Stop strings need a tokenizer, and this model was loaded without one: leave stop out."
-            )
         ticket = Ticket(job, deliver)
         with self._changed:
-            if self._draining or self.error is not None:
+            if self._stopping or self.error is not None:
                 raise DrainingError(DIED if self.error is not None else "The server is shutting down.")
             if len(self._waiting) + len(self._joining) + self._batch.num_wanted >= self.max_batch + self.max_queue:
                 room = f"{self.max_batch} texts side by side and {self.max_queue} that wait"
@@ -132,26 +121,17 @@ class Worker:
                 self._waiting.remove(ticket)
             self._changed.notify_all()
 
-    def drain(self) -> None:
-        """Accept no more jobs; the thread ends when those accepted are done. Does not wait for it: see `join`."""
-        with self._changed:
-            self._draining = True
-            self._changed.notify_all()
-
     def end(self) -> None:
-        """End all jobs after the step under way, and the thread. Does not wait for it: see `join`."""
+        """End all jobs after the step under way, and the thread. Does not wait for it."""
         with self._changed:
-            self._draining = self._stopping = True
+            self._stopping = True
             self._changed.notify_all()
 
     def stop(self) -> None:
         """`end`, and wait."""
         self.end()
-        self.join()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has ended, at most so many seconds. Returns: whether it has."""
-        return self._work is None or not wait([self._work], timeout_s).not_done
+        if self._work is not None:
+            wait([self._work])
 
     def _run(self) -> None:
         try:
@@ -170,7 +150,7 @@ class Worker:
     def _end(self, message: str) -> None:
         """Accept no more jobs, and end all that are left with this sentence."""
         with self._changed:
-            self._draining = True
+            self._stopping = True
             waiting = [*self._joining, *self._waiting]
             self._waiting.clear()
         self._batch.fail(message)
@@ -190,8 +170,6 @@ class Worker:
                 while self._waiting and len(self._batch) + len(self._joining) < self.max_batch:
                     self._joining.append(self._waiting.popleft())
                 if not self._joining and not len(self._batch):
-                    if self._draining:
-                        return False
                     self._changed.wait()
             while self._joining:
                 self._batch.join(self._joining[0])

@@ -1,6 +1,8 @@
 """The page of a trace: page.html, with the record in it as JSON that the page's own script draws."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.trace.record import Trace, TracedStep, TracedText
 
+Label = Callable[[int], str]
 PLACE = "__TRACE__"
 PARTS = {"__STYLE__": "tinted.css", "__LEGEND__": "legend.html", "__TREES__": "tree.js"}  # of every page that has trees
 MOST_OF_PROMPT = 4000  # characters of a prompt that are shown, its last ones
@@ -40,7 +43,7 @@ def record(trace: "Trace") -> dict[str, Any]:
     """What the page shows. Keys are short where they are repeated: of a step, `n` are its nodes, [label, id, parent, p,
     q] each, `a` the accepted ones, and `e` is the token after them, [label, id, p, origin]."""
     engine = trace.engine
-    labels = Labels(engine.tokenizer)
+    label = labels_of(engine.tokenizer)
     return {
         "version": __version__,
         "settings": {
@@ -49,38 +52,31 @@ def record(trace: "Trace") -> dict[str, Any]:
             "tree": engine.tree,
             "verifier": engine.verifier.name,
         },
-        "texts": [_text(text, engine, labels) for text in trace.texts],
+        "texts": [_text(text, engine, label) for text in trace.texts],
     }
 
 
-class Labels:
-    """The text of single tokens, as it is shown on a node."""
+def labels_of(tokenizer: Tokenizer | None) -> Label:
+    """What gives the text of a single token, as it is shown on a node."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self.tokenizer = tokenizer
-        self.known: dict[int, str] = {}
-
-    def __call__(self, token: int) -> str:
-        if token not in self.known:
-            self.known[token] = self._label(token)
-        return self.known[token]
-
-    def _label(self, token: int) -> str:
-        if self.tokenizer is None or token >= len(self.tokenizer):  # a padded head has ids without a token
+    @cache
+    def label(token: int) -> str:
+        if tokenizer is None or token >= len(tokenizer):  # a padded head has ids without a token
             return str(token)
-        text = str(self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        piece = str(self.tokenizer.convert_ids_to_tokens(token))
+        text = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        piece = str(tokenizer.convert_ids_to_tokens(token))
         return f" {text}" if piece.startswith(SPACE_SIGN) and not text.startswith(" ") else text
 
+    return label
 
-def _text(text: "TracedText", engine: "Engine", labels: Labels) -> dict[str, Any]:
+
+def _text(text: "TracedText", engine: "Engine", label: Label) -> dict[str, Any]:
     sequence = text.sequence
     prompt, new = sequence.ids[: sequence.num_prompt], sequence.ids[sequence.num_prompt :]
     if engine.tokenizer is None:
         before = " ".join(map(str, prompt))
     else:
         before = str(engine.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
-    ends = [*text.ends, len(new)][: len(text.steps)]
     return {
         "prompt": before[-MOST_OF_PROMPT:],
         "cut": len(before) > MOST_OF_PROMPT,
@@ -90,8 +86,8 @@ def _text(text: "TracedText", engine: "Engine", labels: Labels) -> dict[str, Any
         "drafted": text.num_drafted,
         "accepted": text.num_accepted,
         "pieces": _pieces(engine.tokenizer, prompt, new),
-        "ends": ends,
-        "shown": [_step(step, labels) for step in text.steps],
+        "ends": [min(step.length - len(prompt) + len(step.path), len(new)) for step in text.steps],
+        "shown": [_step(step, label) for step in text.steps],
     }
 
 
@@ -115,12 +111,12 @@ def _pieces(tokenizer: Tokenizer | None, prompt: list[int], new: list[int]) -> l
     return pieces
 
 
-def _step(step: "TracedStep", labels: Labels) -> dict[str, Any]:
+def _step(step: "TracedStep", label: Label) -> dict[str, Any]:
     nodes = zip(step.tree.tokens, step.tree.parents, step.p, step.q, strict=True)
     return {
-        "n": [[labels(token), token, parent, _rounded(p), _rounded(q)] for token, parent, p, q in nodes],
+        "n": [[label(token), token, parent, _rounded(p), _rounded(q)] for token, parent, p, q in nodes],
         "a": list(step.path[1:]),
-        "e": [labels(step.token), step.token, _rounded(step.p_token), step.origin],
+        "e": [label(step.token), step.token, _rounded(step.p_token), step.origin],
     }
 
 

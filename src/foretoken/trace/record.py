@@ -37,12 +37,10 @@ class TracedStep:
 
 @dataclass
 class TracedText:
-    """One sequence and its recorded steps. ends: new tokens after each of them, but the last of the text. num_steps,
-    num_drafted, num_accepted: of all steps, recorded or not."""
+    """One sequence and its recorded steps. num_steps, num_drafted, num_accepted: of all steps, recorded or not."""
 
     sequence: Sequence
     steps: list[TracedStep] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -72,8 +70,6 @@ class Trace:
         self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: tuple[int, ...], token: int
     ) -> None:
         text = self._texts.setdefault(sequence, TracedText(sequence))
-        if len(text.ends) < len(text.steps):
-            text.ends.append(sequence.num_new)
         text.num_steps += 1
         text.num_drafted += tree.num_drafted
         text.num_accepted += min(len(path) - 1, sequence.num_left)
