@@ -40,7 +40,7 @@ from foretoken.models.rows import Rows
 from foretoken.vocab.price import Price, Row, Trie, first_tokens
 from foretoken.vocab.segmentation import NONE, OPEN, Segmentation, SingleTokens
 from foretoken.vocab.source import TranslatedSource
-from foretoken.vocab.strings import Context, Healing, common_prefix
+from foretoken.vocab.strings import common_prefix
 from foretoken.vocab.translation import FIRM, Edge, Translation
 
 NODES = 32  # of a plan
@@ -106,8 +106,7 @@ class SLRSSession:
 
     def join(self) -> None:
         self.rows.join()
-        d = self.drafter
-        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size), d.drafts.heals))
+        self._rows.append(Row(self.drafter.translation, self.drafter.drafts.heals))
 
     def leave(self, row: int) -> None:
         self.rows.leave(row)
@@ -146,10 +145,10 @@ class SLRSSession:
     def _write(self, row: Row, seq: Sequence) -> Generator[None, None, TokenTree]:
         """One sequence's proposals. Yields where it needs what waits in its trie to be scored."""
         greedy = seq.sampling.temperature == 0
-        following = replace(row, context=copy(row.context), healing=copy(row.healing))
+        following = copy(row)
         tokens, records = [seq.ids[-1]], []
         while len(tokens) <= min(self.drafter.policy.max_nodes - 1, seq.depth_left):
-            ids, edge = following.ids, following.healing.edge
+            ids, edge = following.ids, following.edge
             done = len(row.committed)
             if ids[:done] != row.committed or len(ids) == done:
                 break  # the text's new end splits committed ids otherwise
