@@ -21,7 +21,7 @@ from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
+from foretoken.core.tree import TokenTree, opaque_tree
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models.causal_lm import CausalLM
@@ -159,23 +159,20 @@ class SLEMSession:
     def _translated(self, row: Row, seq: Sequence, tree: TokenTree) -> TokenTree:
         """The strings of the drafter's tree as a tree in the target's ids."""
         d = self.drafter
-        trie: dict = {}
-        room = self.drafter.max_nodes - 1
+        tokens, parents = [seq.ids[-1]], [-1]
+        children: dict[tuple[int, int], int] = {}
         for leaf in sorted(set(range(len(tree))) - set(tree.parents)):
-            at = trie
+            node = 0
             string = self._string(row, seq, [tree.tokens[i] for i in tree.path_to(leaf)[1:]])
             for token in string[: seq.num_left - 1]:
-                if token >= d.vocab_size or (token not in at and room == 0):
-                    break
-                room -= token not in at
-                at = at.setdefault(token, {})
-        builder = TreeBuilder(seq.ids[-1])
-        level = [(0, trie)]
-        for node, below in level:
-            if below:
-                children = builder.add(node, Siblings(tuple(below), None, Opaque(len(below))))
-                level += [(children[j], below[token]) for j, token in enumerate(below)]
-        return builder.build(None if tree.sure is None else self._sure(row, tree, builder.tokens[1:]))
+                if (node, token) not in children:
+                    if token >= d.vocab_size or len(tokens) == d.max_nodes:
+                        break
+                    children[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = children[node, token]
+        return opaque_tree(tokens, parents, None if tree.sure is None else self._sure(row, tree, tokens[1:]))
 
     def _sure(self, row: Row, chain: TokenTree, tokens: Seq[int]) -> tuple[float, ...]:
         """How sure the drafter is of the target's tokens of its chain: of each as of the token of its own that spells
