@@ -123,7 +123,7 @@ class LMDraftSession:
         if levels > 0:
             # A chain takes the uniforms of all its levels at once, reached or not, so that a compiled call draws by the
             # same ones. Opaque draws take none: a seed then gives the text that it gives without drafts.
-            g.uniforms = torch.zeros(levels, 1, dtype=torch.float64) if law is Opaque else seq.uniforms(levels, 1)
+            g.uniforms = torch.zeros(levels, 1, dtype=torch.float64) if law is Opaque else seq.rng.uniforms(levels, 1)
         return g
 
     def _choose(self, seq: Sequence, g: Growth) -> list[int]:
@@ -224,7 +224,7 @@ class LMDraftSession:
         laws = [plan.law for plan in planned]
         drawn_by = [g.decided.get(node, law) for node, law in zip(nodes, laws, strict=True)]
         if g.uniforms is None:
-            u = seq.uniforms(len(nodes), max(law.num_uniforms for law in drawn_by))
+            u = seq.rng.uniforms(len(nodes), max(law.num_uniforms for law in drawn_by))
         else:
             u = g.uniforms[g.depth - 1 : g.depth]
         draws = draw_each(drawn_by, q, u)

@@ -191,7 +191,7 @@ class SLRSSession:
                 if not np.isfinite(weights[token]):
                     raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
             else:
-                token = int(draw_iid(torch.from_numpy(weights)[None], seq.uniforms(1, 1)))
+                token = int(draw_iid(torch.from_numpy(weights)[None], seq.rng.uniforms(1, 1)))
             code = int(self.segmentation.outcomes(state, again, self.segmentation.ends(drafted))[token])
             if code > OPEN:
                 break
