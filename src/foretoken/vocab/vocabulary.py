@@ -21,11 +21,13 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer
 
 SPACE = "▁"  # how SentencePiece writes a space
+LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}  # of byte-level BPE
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 FAMILIES = "byte-level BPE, SentencePiece (BPE or Unigram), WordPiece or ByT5"
 # Put before a text whose first word must not get the space of a text's beginning.
@@ -114,7 +116,7 @@ class Vocabulary:
         for anchor in ANCHORS:
             ids = self.backend.encode(anchor + text, add_special_tokens=False).ids
             start = self._boundary(ids, anchor.encode())
-            if start is not None and self.spell(ids[start:]) == want and not any(self._silent(i) for i in ids[start:]):
+            if start is not None and self.spell(ids[start:]) == want and all(self.tokens[i] for i in ids[start:]):
                 return ids[start:]
         return None
 
@@ -128,9 +130,6 @@ class Vocabulary:
             if spelled in (head, b" " + head):
                 return i
         return None
-
-    def _silent(self, token: int) -> bool:
-        return not self.tokens[token]
 
 
 def utf8_pieces(data: bytes) -> Iterator[str | bytes]:
@@ -219,16 +218,6 @@ def _sentencepiece(token: str) -> bytes:
 
 def _byt5(token: str) -> bytes:
     return bytes([ord(token)]) if len(token) == 1 and ord(token) < 256 else token.encode()
-
-
-def _alphabet() -> dict[str, int]:
-    """Byte-level BPE's letters: printable bytes stand for themselves, the others for letters from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-LETTERS = _alphabet()
 
 
 def _byte_level(token: str) -> bytes:
