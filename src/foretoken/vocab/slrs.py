@@ -138,7 +138,7 @@ class SLRSSession:
             self._forget(r, row)
         new = row.ids[len(row.committed) :]
         if len(new) > CHAIN:
-            self._reserve([len(row.ids) if i == r else 0 for i in range(len(self._rows))])
+            self._reserve(len(row.ids))
             row.committed += new[:-MARGIN]
             self.rows.extend(r, new[:-MARGIN])
 
@@ -215,7 +215,7 @@ class SLRSSession:
         waiting = [row.trie.waiting for row in self._rows]
         if all(some.start == some.stop for some in waiting):
             return
-        self._reserve([len(row.committed) + len(row.trie.tokens) for row in self._rows])
+        self._reserve(max(len(row.committed) + len(row.trie.tokens) for row in self._rows))
         logits = self.rows.score(
             [row.trie.tokens[some] for row, some in zip(self._rows, waiting, strict=True)],
             [row.trie.parents[some] for row, some in zip(self._rows, waiting, strict=True)],
@@ -231,11 +231,11 @@ class SLRSSession:
         q = row.sampling(logits).cpu().numpy().astype(np.float64)
         return q / q.sum(-1, keepdims=True)
 
-    def _reserve(self, needed: Seq[int]) -> None:
+    def _reserve(self, needed: int) -> None:
         """Where a row's slots do not suffice, everything moves into rows of twice the size."""
-        if max(needed) <= self._room:
+        if needed <= self._room:
             return
-        self._room = 2 * max(needed)
+        self._room = 2 * needed
         self.rows = self.drafter.lm.open(self._batch, self._room)
         for row in self._rows:
             self.rows.extend(self.rows.join(), row.committed)
@@ -248,9 +248,10 @@ class SLRSSession:
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep the nodes that the new context goes through; forget committed ids that are now split otherwise."""
         kept: list[Path] = []
+        margin = MARGIN if self.drafter.translation.dest.longest > 1 else 0
         for row, seq in zip(self._rows, sequences, strict=True):
             row.follow(seq.ids)
-            done, last = len(row.committed), len(row.ids) - 1 - self._margin
+            done, last = len(row.committed), len(row.ids) - 1 - margin
             path: list[int] = []
             if row.ids[:done] == row.committed:
                 for token in row.ids[done:last]:
@@ -271,7 +272,3 @@ class SLRSSession:
         if agreed < len(row.committed):
             del row.committed[agreed:]
             self.rows.cut(r, agreed)
-
-    @property
-    def _margin(self) -> int:
-        return MARGIN if self.drafter.translation.dest.longest > 1 else 0
