@@ -21,13 +21,11 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer
 
 SPACE = "▁"  # how SentencePiece writes a space
-LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}  # of byte-level BPE
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 FAMILIES = "byte-level BPE, SentencePiece (BPE or Unigram), WordPiece or ByT5"
 # Put before a text whose first word must not get the space of a text's beginning.
@@ -218,6 +216,16 @@ def _sentencepiece(token: str) -> bytes:
 
 def _byt5(token: str) -> bytes:
     return bytes([ord(token)]) if len(token) == 1 and ord(token) < 256 else token.encode()
+
+
+def _alphabet() -> dict[str, int]:
+    """Byte-level BPE's letters: printable bytes stand for themselves, the others for letters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+LETTERS = _alphabet()
 
 
 def _byte_level(token: str) -> bytes:
