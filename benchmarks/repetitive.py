@@ -34,7 +34,7 @@ from foretoken.measure.machine import machine
 from foretoken.measure.methods import Foretoken
 from foretoken.measure.report import Report
 from foretoken.names import tree_policy, verifier_named
-from foretoken.recipe import AUTO, METHODS, NGRAM, OWN, PLAIN, SUFFIX, check_known, usual_tree
+from foretoken.recipe import AUTO, METHODS, NGRAM, OWN, PLAIN, SUFFIX, Recipe, usual_tree
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 KINDS = ("edits", "logs", "quotes", "chat")
@@ -97,7 +97,7 @@ def command(
     if unknown:
         raise ForetokenError(f"Unknown kind {unknown[0]}: choose among {', '.join(KINDS)}.")
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
-    check_known(method=method)
+    Recipe(method=method)
     options.check_models(target, OWN)
     options.quiet()
     of_prompt, prompts = read_prompts(kinds, unseen)

@@ -166,11 +166,11 @@ def test_end_of_text_in_the_prompt_does_not_stop() -> None:
 def test_uniforms_come_from_the_sequence_alone() -> None:
     one, other = sequence(), sequence()
     torch.manual_seed(1)
-    first = one.uniforms(2, 3)
+    first = one.rng.uniforms(2, 3)
     torch.manual_seed(2)
-    assert torch.equal(first, other.uniforms(2, 3))
+    assert torch.equal(first, other.rng.uniforms(2, 3))
     assert first.dtype == torch.float64
-    assert not torch.equal(first, one.uniforms(2, 3))
+    assert not torch.equal(first, one.rng.uniforms(2, 3))
 
 
 def test_probabilities_of_suffixes() -> None:

@@ -9,7 +9,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, check_file, check_folder, write
 from foretoken.measure import child_acceptance
 from foretoken.measure.results import write_lines
-from foretoken.profile import write_json
+from foretoken.profile import Profile
 
 
 def half(path: Path) -> None:
@@ -39,7 +39,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     "save",
     [
-        lambda path: write_json(str(path), {"a": 1}),
+        lambda path: Profile("", "", {}, "", "", None, None, (0.0, 0.0, 0.0), 0.0, {}, {}, []).write(str(path)),
         lambda path: child_acceptance.write(
             child_acceptance.ChildAcceptance("rrsw", "iid", 1.0, (0.5,), (0.1,), 9), path, {"seed": 0}
         ),

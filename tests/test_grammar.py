@@ -231,17 +231,16 @@ def test_forbidden_drafts_are_not_drafted_and_the_drafter_hears_of_its_own_nodes
     """Of a tree over the letters a, b and ab (1, 2, 3): what the grammar forbids goes, and all below it."""
     tree = opaque_tree([2, 1, 2, 3, 2, 1, 2], [-1, 0, 0, 0, 1, 2, 2])  # a, b, ab; ab below a; ba and bb below b
     seq = Sequence([1, 2], Sampling(processors=(held(),)), seeded(0), 9)
-    kept = permitted(seq, tree)
-    assert kept.tree.tokens == (2, 1, 2, 3, 2, 2)
-    assert kept.nodes == (0, 1, 2, 3, 4, 6)
-    assert kept.tree.siblings[2] is not None
-    assert kept.tree.siblings[2].draws == (2,)
-    assert kept.path((0, 2, 5)) == (0, 2, 6)
+    kept, places = permitted(seq, tree)
+    assert kept.tokens == (2, 1, 2, 3, 2, 2)
+    assert places == [0, 1, 2, 3, 4, 6]
+    assert kept.siblings[2] is not None
+    assert kept.siblings[2].draws == (2,)
     after_all = Sequence([1, 2, 2, 2], Sampling(processors=(held(),)), seeded(0), 9)  # bb: only the end may follow
     after_all.num_prompt = 2
-    assert permitted(after_all, tree).tree.tokens == (2,)
+    assert permitted(after_all, tree)[0].tokens == (2,)
     sampled = replace(tree, siblings=(Siblings((1, 2, 3), torch.ones(4) / 4, IID(3)), *tree.siblings[1:]))
-    assert permitted(seq, sampled).tree.siblings[0] is sampled.siblings[0]
+    assert permitted(seq, sampled)[0].siblings[0] is sampled.siblings[0]
 
 
 def test_a_constraint_answers_the_same_in_any_order(engines):

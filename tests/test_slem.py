@@ -21,8 +21,8 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
-from foretoken.vocab.slem import Row, SLEMDrafter
-from foretoken.vocab.strings import Context, Healing, continuation, incomplete
+from foretoken.vocab.slem import Inner, Row, SLEMDrafter
+from foretoken.vocab.strings import Followed, continuation, incomplete
 from foretoken.vocab.translation import FIRM, Translation
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -52,7 +52,7 @@ TEXT = " the hello\n\n  théllo 日本🙂\n   x  hello ther"
 def test_the_drafters_context_is_the_text_token_by_token(source, dest):
     """Also where a target token ends inside a character, and where the drafter's tokens reach over the edge."""
     ids = source.longest_match(TEXT.encode())
-    context = Context(Translation(source, dest))
+    context = Followed(Translation(source, dest), heals=False)
     for n in range(1, len(ids) + 1):
         got = context.follow(ids[:n])
         assert dest.spell(got) == source.spell(ids[:n])
@@ -63,7 +63,7 @@ def test_the_drafters_context_is_the_text_token_by_token(source, dest):
 def test_begin_of_text_comes_once_and_special_tokens_part_the_text():
     source, dest = zoo.byte_level(), vocabulary(zoo.sentencepiece_bpe())
     t = vocabulary(source)
-    context = Context(Translation(t, dest))
+    context = Followed(Translation(t, dest), heals=False)
     ids = [*t.encode(b"a the"), t.eos, *t.encode(b"hello")]
     for n in range(1, len(ids) + 1):
         got = context.follow(ids[:n])
@@ -97,7 +97,7 @@ def test_a_draft_goes_on_where_the_target_stands():
 )
 def test_the_drafter_is_as_sure_of_a_target_token_as_of_its_own_that_ends_it(before, target_tokens, sure):
     translation = Translation(T, D)
-    row = Row(Context(translation), Healing(translation, len(D.tokens)), True)
+    row = Row(translation, True)
     row.follow(T.encode(before.encode()))
     written = [D.ids[spelled] for spelled in (b"hel", b"l", b"o", b" ")]
     drafted = replace(opaque_tree([0, *written], range(-1, 4)), sure=(1.0, 0.9, 0.5, 0.2, 0.1))
@@ -133,25 +133,26 @@ def test_incomplete_characters():
 
 
 def test_the_drafters_last_token_may_grow():
-    healing = Healing(Translation(T, D), 300)
-    ids, newline = D.encode(b"hel\n"), T.ids[b"\n"]
-    assert healing.take(ids, 0, newline) == ids[:-1]
-    scores = healing.first(torch.zeros(1, 300))
+    text, newline = Followed(Translation(T, D), heals=True), T.ids[b"\n"]
+    sequence = Inner([0], Sampling(), seeded(0), 1, text=text)
+    assert text.follow([*T.encode(b"hel"), newline]) == D.encode(b"hel\n")[:-1]
+    scores = sequence.scores(torch.zeros(1, 300), [[]])
     left = {D.tokens[i] for i in torch.nonzero(scores[0] == 0)[:, 0].tolist()}
     assert left == {b"\n", b"\n ", b"\n  "}
-    assert healing.take(ids, len(ids), newline) == ids  # a settled one may not
-    assert torch.equal(healing.first(torch.zeros(1, 300)), torch.zeros(1, 300))
-    assert healing.take(ids[:1], 0, T.ids[b"he"]) == ids[:1]
+    assert torch.equal(sequence.scores(torch.zeros(1, 300), [[1]]), torch.zeros(1, 300))  # a draft's second token
+    text._settled = 2  # a settled one may not
+    assert text.follow([*T.encode(b"hel"), newline]) == D.encode(b"hel\n")
+    assert torch.equal(sequence.scores(torch.zeros(1, 300), [[]]), torch.zeros(1, 300))
+    assert Followed(Translation(T, D), heals=True).follow([T.ids[b"he"]]) == [D.ids[b"he"]]
     bytes_ = vocabulary(zoo.byte_only())
-    assert Healing(Translation(T, bytes_), 257).take(bytes_.encode(b"ab"), 0, T.ids[b"b"]) == bytes_.encode(b"ab")
+    assert Followed(Translation(T, bytes_), heals=True).follow(T.encode(b"ab")) == bytes_.encode(b"ab")
 
 
 @pytest.mark.parametrize(("heals", "kept"), [(True, b"hel"), (False, b"hel\n")])
 def test_a_drafter_that_does_not_heal_keeps_its_last_token(heals: bool, kept: bytes):
-    translation = Translation(T, D)
-    row = Row(Context(translation), Healing(translation, 300), heals)
+    row = Row(Translation(T, D), heals)
     assert D.spell(row.follow([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
-    assert row.healing.edge.taken == b"hel\n"[len(kept) :]
+    assert row.edge.taken == b"hel\n"[len(kept) :]
 
 
 def test_it_does_not_grow_into_what_the_target_would_have_written_in_one():

@@ -154,9 +154,9 @@ def test_psi_is_exact_sums_to_one_and_is_what_is_drawn(pair, prompt, heals, look
         record = tree.siblings[0]
         assert isinstance(record, PricedSiblings)
         row = session._rows[0]
-        assert bool(row.healing.edge.taken) == heals
+        assert bool(row.edge.taken) == heals
         found["psi"] = {t: record.psi(t) for t in range(lm.vocab_size)}
-        found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.healing.edge)
+        found["brute"] = brute_psi(drafter.lm, drafter, row.ids, row.edge)
         return record.draws
 
     drawn = summed((draws[0] if draws else None, prob) for draws, prob in outcomes(run))
@@ -179,7 +179,7 @@ def test_at_temperature_0_the_likeliest_draft_is_written(prompt):
         session.join()
         (tree,) = session.propose([Sequence(list(prompt), Sampling(0.0), seeded(0), 5, frozenset({0}))])
         row, segmentation = session._rows[0], drafter.segmentation
-        ids, state, edge = list(row.ids), b"", row.healing.edge
+        ids, state, edge = list(row.ids), b"", row.edge
         code = OPEN
         while code <= OPEN:
             weights = table[(0, *ids)[-2], ids[-1]].clone()

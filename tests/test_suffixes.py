@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.draft.index import Index
 from foretoken.draft.store import Store
-from foretoken.kernel.suffixes import BORDER, GROUPS, LONGEST, ORDERS, REMEMBERED, empty_draft
+from foretoken.kernel.suffixes import BORDER, GROUPS, LONGEST, ORDERS, REMEMBERED, draft, empty_draft
 
 ALL = np.ones(GROUPS)
 
@@ -74,7 +74,7 @@ def drafted(index: Index, tail: Seq[int], shape: Seq[int], depth: int = 99, rate
     out = empty_draft(len(shape))
     out.tokens[0] = tail[-1]
     found = index.matches(np.array(tail[-LONGEST:], np.int32))
-    n = index.draft(found, np.array(shape), depth, rates, floor, out, own)
+    n = draft(*found, own, np.array(shape), depth, rates, floor, out)
     return [*zip(out.tokens[:n].tolist(), out.parents[:n].tolist(), out.reach[:n].tolist(), strict=True)]
 
 

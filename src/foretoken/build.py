@@ -66,7 +66,6 @@ from foretoken.recipe import (
     SUFFIX,
     VOCABS,
     Recipe,
-    check_known,
     check_quantise_drafter,
     check_store,
     in_a_row,
@@ -166,7 +165,7 @@ def load(
             raise ForetokenError(f"The {what} is {model!r}: give the name or the path of a model, or the model itself.")
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
     check_counts(max_batch=max_batch)
-    check_known(method=method)
+    Recipe(method=method)  # which refuses a name that is not known
     check_compile(compile)
     check_quantise(quantise)
 

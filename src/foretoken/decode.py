@@ -19,7 +19,7 @@ from foretoken.core.interfaces import (
     Target,
     TargetSession,
 )
-from foretoken.core.permitted import Permitted, permitted
+from foretoken.core.permitted import permitted
 from foretoken.core.random import Random
 from foretoken.core.sequence import Sequence, Step
 from foretoken.core.tree import TokenTree, root_only
@@ -91,7 +91,8 @@ class Decoder:
             self.drafter.share(self.target)
         self._features = self.target if isinstance(self.target, FeatureSession) else None
         self._learner = self.drafter if isinstance(self.drafter, LearningSession) else None
-        self._drafts: list[Permitted] = []  # of the step under way
+        self._drafted: list[TokenTree] = []  # of the step under way, as the drafter made them
+        self._places: list[Seq[int]] = []  # of each scored tree's nodes, those of the tree that was drafted
 
     def join(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
@@ -125,15 +126,15 @@ class Decoder:
     def _propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         if self._learner is not None and self._features is not None:
             self._learner.learn(self._features.features(sequences))
-        drafted = self.drafter.propose(sequences)
-        self._drafts = [permitted(*each) for each in zip(sequences, drafted, strict=True)]
-        return [draft.tree for draft in self._drafts]
+        self._drafted = self.drafter.propose(sequences)
+        allowed = [permitted(*each) for each in zip(sequences, self._drafted, strict=True)]
+        self._places = [places for _, places in allowed]
+        return [tree for tree, _ in allowed]
 
     def _observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """The drafter receives its trees as it drew them, forbidden nodes included."""
-        drafts = self._drafts
-        whole = [draft.path(path) for draft, path in zip(drafts, paths, strict=True)]
-        self.drafter.observe(sequences, [draft.drafted for draft in drafts], whole)
+        whole = [tuple(places[node] for node in path) for places, path in zip(self._places, paths, strict=True)]
+        self.drafter.observe(sequences, self._drafted, whole)
 
     def _decide(self, tree: TokenTree, scores: NodeScores, rng: Random) -> tuple[Path, int]:
         """The rule's walk. Where the drafter fails in it, what was accepted stays, with a token of the target's own."""

@@ -13,7 +13,7 @@ from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
-from foretoken.core.limits import check_counts, check_seed, check_stops, number, whole
+from foretoken.core.limits import check_counts, check_seed, check_stops, whole
 from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
@@ -357,20 +357,7 @@ def _sampling(options: SamplingOptions) -> Sampling:
     if unknown:
         known = [*GenerateOptions.__annotations__]
         raise ForetokenError(f"Unknown option {min(unknown)}: choose among {', '.join(known)}.")
-    given: dict[str, Any] = dict(options)
-    for name in given.keys() - {"top_k", "logit_bias", "processors"}:
-        given[name] = number(name, given[name])
-    if "top_k" in given:
-        given["top_k"] = whole("top_k", given["top_k"])
-    bias = given.get("logit_bias", {})
-    if not isinstance(bias, Mapping):
-        raise ForetokenError(f"logit_bias is a {type(bias).__name__}: give a dict of token ids and numbers.")
-    if bias:
-        given["logit_bias"] = {
-            whole("A token of logit_bias", token): number(f"logit_bias of token {token}", added)
-            for token, added in bias.items()
-        }
-    return Sampling(**given)
+    return Sampling(**options)
 
 
 def _stops(stop: Any) -> tuple[str, ...]:

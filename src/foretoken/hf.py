@@ -49,24 +49,21 @@ def custom_generate(
     max_new = generation_config.max_length - input_ids.shape[1]
     eos = frozenset(_ids(generation_config.eos_token_id))
     seeds = torch.randint(2**62, (len(input_ids),)).tolist()
-    sequences, paddings = [], []
+    paddings: dict[Sequence, Tensor] = {}
     for row, (ids, keep, seed) in enumerate(zip(input_ids.cpu(), kept.cpu(), seeds, strict=True)):
         padding = ids[~keep]
         sampling = Sampling(
             temperature=1.0 if generation_config.do_sample else 0.0,
             processors=tuple(_of_row(processor, row, len(input_ids), padding) for processor in logits_processor or ()),
         )
-        rng = seeded(seed)
-        sequences.append(Sequence(ids[keep].tolist(), sampling, rng, max_new, eos))
-        paddings.append(padding)
-    slots = max(s.num_prompt for s in sequences) + max_new + engine.drafter.max_nodes
-    decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(sequences), slots)
-    for sequence in sequences:
+        paddings[Sequence(ids[keep].tolist(), sampling, seeded(seed), max_new, eos)] = padding
+    slots = max(s.num_prompt for s in paddings) + max_new + engine.drafter.max_nodes
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(paddings), slots)
+    for sequence in paddings:
         decoder.join(sequence)
-    padding_of = dict(zip(sequences, paddings, strict=True))
     while decoder.sequences:
         for sequence, step in decoder.step():
-            cut = _first_stop(sequence, len(step.tokens), padding_of[sequence], stopping_criteria)
+            cut = _first_stop(sequence, len(step.tokens), paddings[sequence], stopping_criteria)
             if cut is not None:
                 del sequence.ids[cut:]
                 if not sequence.finished:
@@ -74,7 +71,7 @@ def custom_generate(
     pad = next(iter(_ids(generation_config.pad_token_id) + _ids(generation_config.eos_token_id)), 0)
     rows = [
         torch.cat([input_ids[i].cpu(), torch.tensor(s.ids[s.num_prompt :], dtype=torch.long)])
-        for i, s in enumerate(sequences)
+        for i, s in enumerate(paddings)
     ]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad).to(input_ids.device)
     return generation_output(ids, bool(generation_config.return_dict_in_generate))

@@ -56,12 +56,9 @@ class Profile:
                 raise ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
 
     def write(self, path: str) -> None:
-        write_json(path, asdict(self))
-
-
-def write_json(path: str, record: Any) -> None:
-    """All of it or, if that fails, nothing."""
-    write(Path(path), lambda temporary: temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8"))
+        """All of it or, if that fails, nothing."""
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        write(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_profile(path: str) -> Profile:

@@ -103,10 +103,11 @@ class Recipe:
     tree: as `foretoken.tree` reads it, or PLAIN. verifier: None for the usual one of the tree and the drafter.
     vocab: how a drafter with another vocabulary drafts. draft_probability: of the coin before each draw (randomised
     drafting). law: how children are drawn; None for the law that the verifier is made for. method: FIXED drafts the
-    tree at every step, AUTO only as far as pays. Raises ForetokenError for names that are not known.
+    tree at every step, AUTO only as far as pays. Raises ForetokenError for names that are not known, and for what is no
+    probability.
     """
 
-    tree: str
+    tree: str = PLAIN
     verifier: str | None = None
     vocab: str | None = None
     draft_probability: float | None = None
@@ -114,38 +115,19 @@ class Recipe:
     method: str = FIXED
 
     def __post_init__(self) -> None:
-        check_known(
-            method=self.method,
-            tree=None if self.tree == PLAIN else self.tree,
-            verifier=self.verifier,
-            law=self.law,
-            vocab=self.vocab,
-            draft_probability=self.draft_probability,
-        )
+        _check_known("method", self.method, METHODS)
+        if self.tree != PLAIN:
+            read_tree(self.tree)
+        _check_known("verifier", self.verifier, VERIFIERS)
+        if self.law is not None:
+            check_law(self.law)
+        _check_known("vocab", self.vocab, [*VOCABS, AUTO])
+        check_probability(self.draft_probability)
 
     @property
     def name(self) -> str:
         a = "" if self.draft_probability is None else f"a={self.draft_probability:g}"
         return " ".join(filter(None, (self.vocab, self.tree, self.verifier, a)))
-
-
-def check_known(
-    method: str | None = None,
-    tree: str | None = None,
-    verifier: str | None = None,
-    law: str | None = None,
-    vocab: str | None = None,
-    draft_probability: float | None = None,
-) -> None:
-    """Refuse names that are not known, and what is no probability. None: nothing was named."""
-    _check_known("method", method, METHODS)
-    if tree is not None:
-        read_tree(tree)
-    _check_known("verifier", verifier, VERIFIERS)
-    if law is not None:
-        check_law(law)
-    _check_known("vocab", vocab, [*VOCABS, AUTO])
-    check_probability(draft_probability)
 
 
 def check_law(name: str) -> str:
@@ -253,9 +235,9 @@ def check_engine(
 ) -> None:
     """Refuse what `foretoken.load` would refuse anyway, where that can be known before torch is imported.
 
-    named: as `check_known` takes them.
+    named: of a Recipe; None where nothing was named.
     """
-    check_known(**named)
+    Recipe(**{name: value for name, value in named.items() if value is not None})
     if dtype is not None:
         check_dtype(dtype)
     check_compile(compile)
@@ -273,4 +255,4 @@ def _check_known(what: str, name: str | None, known: Iterable[str]) -> None:
         raise ForetokenError(f"Unknown {what} {name}: choose one of {', '.join(known)}.")
 
 
-PLAINLY = Recipe(PLAIN)
+PLAINLY = Recipe()

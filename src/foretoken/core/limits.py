@@ -9,6 +9,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 
 LARGEST = 1e30  # of what is added to scores, or multiplies them: float32 holds the result
+NO_BIAS: Mapping[int, float] = {}
 MAX_NODES = 4096  # of a token tree, besides the root
 LEAST_SAMPLES = 200  # generations for the goodness-of-fit test of an audit
 MOST_DRAWS = 256  # at one node, where rules are compared by the number of draws
@@ -22,20 +23,24 @@ def check_sampling(
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
-    logit_bias: Mapping[int, float] | None = None,
+    logit_bias: Mapping[int, float] = NO_BIAS,
 ) -> None:
     """Refuse settings of core.sampling.Sampling from which no distribution follows."""
-    _require(temperature >= 0 and math.isfinite(temperature), "temperature", temperature, "a finite number >= 0")
+    finite = number("temperature", temperature) >= 0 and math.isfinite(temperature)
+    _require(finite, "temperature", temperature, "a finite number >= 0")
     _require(whole("top_k", top_k) >= 0, "top_k", top_k, "0 (off) or a positive integer")
-    _require(0 < top_p <= 1, "top_p", top_p, "in (0, 1]")
-    _require(0 <= min_p <= 1, "min_p", min_p, "in [0, 1]")
+    _require(0 < number("top_p", top_p) <= 1, "top_p", top_p, "in (0, 1]")
+    _require(0 <= number("min_p", min_p) <= 1, "min_p", min_p, "in [0, 1]")
     wanted = f"> 0, from {1 / LARGEST:g} to {LARGEST:g}"
-    _require(1 / LARGEST <= repetition_penalty <= LARGEST, "repetition_penalty", repetition_penalty, wanted)
+    some = 1 / LARGEST <= number("repetition_penalty", repetition_penalty) <= LARGEST
+    _require(some, "repetition_penalty", repetition_penalty, wanted)
     for name, value in (("frequency_penalty", frequency_penalty), ("presence_penalty", presence_penalty)):
-        _require(abs(value) <= LARGEST, name, value, f"finite, from {-LARGEST:g} to {LARGEST:g}")
-    for token, bias in (logit_bias or {}).items():
-        whole("A token id of logit_bias", token)
-        if not (-LARGEST <= bias <= LARGEST or bias == -math.inf):
+        _require(abs(number(name, value)) <= LARGEST, name, value, f"finite, from {-LARGEST:g} to {LARGEST:g}")
+    if not isinstance(logit_bias, Mapping):
+        raise ForetokenError(f"logit_bias is a {type(logit_bias).__name__}: give a dict of token ids and numbers.")
+    for token, bias in logit_bias.items():
+        whole("A token of logit_bias", token)
+        if not (-LARGEST <= number(f"logit_bias of token {token}", bias) <= LARGEST or bias == -math.inf):
             raise ForetokenError(
                 f"logit_bias of token {token} is {bias}: it must be -inf, which rules the token out, or a number from "
                 f"{-LARGEST:g} to {LARGEST:g}, below infinity."

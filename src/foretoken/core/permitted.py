@@ -7,7 +7,7 @@ recorded q are left as they are: that q was made by the same sampling, and is 0 
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from foretoken.core.laws import Opaque
 from foretoken.core.sampling import Constraint
@@ -15,28 +15,12 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 
 
-@dataclass(frozen=True)
-class Permitted:
-    """The allowed part of one drafted tree.
-
-    drafted: the tree as the drafter made it. tree: the part that is scored. nodes: of each of its nodes, the one of
-    `drafted`; None where nothing was left out.
-    """
-
-    drafted: TokenTree
-    tree: TokenTree
-    nodes: tuple[int, ...] | None = None
-
-    def path(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        """Nodes of the allowed part as nodes of the tree that was drafted."""
-        return path if self.nodes is None else tuple(self.nodes[node] for node in path)
-
-
-def permitted(sequence: Sequence, tree: TokenTree) -> Permitted:
-    """The part of a sequence's drafted tree that the constraints of its sampling allow."""
+def permitted(sequence: Sequence, tree: TokenTree) -> tuple[TokenTree, Seq[int]]:
+    """The part of a sequence's drafted tree that the constraints of its sampling allow, and of each of its nodes the
+    one of the tree that was drafted."""
     constraints = sequence.sampling.constraints
     if not constraints or len(tree) == 1:
-        return Permitted(tree, tree)
+        return tree, range(len(tree))
     kept: list[int] = []
     places: dict[int, int] = {}  # node of the drafted tree -> node of its allowed part
     for node, parent in enumerate(tree.parents):
@@ -45,12 +29,12 @@ def permitted(sequence: Sequence, tree: TokenTree) -> Permitted:
         places[node] = len(kept)
         kept.append(node)
     if len(kept) == len(tree):
-        return Permitted(tree, tree)
+        return tree, kept
     parents = [-1, *(places[tree.parents[node]] for node in kept[1:])]
     tokens = [tree.tokens[node] for node in kept]
     children = set(zip(parents, tokens, strict=True))
     records = [_record(tree.siblings[node], place, children) for place, node in enumerate(kept)]
-    return Permitted(tree, TokenTree(tuple(tokens), tuple(parents), tuple(records)), tuple(kept))
+    return TokenTree(tuple(tokens), tuple(parents), tuple(records)), kept
 
 
 def _allowed(constraints: Seq[Constraint], sequence: Sequence, tree: TokenTree, node: int) -> bool:

@@ -1,7 +1,7 @@
 """The one map from logits to probabilities: for the target and for drafters, at the root and at every tree node."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,10 +14,6 @@ from foretoken.core.shapes import Float, Int
 from foretoken.kernel.sizes import ALL
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
-CHECKED = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
-    "logit_bias",
-)  # fmt: skip
 Truncation = tuple[int, float, float]  # top_k, top_p, min_p
 LARGEST = 2**31 - 1  # top_k for compiled loops; no vocabulary is larger
 SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
@@ -133,6 +129,9 @@ class Sampling:
             for processor in self.processors:
                 row.copy_(processor(ids[None], row[None].clone())[0])
         return scores
+
+
+CHECKED = tuple(each.name for each in fields(Sampling) if each.name != "processors")  # what `check_sampling` takes
 
 
 def best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:

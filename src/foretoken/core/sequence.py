@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from foretoken.core.random import Random, Uniforms
+from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
@@ -77,10 +77,6 @@ class Sequence:
     def depth_left(self) -> int:
         """Depth at which the next tree ends at the latest; its last token needs no draft."""
         return min(self.num_left - 1, self.depth_limit, ANY_DEPTH if self.floors is None else len(self.floors))
-
-    def uniforms(self, rows: int, columns: int) -> Uniforms:
-        """[rows, columns] uniforms from this sequence's own source."""
-        return self.rng.uniforms(rows, columns)
 
     @property
     def shapes_logits(self) -> bool:

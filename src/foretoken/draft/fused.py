@@ -5,7 +5,6 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
-from foretoken.core.policy import ShapePolicy, TreePolicy
 from foretoken.core.sampling import TINY
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree, chain
@@ -17,42 +16,30 @@ from foretoken.models.fused_rows import FusedRows
 LOOKED_UP = 4096  # tokens of a text in which its next ones are looked up: 60 microseconds of each step
 
 
-class FusedChain:
-    """The call that drafts a whole chain."""
-
-    def __init__(self, rows: FusedRows | SerialRows) -> None:
-        self._rows = rows
-
-    def suits(self, seq: Sequence, g: Growth) -> bool:
-        """Whether the call draws as the sequence's sampling and law ask."""
-        if not isinstance(g.uniforms, Tensor) or seq.sampling.moves_scores or seq.shapes_logits:
-            return False
-        if not g.needs_probabilities(seq.sampling):
-            return True
-        return g.law in (IID, WithoutReplacement, Opaque) and seq.sampling.temperature >= TINY
-
-    def draft(self, seq: Sequence, g: Growth, pending: Seq[int]) -> TokenTree | None:
-        """The chain of a sequence that it suits; None where its nodes do not fit the rows, and nothing was done.
-
-        pending: the committed ids that the drafter has not read, the root last.
-        """
-        u, opaque = g.uniforms, g.law is Opaque
-        assert isinstance(u, Tensor)
-        if not self._rows.drafts_chains(0, len(pending) + len(u) - 1):
-            return None
-        one = g.law(1)
-        past = seq.ids[-LOOKED_UP:] if len(u) > 1 else ()
-        floors = [g.floor_at(depth) for depth in range(len(u))] if g.asks else ()
-        draws = ChainDraws(u, seq.sampling.temperature, seq.sampling.truncation, opaque, floors)
-        drawn = self._rows.draft_chain(0, pending, draws, past)
-        of_nodes = [None] * len(drawn.tokens) if opaque else drawn.q.unbind()
-        records = [Siblings((token,), of_node, one) for token, of_node in zip(drawn.tokens, of_nodes, strict=True)]
-        g.num_pending, g.scored = len(pending), {node: len(pending) - 1 + node for node in range(len(drawn.tokens))}
-        return chain([seq.ids[-1], *drawn.tokens], [*records, None], (1.0, *drawn.sure) if g.floors else None)
+def suits(seq: Sequence, g: Growth) -> bool:
+    """Whether the call that drafts a whole chain draws as the sequence's sampling and law ask."""
+    if not isinstance(g.uniforms, Tensor) or seq.sampling.moves_scores or seq.shapes_logits:
+        return False
+    if not g.needs_probabilities(seq.sampling):
+        return True
+    return g.law in (IID, WithoutReplacement, Opaque) and seq.sampling.temperature >= TINY
 
 
-def fused_chain(rows: object, policy: TreePolicy) -> FusedChain | None:
-    """The call for the chains of a policy; None where these rows have none, or its trees are no chains."""
-    if isinstance(policy, ShapePolicy) and policy.chain_depth > 0 and isinstance(rows, FusedRows | SerialRows):
-        return FusedChain(rows)
-    return None
+def fused_chain(rows: FusedRows | SerialRows, seq: Sequence, g: Growth, pending: Seq[int]) -> TokenTree | None:
+    """The chain of a sequence that it suits; None where its nodes do not fit the rows, and nothing was done.
+
+    pending: the committed ids that the drafter has not read, the root last.
+    """
+    u, opaque = g.uniforms, g.law is Opaque
+    assert isinstance(u, Tensor)
+    if not rows.drafts_chains(0, len(pending) + len(u) - 1):
+        return None
+    one = g.law(1)
+    past = seq.ids[-LOOKED_UP:] if len(u) > 1 else ()
+    floors = [g.floor_at(depth) for depth in range(len(u))] if g.asks else ()
+    draws = ChainDraws(u, seq.sampling.temperature, seq.sampling.truncation, opaque, floors)
+    drawn = rows.draft_chain(0, pending, draws, past)
+    of_nodes = [None] * len(drawn.tokens) if opaque else drawn.q.unbind()
+    records = [Siblings((token,), of_node, one) for token, of_node in zip(drawn.tokens, of_nodes, strict=True)]
+    g.num_pending, g.scored = len(pending), {node: len(pending) - 1 + node for node in range(len(drawn.tokens))}
+    return chain([seq.ids[-1], *drawn.tokens], [*records, None], (1.0, *drawn.sure) if g.floors else None)

@@ -1,20 +1,21 @@
 """Token ids, and the places where the end of a text stood before: kernel/suffixes.py as a class."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.kernel.suffixes import REMEMBERED, Draft, Ring, draft, empty_ring, extend, search
+from foretoken.kernel.suffixes import REMEMBERED, Ring, empty_ring, extend, search
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Occurrences of the end of a text.
+class Matches(NamedTuple):
+    """Occurrences of the end of a text: what the kernel's `draft` begins with.
 
-    places: behind each of them, latest first [m]. lengths: the tokens that match before each place [m].
+    ring: where they are. places: behind each of them, latest first [m]. lengths: the tokens that match before each
+    place [m].
     """
 
+    ring: Ring
     places: np.ndarray
     lengths: np.ndarray
 
@@ -48,30 +49,4 @@ class Index:
         """The occurrences of the last tokens of a text. tail: [n] int32, n <= LONGEST."""
         places, lengths = np.empty(REMEMBERED, np.int64), np.empty(REMEMBERED, np.int64)
         found = search(self.ring, tail, places, lengths)
-        return Matches(places[:found], lengths[:found])
-
-    def draft(
-        self,
-        matches: Matches,
-        shape: np.ndarray,
-        depth: int,
-        rates: np.ndarray,
-        floor: float,
-        drafted: Draft,
-        own: bool = False,
-    ) -> int:
-        """Fill a tree with what followed these occurrences.
-
-        Args:
-            matches: of this index.
-            shape: the tree's parent list [n].
-            depth: the deepest level that is filled.
-            rates: the acceptance of a draft token by the group of its match [GROUPS].
-            floor: the least probability with which a path comes to a node.
-            drafted: is filled; its root is there already.
-            own: whether this is the index of the very text that goes on.
-
-        Returns:
-            The number of nodes, the root included.
-        """
-        return draft(self.ring, matches.places, matches.lengths, own, shape, depth, rates, floor, drafted)
+        return Matches(self.ring, places[:found], lengths[:found])

@@ -15,11 +15,12 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, TreeBuilder
 from foretoken.core.verifier import LawFamily
-from foretoken.draft.fused import fused_chain
+from foretoken.draft.fused import fused_chain, suits
 from foretoken.draft.growth import Growth
 from foretoken.draft.source import Source
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.rows import HeadRows
+from foretoken.heads.serial import SerialRows
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.rows import Rows
@@ -77,7 +78,7 @@ class LMDraftSession:
         self.pasts: list[Any] = []  # per sequence, what its policy remembers of earlier trees
         self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ShapePolicy) else 0
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
-        self._chains = fused_chain(rows, drafter.policy) if same_vocabulary else None
+        self._chains = rows if same_vocabulary and isinstance(rows, FusedRows | SerialRows) else None
         self._scoring = rows if same_vocabulary and isinstance(rows, FusedRows) else None
         if isinstance(rows, Rows):  # then it is a PrefixSession
             self.save, self.restore = rows.save, rows.restore
@@ -94,8 +95,8 @@ class LMDraftSession:
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self.growths = [self._begin(row, seq) for row, seq in enumerate(sequences)]
-        if len(sequences) == 1 and self._chains is not None and self._chains.suits(sequences[0], self.growths[0]):
-            tree = self._chains.draft(sequences[0], self.growths[0], self._pending(0, sequences[0]))
+        if len(sequences) == 1 and self._chains is not None and suits(sequences[0], self.growths[0]):
+            tree = fused_chain(self._chains, sequences[0], self.growths[0], self._pending(0, sequences[0]))
             if tree is not None:
                 return [tree]
         while any(chosen := [self._choose(seq, g) for seq, g in zip(sequences, self.growths, strict=True)]):
@@ -123,7 +124,7 @@ class LMDraftSession:
         if levels > 0:
             # A chain takes the uniforms of all its levels at once, reached or not, so that a compiled call draws by the
             # same ones. Opaque draws take none: a seed then gives the text that it gives without drafts.
-            g.uniforms = torch.zeros(levels, 1, dtype=torch.float64) if law is Opaque else seq.uniforms(levels, 1)
+            g.uniforms = torch.zeros(levels, 1, dtype=torch.float64) if law is Opaque else seq.rng.uniforms(levels, 1)
         return g
 
     def _choose(self, seq: Sequence, g: Growth) -> list[int]:
@@ -224,7 +225,7 @@ class LMDraftSession:
         laws = [plan.law for plan in planned]
         drawn_by = [g.decided.get(node, law) for node, law in zip(nodes, laws, strict=True)]
         if g.uniforms is None:
-            u = seq.uniforms(len(nodes), max(law.num_uniforms for law in drawn_by))
+            u = seq.rng.uniforms(len(nodes), max(law.num_uniforms for law in drawn_by))
         else:
             u = g.uniforms[g.depth - 1 : g.depth]
         draws = draw_each(drawn_by, q, u)

@@ -22,7 +22,7 @@ from foretoken.core.verifier import LawFamily
 from foretoken.draft.index import Index
 from foretoken.draft.source import Source
 from foretoken.draft.store import Store
-from foretoken.kernel.suffixes import LONGEST, empty_draft
+from foretoken.kernel.suffixes import LONGEST, draft, empty_draft
 
 ASSUMED = np.array([0.2, 0.5, 0.8, 0.9, 0.93, 0.97, 0.99])  # acceptance by the group of the match: as in docs/LOG.md
 WEIGHT = 8.0  # of what is assumed, in trials
@@ -94,7 +94,7 @@ class Text:
         self._drafted.tokens[0] = seq.ids[-1]
         self._nodes = store.draft(tail, matches.longest, *settings) if store is not None else 0
         if not self._nodes:
-            self._nodes = self._index.draft(matches, *settings, own=True)
+            self._nodes = draft(*matches, True, *settings)
         self.gain = float(self._drafted.reach[1 : self._nodes].sum())
         return opaque_tree(self._drafted.tokens[: self._nodes].tolist(), self._drafted.parents[: self._nodes].tolist())
 

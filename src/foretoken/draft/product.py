@@ -67,34 +67,29 @@ class ProductSession(HeadDraftSession):
 
     def _parallel_levels(self, sequences: Seq[Sequence]) -> list[dict[int, list[Level]]]:
         """Of each row, {node: the levels that belong to it}; all rows in one call."""
-        serial, wide = self.drafter.serial, self.drafter.wide
+        serial = self.drafter.serial
         owners = [[node for node in g.scored if g.states[node][1] == serial] for g in self.growths]
         places = [(row, self.growths[row].scored[node]) for row, nodes in enumerate(owners) for node in nodes]
         if not places:
             return [{} for _ in owners]
-        scores, done = self.rows.parallel_scores(places), 0
-        out: list[dict[int, list[Level]]] = []
-        for seq, g, nodes in zip(sequences, self.growths, owners, strict=True):
-            logits = scores[done : done + len(nodes)]
-            done += len(nodes)
-            out.append(dict(zip(nodes, self._levels(seq, g, nodes, logits, wide), strict=True)))
-        return out
+        scores = self.rows.parallel_scores(places).split([len(nodes) for nodes in owners])
+        return [self._levels(*each) for each in zip(sequences, self.growths, owners, scores, strict=True)]
 
     def _levels(
-        self, seq: Sequence, g: Growth, nodes: list[int], logits: Float[Tensor, "n m v"], wide: int
-    ) -> list[list[Level]]:
+        self, seq: Sequence, g: Growth, nodes: list[int], logits: Float[Tensor, "n m v"]
+    ) -> dict[int, list[Level]]:
         if not nodes:
-            return []
+            return {}
         q = self._weights(
             seq, g, logits.flatten(0, 1), [g.suffix(node) for node in nodes for _ in range(logits.shape[1])]
         )
-        top = q.topk(min(wide, q.shape[1]), -1)
+        top = q.topk(min(self.drafter.wide, q.shape[1]), -1)
         shape = (*logits.shape[:2], -1)
         tokens, log_q = top.indices.view(shape).tolist(), top.values.double().log().view(shape).tolist()
-        return [
-            [Level(t, x, [node] * len(t)) for t, x in zip(*of_node, strict=True)]
-            for node, of_node in zip(nodes, zip(tokens, log_q, strict=True), strict=True)
-        ]
+        return {
+            node: [Level(t, x, [node] * len(t)) for t, x in zip(*of_node, strict=True)]
+            for node, *of_node in zip(nodes, tokens, log_q, strict=True)
+        }
 
     def _serial_levels(self, g: Growth) -> dict[int, Level]:
         """{node: its children}, of the nodes that the serial part expanded."""

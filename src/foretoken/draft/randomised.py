@@ -76,7 +76,7 @@ class RandomisedSession(LMDraftSession):
         law = plan.law
         if isinstance(law, IID) and law.counts is not None:
             weights = torch.tensor([law.counts], dtype=torch.float64)
-            law = IID(int(draw_iid(weights, seq.uniforms(1, 1))))
+            law = IID(int(draw_iid(weights, seq.rng.uniforms(1, 1))))
         g.decided[node] = law
         return law
 

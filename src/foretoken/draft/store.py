@@ -6,7 +6,7 @@ from threading import Lock
 import numpy as np
 
 from foretoken.draft.index import Index
-from foretoken.kernel.suffixes import BORDER, LONGEST, Draft
+from foretoken.kernel.suffixes import BORDER, LONGEST, Draft, draft
 
 CAPACITY = 2**19  # tokens, in some 32 MB; the oldest go first
 SHORTEST = 4  # tokens of a match: what follows a word or two in a text on something else is a guess
@@ -60,7 +60,7 @@ class Store:
         Args:
             tail: the last LONGEST tokens of the text, or all of them [n] int32.
             longer: the tokens that match in the text itself.
-            shape, depth, rates, floor: as in `Index.draft`.
+            shape, depth, rates, floor: as in `kernel.suffixes.draft`.
             out: is filled; its root is there already.
 
         Returns:
@@ -70,4 +70,4 @@ class Store:
             matches = self._index.matches(tail)
             if matches.longest <= max(longer, SHORTEST - 1):
                 return 0
-            return self._index.draft(matches, shape, depth, rates, floor, out)
+            return draft(*matches, False, shape, depth, rates, floor, out)

@@ -41,7 +41,7 @@ class Trie:
 
 @dataclass(eq=False)
 class Row(Followed):
-    """One sequence in the drafter's ids. committed: what the cache holds. ids, healing.edge: the context now."""
+    """One sequence in the drafter's ids. committed: what the cache holds. ids, edge: the context now."""
 
     committed: list[int] = field(default_factory=list)
     trie: Trie = field(default_factory=Trie)

@@ -10,9 +10,10 @@ sampled token is accepted with probability sum p psi (Table 3), a likeliest one 
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import Path
@@ -20,13 +21,13 @@ from foretoken.core.laws import Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
+from foretoken.core.tree import TokenTree, opaque_tree
 from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 from foretoken.vocab.source import TranslatedSource
-from foretoken.vocab.strings import Context, Followed, Healing, common_prefix, continuation
+from foretoken.vocab.strings import Followed, common_prefix, continuation
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import Vocabulary
 
@@ -75,11 +76,11 @@ def slem(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLEMDr
 class Inner(Sequence):
     """What the drafter's own session sees of a sequence: its ids, and at the edge the tokens that may come first."""
 
-    healing: Healing | None = None
+    text: Followed = field(kw_only=True)
 
     @property
     def shapes_logits(self) -> bool:
-        return self.healing is not None and bool(self.healing.edge.taken)
+        return bool(self.text.edge.taken)
 
     def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
         suffixes = list(suffixes)
@@ -90,7 +91,10 @@ class Inner(Sequence):
         return super().scores(self._healed(logits, suffixes), suffixes)
 
     def _healed(self, logits: Float[Tensor, "m v"], suffixes: Seq[Iterable[int]]) -> Float[Tensor, "m v"]:
-        return self.healing.first(logits) if self.healing is not None and not any(suffixes) else logits
+        if not self.shapes_logits or any(suffixes):
+            return logits
+        closed = torch.from_numpy(self.text.edge.closed(logits.shape[1]))
+        return logits.masked_fill(closed.to(logits.device), -torch.inf)
 
 
 @dataclass(eq=False)
@@ -117,8 +121,7 @@ class SLEMSession:
 
     def join(self) -> None:
         self._session.join()
-        d = self.drafter
-        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size), d.heals))
+        self._rows.append(Row(self.drafter.translation, self.drafter.heals))
 
     def leave(self, row: int) -> None:
         self._session.leave(row)
@@ -133,7 +136,7 @@ class SLEMSession:
 
     def _inner(self, index: int, row: Row, seq: Sequence) -> Sequence:
         if row.inner is None:
-            row.inner = Inner(row.follow(seq.ids), seq.sampling.without_ids(), seq.rng, ENDLESS, healing=row.healing)
+            row.inner = Inner(row.follow(seq.ids), seq.sampling.without_ids(), seq.rng, ENDLESS, text=row)
         elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
             old, new = row.inner.ids, row.follow(seq.ids)
             length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])
@@ -156,23 +159,20 @@ class SLEMSession:
     def _translated(self, row: Row, seq: Sequence, tree: TokenTree) -> TokenTree:
         """The strings of the drafter's tree as a tree in the target's ids."""
         d = self.drafter
-        trie: dict = {}
-        room = self.drafter.max_nodes - 1
+        tokens, parents = [seq.ids[-1]], [-1]
+        children: dict[tuple[int, int], int] = {}
         for leaf in sorted(set(range(len(tree))) - set(tree.parents)):
-            at = trie
+            node = 0
             string = self._string(row, seq, [tree.tokens[i] for i in tree.path_to(leaf)[1:]])
             for token in string[: seq.num_left - 1]:
-                if token >= d.vocab_size or (token not in at and room == 0):
-                    break
-                room -= token not in at
-                at = at.setdefault(token, {})
-        builder = TreeBuilder(seq.ids[-1])
-        level = [(0, trie)]
-        for node, below in level:
-            if below:
-                children = builder.add(node, Siblings(tuple(below), None, Opaque(len(below))))
-                level += [(children[j], below[token]) for j, token in enumerate(below)]
-        return builder.build(None if tree.sure is None else self._sure(row, tree, builder.tokens[1:]))
+                if (node, token) not in children:
+                    if token >= d.vocab_size or len(tokens) == d.max_nodes:
+                        break
+                    children[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = children[node, token]
+        return opaque_tree(tokens, parents, None if tree.sure is None else self._sure(row, tree, tokens[1:]))
 
     def _sure(self, row: Row, chain: TokenTree, tokens: Seq[int]) -> tuple[float, ...]:
         """How sure the drafter is of the target's tokens of its chain: of each as of the token of its own that spells
@@ -182,7 +182,7 @@ class SLEMSession:
         lengths = ([len(side.spell([token]) or " ") for token in ids] for side, ids in
                    ((translation.dest, chain.tokens[1:]), (translation.source, tokens)))  # fmt: skip
         ends, wanted = (np.cumsum(of_side) for of_side in lengths)
-        places = np.searchsorted(ends - len(row.healing.edge.taken), wanted).clip(max=len(ends) - 1)
+        places = np.searchsorted(ends - len(row.edge.taken), wanted).clip(max=len(ends) - 1)
         return 1.0, *(chain.sure[1 + place] for place in places.tolist())
 
     def _string(self, row: Row, seq: Sequence, tokens: list[int]) -> list[int]:
@@ -190,7 +190,7 @@ class SLEMSession:
         translation = self.drafter.translation
         source, dest = translation.source, translation.dest
         end = next((i for i, token in enumerate(tokens) if not dest.spell([token])), len(tokens))
-        ids = self.drafter.align(source, seq.ids, dest.spell(tokens[:end])[len(row.healing.edge.taken) :])
+        ids = self.drafter.align(source, seq.ids, dest.spell(tokens[:end])[len(row.edge.taken) :])
         last = translation.special_back.get(tokens[end]) if end < len(tokens) else None
         return ids if last is None else [*ids, last]
 

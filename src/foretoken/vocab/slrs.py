@@ -40,7 +40,7 @@ from foretoken.models.rows import Rows
 from foretoken.vocab.price import Price, Row, Trie, first_tokens
 from foretoken.vocab.segmentation import NONE, OPEN, Segmentation, SingleTokens
 from foretoken.vocab.source import TranslatedSource
-from foretoken.vocab.strings import Context, Healing, common_prefix
+from foretoken.vocab.strings import common_prefix
 from foretoken.vocab.translation import FIRM, Edge, Translation
 
 NODES = 32  # of a plan
@@ -106,8 +106,7 @@ class SLRSSession:
 
     def join(self) -> None:
         self.rows.join()
-        d = self.drafter
-        self._rows.append(Row(Context(d.translation), Healing(d.translation, d.lm.vocab_size), d.drafts.heals))
+        self._rows.append(Row(self.drafter.translation, self.drafter.drafts.heals))
 
     def leave(self, row: int) -> None:
         self.rows.leave(row)
@@ -139,17 +138,17 @@ class SLRSSession:
             self._forget(r, row)
         new = row.ids[len(row.committed) :]
         if len(new) > CHAIN:
-            self._reserve([len(row.ids) if i == r else 0 for i in range(len(self._rows))])
+            self._reserve(len(row.ids))
             row.committed += new[:-MARGIN]
             self.rows.extend(r, new[:-MARGIN])
 
     def _write(self, row: Row, seq: Sequence) -> Generator[None, None, TokenTree]:
         """One sequence's proposals. Yields where it needs what waits in its trie to be scored."""
         greedy = seq.sampling.temperature == 0
-        following = replace(row, context=copy(row.context), healing=copy(row.healing))
+        following = copy(row)
         tokens, records = [seq.ids[-1]], []
         while len(tokens) <= min(self.drafter.policy.max_nodes - 1, seq.depth_left):
-            ids, edge = following.ids, following.healing.edge
+            ids, edge = following.ids, following.edge
             done = len(row.committed)
             if ids[:done] != row.committed or len(ids) == done:
                 break  # the text's new end splits committed ids otherwise
@@ -192,7 +191,7 @@ class SLRSSession:
                 if not np.isfinite(weights[token]):
                     raise NotFiniteError(f"Model {self.drafter.name} gave NaN or infinite logits.")
             else:
-                token = int(draw_iid(torch.from_numpy(weights)[None], seq.uniforms(1, 1)))
+                token = int(draw_iid(torch.from_numpy(weights)[None], seq.rng.uniforms(1, 1)))
             code = int(self.segmentation.outcomes(state, again, self.segmentation.ends(drafted))[token])
             if code > OPEN:
                 break
@@ -216,7 +215,7 @@ class SLRSSession:
         waiting = [row.trie.waiting for row in self._rows]
         if all(some.start == some.stop for some in waiting):
             return
-        self._reserve([len(row.committed) + len(row.trie.tokens) for row in self._rows])
+        self._reserve(max(len(row.committed) + len(row.trie.tokens) for row in self._rows))
         logits = self.rows.score(
             [row.trie.tokens[some] for row, some in zip(self._rows, waiting, strict=True)],
             [row.trie.parents[some] for row, some in zip(self._rows, waiting, strict=True)],
@@ -232,11 +231,11 @@ class SLRSSession:
         q = row.sampling(logits).cpu().numpy().astype(np.float64)
         return q / q.sum(-1, keepdims=True)
 
-    def _reserve(self, needed: Seq[int]) -> None:
+    def _reserve(self, needed: int) -> None:
         """Where a row's slots do not suffice, everything moves into rows of twice the size."""
-        if max(needed) <= self._room:
+        if needed <= self._room:
             return
-        self._room = 2 * max(needed)
+        self._room = 2 * needed
         self.rows = self.drafter.lm.open(self._batch, self._room)
         for row in self._rows:
             self.rows.extend(self.rows.join(), row.committed)
@@ -249,9 +248,10 @@ class SLRSSession:
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep the nodes that the new context goes through; forget committed ids that are now split otherwise."""
         kept: list[Path] = []
+        margin = MARGIN if self.drafter.translation.dest.longest > 1 else 0
         for row, seq in zip(self._rows, sequences, strict=True):
             row.follow(seq.ids)
-            done, last = len(row.committed), len(row.ids) - 1 - self._margin
+            done, last = len(row.committed), len(row.ids) - 1 - margin
             path: list[int] = []
             if row.ids[:done] == row.committed:
                 for token in row.ids[done:last]:
@@ -272,7 +272,3 @@ class SLRSSession:
         if agreed < len(row.committed):
             del row.committed[agreed:]
             self.rows.cut(r, agreed)
-
-    @property
-    def _margin(self) -> int:
-        return MARGIN if self.drafter.translation.dest.longest > 1 else 0

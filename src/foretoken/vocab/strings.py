@@ -8,99 +8,56 @@ word, and never reaches behind a special token.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from foretoken.core.shapes import Float
 from foretoken.vocab.translation import FIRM, Edge, Translation
 from foretoken.vocab.vocabulary import Vocabulary
 
 WINDOW = 6  # tokens encoded again; up to twice as many to begin at a word
 
 
-class Context:
-    """The drafter's ids for a text that grows in the target's ids."""
+@dataclass(eq=False)
+class Followed:
+    """A text that grows in the target's ids, as a drafter with another vocabulary reads it.
 
-    def __init__(self, translation: Translation) -> None:
-        self.translation = translation
-        self.ids: list[int] = []
-        self._seen = 0  # target ids
-        self.floor = 0  # drafter ids before this are settled
+    The text's edge is the target's, not the drafter's: after "):" + "\\n" a drafter whose own token is "\\n    " has
+    never seen an indentation follow. So its last token is taken off, where a longer one may come (Translation.edge),
+    and drafts must begin with that token's bytes.
+
+    heals: whether the drafter may write its last token again as a longer one.
+    ids: the drafter's, but for a last one that is taken back.
+    edge: where they end.
+    seen: target ids so far.
+    """
+
+    translation: Translation
+    heals: bool
+    ids: list[int] = field(default_factory=list)
+    edge: Edge = FIRM
+    seen: int = 0
+    _read: list[int] = field(default_factory=list)  # the drafter's ids, with the last one
+    _settled: int = 0  # of those, the ones that what follows cannot change: up to a special token
 
     def follow(self, target_ids: Sequence[int]) -> list[int]:
         """The drafter's ids, at least one, for the whole text; only its end may differ from the last call's."""
-        dest, new = self.translation.dest, target_ids[self._seen :]
-        ids = list(self.ids)
-        if self._seen == 0:
+        dest, new = self.translation.dest, target_ids[self.seen :]
+        ids = list(self._read)
+        if self.seen == 0:
             ids = list(dest.prefix)
-            self.floor = len(ids)
+            self._settled = len(ids)
             if ids and new and new[0] in self.translation.source.prefix:
                 new = new[1:]
         for piece in self.translation.pieces(new):
             if isinstance(piece, int):
                 ids.append(piece)
-                self.floor = len(ids)
+                self._settled = len(ids)
             else:
-                start = window(dest, ids, self.floor)
+                start = window(dest, ids, self._settled)
                 ids[start:] = dest.encode(dest.spell(ids[start:]) + piece)
-        self._seen = len(target_ids)
-        self.ids = ids or list(self.translation.token(target_ids[-1]))
-        return self.ids
-
-
-class Healing:
-    """Lets a drafter write its last token again, as a longer one if it likes.
-
-    The text's edge is the target's, not the drafter's: after "):" + "\\n" a drafter whose own token is "\\n    " has
-    never seen an indentation follow. So its last token is taken off, where a longer one may come (Translation.edge),
-    and drafts must begin with that token's bytes.
-    """
-
-    def __init__(self, translation: Translation, width: int) -> None:
-        """width: columns of the drafter's logits."""
-        self.translation = translation
-        self.width = width
-        self.edge = FIRM
-        self._masks: dict[Edge, Tensor] = {}
-
-    def take(self, ids: Sequence[int], floor: int, token: int) -> list[int]:
-        """`ids` of a text that ends with target token `token`, without the last one where it is taken back: it must be
-        neither settled nor the only one."""
-        heals = len(ids) > max(floor, 1) and self.translation.dest.longest > 1
-        self.edge = self.translation.edge(token, ids[-1]) if heals else FIRM
-        return list(ids[:-1] if self.edge.taken else ids)
-
-    def first(self, logits: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
-        """The logits of a draft's first token."""
-        return logits.masked_fill(self._closed().to(logits.device), -torch.inf) if self.edge.taken else logits
-
-    def _closed(self) -> Tensor:
-        closed = self._masks.get(self.edge)
-        if closed is None:
-            closed = self._masks[self.edge] = torch.from_numpy(self.edge.closed(self.width))
-        return closed
-
-
-@dataclass(eq=False)
-class Followed:
-    """A text that grows in the target's ids, as a drafter with another vocabulary reads it.
-
-    heals: whether the drafter may write its last token again as a longer one.
-    ids: the drafter's, but for a last one that is taken back.
-    seen: target ids so far.
-    """
-
-    context: Context
-    healing: Healing
-    heals: bool
-    ids: list[int] = field(default_factory=list)
-    seen: int = 0
-
-    def follow(self, target_ids: Sequence[int]) -> list[int]:
-        """The drafter's ids for the text so far."""
         self.seen = len(target_ids)
-        ids = self.context.follow(target_ids)
-        self.ids = self.healing.take(ids, self.context.floor if self.heals else len(ids), target_ids[-1])
+        self._read = ids or list(self.translation.token(target_ids[-1]))
+        # A last token that is settled, or the only one, stays.
+        heals = self.heals and len(self._read) > max(self._settled, 1) and dest.longest > 1
+        self.edge = self.translation.edge(target_ids[-1], self._read[-1]) if heals else FIRM
+        self.ids = self._read[:-1] if self.edge.taken else self._read
         return self.ids
 
 

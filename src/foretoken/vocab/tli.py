@@ -108,14 +108,15 @@ class TranslatedRows(Rows):
             return
         translation = self._lm.translation
         ids = translation.text(tokens) if self.lengths[row] else translation.beginning(tokens)
-        self._reserve([len(ids) if r == row else 0 for r in range(len(self))])
+        self._reserve(len(self._ids[row]) + len(ids))
         self._inner.extend(row, ids)
         self._ids[row] += ids
         self.lengths[row] += len(tokens)
 
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         spelled = [self._spell(row, some, above) for row, (some, above) in enumerate(zip(tokens, parents, strict=True))]
-        self._reserve([len(ids) for ids, _, _ in spelled])
+        held = zip(self._ids, self._tokens, spelled, strict=True)
+        self._reserve(max(len(committed) + len(nodes) + len(new) for committed, nodes, (new, _, _) in held))
         rows = self._inner.score([ids for ids, _, _ in spelled], [ups for _, ups, _ in spelled])
         for row, (ids, ups, _) in enumerate(spelled):
             self._tokens[row] += ids
@@ -151,9 +152,8 @@ class TranslatedRows(Rows):
             self.lengths[row] += len(paths[row])
             self._tokens[row], self._parents[row], self._chains[row] = [], [], []
 
-    def _reserve(self, new: Sequence[int]) -> None:
-        """Room for new[r] more nodes in row r; where there is none, everything moves into rows of twice the size."""
-        needed = max(len(i) + len(t) + n for i, t, n in zip(self._ids, self._tokens, new, strict=True))
+    def _reserve(self, needed: int) -> None:
+        """Where a row's slots do not suffice, everything moves into rows of twice the size."""
         if needed <= self._room:
             return
         while self._room < needed:

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -42,8 +42,8 @@ class Translation:
     def __init__(self, source: Vocabulary, dest: Vocabulary) -> None:
         self.source = source
         self.dest = dest
-        self._table: dict[int, tuple[int, ...]] = {}
-        self._edges: dict[tuple[int, int], Edge] = {}
+        self.token = cache(self._token)
+        self.edge = cache(self._edge)
 
     @cached_property
     def special(self) -> dict[int, int]:
@@ -64,14 +64,8 @@ class Translation:
         pairs = {i: self.dest.ids[token] for token, i in self.source.ids.items() if token in self.dest.ids}
         return pairs | {s: d for d, s in self.special_back.items()}
 
-    def token(self, token: int) -> tuple[int, ...]:
+    def _token(self, token: int) -> tuple[int, ...]:
         """Dest ids, at least one, for one source token wherever it stands."""
-        found = self._table.get(token)
-        if found is None:
-            found = self._table[token] = self._spelled(token)
-        return found
-
-    def _spelled(self, token: int) -> tuple[int, ...]:
         if token in self.special:
             return (self.special[token],)
         if token in self.pairs:
@@ -81,20 +75,15 @@ class Translation:
                 return tuple(ids)
         return (next(i for i in (self.dest.eos, self.dest.bos, 0) if i is not None),)
 
-    def edge(self, token: int, last: int) -> Edge:
+    def _edge(self, token: int, last: int) -> Edge:
         """The edge of a text that ends with source token `token` and dest token `last`.
 
         A longer dest token may only come where the source's tokenizer would part the text at this edge all the same:
         after " the" not " them", if that is a source token too, since a target that writes it does not stand here.
         Costs, once for each edge, one encoding for each longer token.
         """
-        edge = self._edges.get((token, last))
-        if edge is None:
-            edge = self._edges[token, last] = self._edge(token, self.dest.spell([last]))
-        return edge
-
-    def _edge(self, token: int, taken: bytes) -> Edge:
         keys, ids = self._sorted
+        taken = self.dest.spell([last])
         low = bisect_left(keys, taken)
         high = bisect_left(keys, True, low, key=lambda key: not key.startswith(taken))
         same = bisect_right(keys, taken, low, high)

@@ -114,7 +114,7 @@ class Vocabulary:
         for anchor in ANCHORS:
             ids = self.backend.encode(anchor + text, add_special_tokens=False).ids
             start = self._boundary(ids, anchor.encode())
-            if start is not None and self.spell(ids[start:]) == want and not any(self._silent(i) for i in ids[start:]):
+            if start is not None and self.spell(ids[start:]) == want and all(self.tokens[i] for i in ids[start:]):
                 return ids[start:]
         return None
 
@@ -128,9 +128,6 @@ class Vocabulary:
             if spelled in (head, b" " + head):
                 return i
         return None
-
-    def _silent(self, token: int) -> bool:
-        return not self.tokens[token]
 
 
 def utf8_pieces(data: bytes) -> Iterator[str | bytes]:
