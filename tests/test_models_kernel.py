@@ -20,8 +20,8 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import times
 from foretoken.kernel.rounding import nearest
-from foretoken.kernel.simd import gate_row, softmax_row
-from foretoken.kernel.sizes import DOTTED, GELU, HALVED, LANES, SILU, WHOLE
+from foretoken.kernel.simd import gate_row
+from foretoken.kernel.sizes import DOTTED, GELU, HALVED, SILU, WHOLE
 from foretoken.kernel.threads import Run, ThreadChoice
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
@@ -178,23 +178,6 @@ def test_threads_give_the_same_bits(form: int) -> None:
     assert torch.equal(product(x, w), product(x, w, threads=2))
 
 
-def test_softmax_rows() -> None:
-    run = compiled(_softmax_two, fuse=True)
-    torch.manual_seed(0)
-    x = torch.randn(2, 48) * 30
-    x[1, 5:] = -math.inf
-    y = x.clone().numpy().reshape(-1)
-    run(y, 3)
-    # x less the largest is rounded: 90 * 2**-24 = 5e-6, which is the relative error of its exponential.
-    torch.testing.assert_close(torch.from_numpy(y).view(2, 48), x.double().softmax(-1).float(), rtol=8e-6, atol=1e-37)
-    for bad in (math.nan, math.inf):
-        x[0, 17] = bad
-        y = x.clone().numpy().reshape(-1)
-        run(y, 3)
-        assert np.isnan(y[:48]).all()
-        assert np.isfinite(y[48:]).all()
-
-
 @pytest.mark.parametrize("at", [0, 17, 47])
 @pytest.mark.parametrize("value", [0.0, -math.inf, float(np.finfo(np.float32).min), math.nan, math.inf])
 def test_weights_of_attention(at: int, value: float) -> None:
@@ -211,11 +194,6 @@ def test_weights_of_nothing() -> None:
     x, shares = np.full((1, 16), -np.inf, np.float32), np.zeros(1, np.float32)
     attention.weigh(x, 1, 16, np.finfo(np.float32).min, shares)
     assert np.isnan(shares).all()
-
-
-def _softmax_two(x, chunks):  # type: ignore[no-untyped-def]
-    for row in range(2):
-        softmax_row(x, row * chunks * LANES, np.float32(1), x, row * chunks * LANES, chunks)
 
 
 def _gate(y, bias, width, curve, out):  # type: ignore[no-untyped-def]

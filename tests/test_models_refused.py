@@ -91,23 +91,6 @@ def test_attention_without_masks() -> None:
         CausalLM(model)
 
 
-def test_a_model_that_ignores_the_tree_mask_is_found() -> None:
-    """Whatever the configuration says, a tree is scored once and compared with plain forwards."""
-    model = tiny("llama")
-    inner = model.model
-    forward = inner.forward
-
-    def deaf(**inputs: Any) -> Any:
-        mask = inputs.get("attention_mask")
-        if mask is not None:
-            inputs["attention_mask"] = torch.zeros_like(mask)
-        return forward(**inputs)
-
-    inner.forward = deaf
-    with pytest.raises(ForetokenError, match="tree"):
-        CausalLM(model)
-
-
 def test_dynamic_rope_ends_where_its_frequencies_change() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     lm = CausalLM(tiny("llama", rope_parameters=rope))

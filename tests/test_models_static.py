@@ -21,7 +21,7 @@ from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
-from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, nodes_bucket, power_of_two
+from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, power_of_two
 from models_zoo import FAMILIES, assert_close, one_thread, path_to, random_parents, text, tiny
 from tiny import tokenizer
 
@@ -94,9 +94,6 @@ def test_the_smallest_bucket_is_taken(not_compiled: None) -> None:
         rows.score([[5] * n], [[-1] * n])
     assert [nodes for _, _, nodes, _ in sorted(forward.ready)] == [1, 4, 8, 16, 32, 64]  # 65 nodes run plainly
     assert {(rows, slots) for _, rows, _, slots in forward.ready} == {(1, 128)}
-    assert nodes_bucket(64) == 64
-    assert nodes_bucket(65) is None
-    assert [power_of_two(n) for n in (1, 2, 3, 4, 5, 129)] == [1, 2, 4, 4, 8, 256]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
@@ -158,16 +155,6 @@ def test_a_failure_is_told_once_and_changes_no_score() -> None:
 
     forward._compiled = fail
     check_fallback(model, lm, forward, "no compiler")
-
-
-@pytest.mark.slow
-def test_without_a_compiler(cache_folder: Path) -> None:
-    from torch._inductor import config
-
-    model = one_layer()
-    lm, forward = traced(model)
-    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        check_fallback(model, lm, forward, "no-such-compiler")
 
 
 def test_wrong_code_is_not_used() -> None:
