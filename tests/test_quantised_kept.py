@@ -9,7 +9,6 @@ import torch
 from huggingface_hub import constants
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import foretoken
 import gguf_zoo
 import tiny
 from command import Command
@@ -170,11 +169,6 @@ def test_a_hub_id_that_cannot_be_brought_is_one_sentence(run: Command, snapshot:
     assert (code, out) == (2, "")
     assert err.startswith(f"foretoken: {said}")
     assert len(err.splitlines()) == 1
-
-
-def test_a_hub_id_whose_tokenizer_is_at_hand(snapshot: Path) -> None:
-    with pytest.raises(ForetokenError, match="Cannot load a causal language model from some/model: "):
-        foretoken.load("some/model", tokenizer=tiny.tokenizer(), quantise="q4_0", device="cpu")
 
 
 def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, home: Path) -> None:

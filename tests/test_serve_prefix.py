@@ -12,7 +12,6 @@ import torch
 import foretoken
 import tiny
 import tokenizers_zoo as zoo
-from foretoken.core.interfaces import PrefixSession
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
@@ -31,7 +30,7 @@ from foretoken.serve.prefix import BLOCK, PrefixCache
 from foretoken.serve.requests import Intake
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, asked, finish, job, load, saved, started
+from listening import Listener, asked, finish, job, load, saved, started
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -270,28 +269,6 @@ def test_the_cache_does_not_outlive_its_drafter(folders, monkeypatch):
     last = asked(worker, job(engine, ids(8, 150), 0, 12, temperature=0.0))
     want = engine.generate(ids(8, 150), max_new_tokens=12, temperature=0.0).token_ids
     assert [*texts, last.wait()] == [want] * 3
-    worker.stop()
-
-
-def test_sessions_that_cannot_be_copied_are_known(folders):
-    sessions = [load(folders, name, tree="chain:3").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
-    assert [isinstance(session, PrefixSession) for session in sessions] == [True, False, False]
-    auto = [load(folders, name, method="auto").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
-    assert [isinstance(session, PrefixSession) for session in auto] == [True, False, False]
-
-
-def test_a_cancelled_job_frees_its_row(folders):
-    """A job that is cancelled while it runs frees its row within a step, for the one that waits."""
-    engine = load(folders, None)
-    begun = threading.Event()
-    worker = started(engine, max_batch=1)
-    first, second = Listener(lambda _: begun.set()), Listener()
-    ticket = worker.submit(job(engine, ids(0, 200), 1, 800), first)
-    worker.submit(job(engine, ids(1, 200), 2, 3), second)
-    assert begun.wait(PATIENCE)
-    worker.cancel(ticket)
-    assert len(second.wait()) == 3
-    assert first.steps[-1].finish_reason is None
     worker.stop()
 
 
