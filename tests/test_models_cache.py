@@ -15,16 +15,12 @@ from models_zoo import (
     VOCAB,
     assert_close,
     check_random_steps,
-    one_thread,
     path_to,
     plain,
     random_parents,
     text,
     tiny,
 )
-
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

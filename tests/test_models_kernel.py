@@ -29,10 +29,7 @@ from foretoken.models.llama_kernel import KernelRows, LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
-from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, one_thread, plain, tiny
-
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
+from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, plain, tiny
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -22,14 +22,11 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
 from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, power_of_two
-from models_zoo import FAMILIES, assert_close, one_thread, path_to, random_parents, text, tiny
+from models_zoo import FAMILIES, assert_close, path_to, random_parents, text, tiny
 from tiny import tokenizer
 
-__all__ = ["one_thread"]
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # inductor's own, on importing its parts
-]
+# inductor's own, on importing its parts
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 
 IN_THE_KERNEL = ("phi3", "qwen3")  # which runs these as they are in models_zoo, once they are packed
