@@ -321,26 +321,19 @@ def test_a_batch_and_a_wider_tree_go_level_by_level(name, engine, calls):
     assert all(levels == 1 for levels in calls)  # a plain step of the target's, where one token is left to write
 
 
+@pytest.mark.parametrize("name", ["drafter", "heads/eagle"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_without_finite_logits_is_given_up(temperature):
-    engine = foretoken.load(str(demo_folder() / "target"), drafter=str(demo_folder() / "drafter"), tree="chain:6")
-    engine.drafter.lm.backend.head.norm[:] = torch.nan
+def test_a_drafter_without_finite_logits_is_given_up(name, temperature):
+    if name == "drafter":
+        engine = foretoken.load(str(demo_folder() / "target"), drafter=str(demo_folder() / "drafter"), tree="chain:6")
+        engine.drafter.lm.backend.head.norm[:] = torch.nan
+    else:
+        engine = load(name, tree="chain:6")
+        head = deepcopy(engine.drafter.lm.head)
+        torch.nn.init.constant_(head.layers[0].post_attention_layernorm.weight, float("nan"))
+        engine = replace(engine, drafter=replace(engine.drafter, lm=ready(head, "broken")))
     with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
         result = engine.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
-    assert result.stats.num_drafted == 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_head_without_finite_logits_is_given_up(temperature):
-    engine = load("heads/eagle", tree="chain:6")
-    drafter = engine.drafter
-    assert isinstance(drafter, HeadDrafter)
-    head = deepcopy(drafter.lm.head)
-    assert isinstance(head, Eagle)
-    torch.nn.init.constant_(head.layers[0].post_attention_layernorm.weight, float("nan"))
-    broken = replace(engine, drafter=replace(drafter, lm=ready(head, "broken")))
-    with pytest.warns(DraftFailedWarning, match="NaN or infinite logits"):
-        result = broken.generate(PROMPT, max_new_tokens=6, temperature=temperature, seed=0)
     assert result.stats.num_drafted == 0
 
 

@@ -106,16 +106,6 @@ def test_every_text_is_in_the_grammar_and_greedy_texts_are_those_of_plain_decodi
         assert texts(engines[kind], grammar, 2, 0.0) == texts(engines["plain"], grammar, 2, 0.0)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("kind", ["plain", "chain", "tree", "ngram", "tli", "slem", "slrs"])
-def test_thousands_of_texts_are_in_the_grammar(engines, kind):
-    for grammar, valid in GRAMMARS:
-        found = texts(engines[kind], grammar, 200)
-        assert len(found) > 150
-        assert all(valid(text) for text in found), found
-
-
 def test_the_models_own_end_comes_only_where_the_grammar_can_end(engines):
     """And it is all that may come where it must; a text that is cut is a beginning of one."""
     engine = engines["chain"]

@@ -80,13 +80,6 @@ def test_the_product_tree_is_the_best_of_the_product(nodes: int) -> None:
     assert len(set(paths(tree))) == nodes
 
 
-def test_without_completion_the_tree_is_no_better() -> None:
-    """EAGLE-2's beam sees only children of the best nodes of each level; at an equal budget its sum is no larger."""
-    (product, scores), (dynamic, _) = drafted("product:40"), drafted("dynamic:40")
-    assert len(dynamic) == len(product)
-    assert sum(scores[path] for path in paths(dynamic)) <= sum(scores[path] for path in paths(product)) + 1e-6
-
-
 def law(tree: TokenTree, row: Callable[[int], Tensor], after: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
     """[v, v, v]: the law of the first three tokens of a step by exact match and of what the target writes after it."""
     out = torch.zeros(VOCAB, VOCAB, VOCAB, dtype=torch.float64)
