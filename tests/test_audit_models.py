@@ -12,7 +12,6 @@ from foretoken.audit.report import APPROXIMATE, FAILED, OK, WEAK, AuditReport, C
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
-from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
@@ -77,7 +76,6 @@ def test_drafters_without_density(drafter: str | None, outcomes: list[str]) -> N
 
 def wide(engine: Engine) -> Engine:
     drafter = engine.drafter
-    assert isinstance(drafter, LMDrafter)
     return replace(engine, drafter=replace(drafter, policy=static.kary(4, 2), law=IID), verifier=EachAlone())
 
 

@@ -260,8 +260,6 @@ def test_an_interrupted_program_goes_on(models, tmp_path):
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(b"hi\n")
     process.stdin.flush()
     first = process.stdout.read(8)  # it has begun to answer

@@ -65,8 +65,6 @@ def folder_of(name: str) -> Path:
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 1.5 / parameter.shape[-1] ** 0.5)
     if size is not None:
-        assert head.d2t is not None
-        assert head.t2d is not None
         chosen = torch.randperm(target.vocab_size)[:size].sort().values
         head.d2t.copy_(chosen - torch.arange(size))
         head.t2d[chosen] = True
@@ -166,7 +164,6 @@ def test_the_trees_end_at_the_same_floors(name, sampling, options, calls, monkey
     check_same(compiled, others, 0.0 if "exact-match" in options.values() else sampling.temperature)
     for tree, plain in zip(compiled, others, strict=True):
         assert tree.sure == pytest.approx(plain.sure, rel=1e-5)
-        assert tree.sure is not None
         assert all(tree.sure[depth] >= FLOORS[depth] for depth in range(1, len(tree) - 1))
     assert name in EAGLE3 or len({len(tree) for tree in compiled}) > 1  # those of random weights are never sure
     assert len(calls) == 4
@@ -378,7 +375,6 @@ def test_trees_of_heads_are_the_same_in_a_batch(name, which, temperature, calls,
 def test_the_q_of_a_trimmed_vocabulary_is_zero_elsewhere(tree, option):
     """And it is the one that the head's scores over the target's vocabulary give."""
     engine = load("eagle3-trimmed", tree=tree, verifier="rrsw")
-    assert isinstance(engine.drafter, HeadDrafter)
     columns = engine.drafter.lm.head.columns
     sampling, states = Sampling(0.8, **option), torch.randn(60, 576, generator=torch.Generator().manual_seed(2))
     seq = Sequence(list(range(40, 60)), sampling, seeded(1), 40)
@@ -395,7 +391,6 @@ def test_the_q_of_a_trimmed_vocabulary_is_zero_elsewhere(tree, option):
     for node, record in enumerate(drafted.siblings):
         if record is None:
             continue
-        assert record.q is not None
         assert set(record.q.nonzero().flatten().tolist()) <= set(columns.tolist())
         assert set(record.draws) <= set(columns.tolist())
         prefix = seq.ids + [drafted.tokens[i] for i in drafted.path_to(node)[1:]]

@@ -79,11 +79,6 @@ def test_every_added_weight_takes_part() -> None:
             assert filled > 0.99, name
 
 
-def test_tied_embeddings_stay_tied() -> None:
-    big = expand(tiny(tie_word_embeddings=True), 60_000)
-    assert big.get_parameter("lm_head.weight") is big.get_parameter("model.embed_tokens.weight")
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_demo_target_reaches_the_named_sizes(name: str) -> None:
     shape = choose_shape(LlamaConfig(**DEMO), size_named(name))

@@ -164,7 +164,6 @@ def measurement(
 
 
 def values(spread: Spread | None) -> tuple[float, float, float]:
-    assert spread is not None
     return spread.median, spread.low, spread.high
 
 

@@ -73,7 +73,6 @@ def test_padded_equals_generic(family: str, not_compiled: None, monkeypatch: pyt
     lm, forward = traced(model)
     fast = lm.open(3, 60)
     compare(fast, plain_rows(model, 3, 60), 3, 4, 5)
-    assert isinstance(fast.cache, StaticRows)
     assert fast.cache.capacity > 8
     assert forward.compiling
     for _, rows, nodes, slots in forward.ready:
@@ -189,7 +188,6 @@ def test_compiled_scores_and_greedy_texts_equal_plain_ones(
     assert bool(list(cache_folder.rglob("*.so"))) == (backend == "inductor")
     compare(lms["on"].open(1, 60), lms["off"].open(1, 60), 1, 4, 1)
     forward = lms["on"].backend
-    assert isinstance(forward, StaticForward)
     assert forward.compiling  # nothing failed
     assert forward.ready == {((), 1, 1, 128)}
 
@@ -238,7 +236,6 @@ def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
 
 
 def planes_of(rows: Rows) -> Planes:
-    assert isinstance(rows.cache, StaticRows)
     return rows.cache._planes
 
 

