@@ -311,6 +311,8 @@ def test_text_stream_holds_back_half_characters_and_half_stops():
     assert stream.stopped
     other = TextStream(tok, ("END",))
     assert other.push(tok("x EN")["input_ids"]) + other.finish() == "x EN"
+    first, second = tok("é")["input_ids"]
+    assert TextStream(tok, (), [first]).push([second]) == "é", "a character begun in the prompt"
 
 
 def test_a_pair_that_is_changed_later_is_checked_again(folders):
@@ -339,9 +341,3 @@ def test_a_bias_that_leaves_nothing_blames_the_bias(folders):
         engine.generate("x", logit_bias=dict.fromkeys(range(257), -math.inf))
     with pytest.raises(foretoken.ForetokenError, match="logit_bias"):
         engine.generate("x", logit_bias={5: math.inf})
-
-
-def test_a_character_begun_in_the_prompt_is_finished_in_the_text():
-    tok = tiny.tokenizer()
-    first, second = tok("é")["input_ids"]
-    assert TextStream(tok, (), [first]).push([second]) == "é"
