@@ -3,7 +3,7 @@ test at its first calls and at some of the others, with --every-call at all of t
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,24 +65,6 @@ def unchecked() -> Iterator[None]:
     checks.update("jaxtyping_disable", True)
     yield
     checks.update("jaxtyping_disable", False)
-
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], list[bool]]:
-    """answers(cls, name): a list that grows with every call of that method, by whether it gave something."""
-
-    def watch(cls: type, name: str) -> list[bool]:
-        given, method = [], getattr(cls, name)
-
-        def watched(*arguments):
-            answer = method(*arguments)
-            given.append(answer is not None)
-            return answer
-
-        monkeypatch.setattr(cls, name, watched)
-        return given
-
-    return watch
 
 
 @pytest.fixture(autouse=True)

@@ -120,7 +120,6 @@ def save(
         if architecture == "gemma3" and part.endswith("norm"):
             values = values + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None
         values = np.ascontiguousarray(values)
         if values.ndim == 1:
             writer.add_tensor(stored, values)

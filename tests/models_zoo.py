@@ -8,11 +8,10 @@ bfloat16 has 8 bits, so 2**-8 per rounding and a few roundings per layer: 0.05 f
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 import transformers as hf
 from torch import Tensor
@@ -96,15 +95,6 @@ def random_medusa(lm: CausalLM, seed: int) -> PublishedHead:
         for parameter in head.parameters():
             parameter.normal_(std=0.3)
     return head
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Waking a second thread costs more than these models' work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def text(rng: random.Random, n: int) -> list[int]:

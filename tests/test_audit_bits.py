@@ -10,11 +10,8 @@ from foretoken.audit.report import FAILED, NONE, OK
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
-from models_zoo import one_thread, tiny
+from models_zoo import tiny
 from outliers import outlier_llama
-
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 REAL = {  # the shape of SmolLM2 with fewer of everything but heads
     "vocab_size": 3001,

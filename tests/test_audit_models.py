@@ -10,10 +10,8 @@ from foretoken import audit
 from foretoken.audit import decoding, models
 from foretoken.audit.report import APPROXIMATE, FAILED, OK, WEAK, AuditReport, Check, Section
 from foretoken.audit.wrong import EachAlone
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
-from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.target import LMTarget
@@ -78,7 +76,6 @@ def test_drafters_without_density(drafter: str | None, outcomes: list[str]) -> N
 
 def wide(engine: Engine) -> Engine:
     drafter = engine.drafter
-    assert isinstance(drafter, LMDrafter)
     return replace(engine, drafter=replace(drafter, policy=static.kary(4, 2), law=IID), verifier=EachAlone())
 
 
@@ -184,19 +181,3 @@ def test_samples_follow_their_seeds_and_not_the_batch(monkeypatch: pytest.Monkey
     assert sorted(many) == sorted(few)
     assert accepted > 0
     assert {len(ids) for ids in many} == {models.NUM_TOKENS}
-
-
-def test_long_sampling_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, lines = [0.0], list[str]()
-    monkeypatch.setattr(models.time, "perf_counter", lambda: now[0])
-    tell = models.countdown(100, lines.append)
-    for second in range(1, 41):
-        now[0] = second
-        tell(min(100, 4 * second))
-    assert lines == ["40 of 100 generations, 0.2 min left", "80 of 100 generations, 0.1 min left"]
-
-
-@pytest.mark.parametrize(("temperature", "samples", "what"), [(0.0, 400, "temperature"), (1.0, 10, "samples")])
-def test_bad_settings_are_named(temperature: float, samples: int, what: str) -> None:
-    with pytest.raises(ForetokenError, match=what):
-        audit.run(tiny_engine(), temperature=temperature, samples=samples, seed=0, progress=quiet)

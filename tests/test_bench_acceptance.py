@@ -17,7 +17,6 @@ from foretoken.cli.options import load_engine
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.draft.lm import LMDrafter
 from foretoken.measure.child_acceptance import child_acceptance
-from foretoken.measure.report import Report
 from foretoken.measure.teacher_forcing import ScoredText
 from foretoken.names import tree_policy, verifier_named
 from foretoken.verify import VERIFIERS
@@ -65,14 +64,6 @@ def test_errors_are_those_of_repeated_experiments() -> None:
     spread = np.array([sample.efficiency for sample in found]).std()
     assert np.mean([sample.error for sample in found]) == pytest.approx(spread, rel=0.05)
     assert np.isnan(Sample(np.array([9]), np.array([3])).error)
-
-
-def test_an_interrupted_report_says_whether_it_has_figures() -> None:
-    report = Report("title", {}, interrupted=True)
-    report.table("empty", ["a"])
-    assert "before there were any" in report.markdown()
-    report.tables[0].add("x")
-    assert "of what was done" in report.markdown()
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -58,16 +58,6 @@ def test_every_way_writes_the_plain_text(run: Command, folder: Path) -> None:
     assert {row["temperature"] for row in found["rows"]} == {0, 0.7}
 
 
-def test_it_prints_markdown(run: Command, folder: Path) -> None:
-    code, out, err = run(
-        *("benchmarks", "compare", *options(folder)),
-        *("--way", "drafter=ngram", "--temperature", 0, "--markdown"),
-    )
-    assert code == 0, err
-    assert "#### T = 0" in out
-    assert "| method | tokens/s | x plain, all | x plain, chat | x plain, code | tokens per step |" in out
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import tiny
-from benchmarks.execution import Curves, Timing, load_forwards, memory_bandwidth, summarise, weight_bytes
+from benchmarks.execution import Timing, load_forwards, memory_bandwidth, summarise, weight_bytes
 from command import Command
 from foretoken.measure.clocks import clock_named, seconds
-from foretoken.measure.forwards import Place
 from foretoken.models.panels import pack
 
 pytestmark = pytest.mark.long
@@ -123,8 +122,3 @@ def test_the_clock_is_the_threads_own_only_where_one_thread_works(monkeypatch: p
         before = now()
         memory_bandwidth(cpu, now)
         assert now() > before
-
-
-def test_curves_share_their_places() -> None:
-    curves = Curves((1, 8), (16, 32), (1,))
-    assert curves.places == [Place(1, 16, 1), Place(8, 16, 1), Place(1, 32, 1), Place(8, 32, 1)]

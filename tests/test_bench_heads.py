@@ -77,12 +77,3 @@ def test_a_clock_stands_still_while_the_one_that_halts_it_runs(monkeypatch):
     with outer:
         wait(4)
     assert (outer.seconds, inner.seconds, outer.count, inner.count) == (7, 30, 2, 2)
-
-
-def test_laps_add_up():
-    clock = Clock()
-    clock.time(sum, range(1000))
-    first = clock.lap()
-    clock.time(sum, range(1000))
-    assert first + clock.lap() == pytest.approx(clock.seconds)
-    assert clock.lap() == 0

@@ -10,11 +10,9 @@ from benchmarks import vocab as vocab_bench
 from benchmarks.vocab import Settings, Way, bench
 from foretoken.build import load
 from foretoken.cli.options import demo_folder
-from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.tree import Siblings, chain
-from foretoken.decode import NoDrafter
-from foretoken.measure.clocks import Clocks, Drafts
+from foretoken.measure.clocks import Drafts
 from foretoken.measure.methods import Foretoken, Run, Transformers
 from foretoken.measure.report import Report
 from foretoken.trees import static
@@ -79,16 +77,6 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     assert 0 < strings[9] < 1
     assert all(row[11] < 1000 / row[3] < row[10] + 7 * row[11] for row in (plain, strings))  # 8 tokens, one run
     assert len(vocab_bench.COLUMNS) == len(plain)
-
-
-def test_clocks_leave_the_drafter_as_it_is():
-    small = load(tiny.llama(1, vocab=257), device="cpu").target.lm
-    translation = Translation(vocabulary(zoo.byte_level()), vocabulary(zoo.byte_only()))
-    inner = SLRSDrafter(small, translation, static.chain(2))
-    timed = Clocks().on_drafter(inner)
-    assert isinstance(timed, Drafter)
-    assert (timed.name, timed.laws, timed.max_nodes) == (inner.name, inner.laws, 3)
-    assert Clocks().on_drafter(NoDrafter()) == NoDrafter()
 
 
 def test_the_table_of_combinations_has_the_papers_numbers_where_they_follow(cli):

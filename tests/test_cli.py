@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sys
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import typer
 
 import foretoken
 import tiny
-from foretoken.cli import comparison, generate, options
+from foretoken.cli import comparison, options
 from foretoken.core.sequence import Step
 from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter
@@ -134,21 +133,6 @@ def test_a_slow_model_is_compared_by_one_run_of_each_engine(demo, monkeypatch):
     monkeypatch.setattr(comparison, "COMPARING_S", 60.0)
     comparison.compared(engine, "x", {"max_new_tokens": 9, "seed": 3})
     assert runs[2:] == [NoDrafter, LMDrafter, LMDrafter, NoDrafter, NoDrafter, LMDrafter]  # in turn
-
-
-def test_counts_agree_with_their_nouns():
-    assert [generate._num(n, "drafted token") for n in (0, 1, 2)] == [
-        "0 drafted tokens", "1 drafted token", "2 drafted tokens"
-    ]  # fmt: skip
-
-
-def test_the_prompt_can_come_from_stdin(run, monkeypatch):
-    import io
-
-    monkeypatch.setattr(sys, "stdin", io.StringIO("import"))
-    code, out, _ = run("generate", "-", "--max-new-tokens", 4, "--seed", 1)
-    assert code == 0
-    assert out.startswith("import")
 
 
 def test_batch_file_gives_each_prompt_its_own_seed(run, tmp_path):

@@ -41,7 +41,6 @@ def command(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str
     environment["RAY_ADDRESS"] = "local"
     told: list[str] = []
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment) as running:
-        assert running.stderr is not None
         stderr = running.stderr
         for each in stderr:
             told.append(each)

@@ -8,7 +8,6 @@ import tiny
 from benchmarks import pairs as rows
 from benchmarks.exactly import enumerated, standard_error
 from foretoken.audit.models import plain_logits
-from foretoken.audit.wrong import EachAlone
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, WithoutReplacement
@@ -27,11 +26,6 @@ def test_paper_000_figure_4b() -> None:
     torch.testing.assert_close(outcome.accepted, torch.tensor([0.1, 0.54, 0.3], dtype=torch.float64))
     assert outcome.acceptance == pytest.approx(0.94, abs=1e-12)
     assert float(outcome.by_draw[0]) == pytest.approx(float(torch.minimum(P, Q).sum()), abs=1e-12)
-
-
-def test_a_wrong_rule_deviates() -> None:
-    outcome = enumerated(EachAlone(), IID(2), P, Q)
-    assert outcome.total_variation(P) > 0.01
 
 
 def test_sampling_agrees_with_enumeration() -> None:

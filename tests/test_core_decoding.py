@@ -14,7 +14,7 @@ from foretoken.core.laws import IID, Opaque
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence, Step
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
 from foretoken.core.walk import draw, follow, walk
 from foretoken.decode import Decoder
 from foretoken.verify import VERIFIERS
@@ -54,23 +54,6 @@ def test_repeated_draws_share_a_node() -> None:
     tree = builder.build()
     assert tree.tokens == (0, 3, 1)
     assert tree.siblings[0] is siblings  # the record keeps all four draws
-
-
-def test_the_same_token_below_different_nodes() -> None:
-    builder = TreeBuilder(0)
-    builder.add(0, opaque(1, 2))
-    builder.add(1, opaque(2))
-    builder.add(2, opaque(2))
-    tree = builder.build()
-    assert (tree.child(0, 2), tree.child(1, 2), tree.child(2, 2)) == (2, 3, 4)
-
-
-def test_chain_and_root() -> None:
-    tree = chain([7, 8, 9], [opaque(8), opaque(9), None])
-    assert tree.parents == (-1, 0, 1)
-    assert tree.depths == (0, 1, 2)
-    assert len(root_only(7)) == 1
-    assert root_only(7).num_drafted == 0
 
 
 def test_siblings_hold_their_q() -> None:
@@ -121,16 +104,6 @@ def test_draw_uses_one_uniform_of_the_given_generator() -> None:
     u = float(torch.rand(1, generator=other, dtype=torch.float64))
     assert draw(UNIFORM.float(), one) == int(u * 5)
     assert torch.equal(one.generator.get_state(), other.get_state())
-
-
-def test_draw_has_the_rows_law() -> None:
-    """Chi-square with 3 degrees of freedom over 4,000 draws; the seed is fixed, a fresh one fails 1 in 10,000."""
-    row = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05])
-    rng = seeded(0)
-    counts = torch.bincount(torch.tensor([draw(row, rng) for _ in range(4000)]), minlength=5)
-    assert counts[2] == 0
-    expected = 4000 * row[row > 0]
-    assert float(((counts[row > 0] - expected) ** 2 / expected).sum()) < 21.1
 
 
 def sequence(max_new_tokens: int = 10, eos: frozenset[int] = frozenset()) -> Sequence:

@@ -227,9 +227,6 @@ def test_the_compiled_likeliest_are_the_plain_ones(dtype: torch.dtype, v: int, k
     assert torch.equal(draw_likeliest(scores, k), largest_scores(scores, k))
     wide = torch.cat([scores, scores], 1)[:, :v]  # rows that do not lie side by side
     assert torch.equal(draw_likeliest(wide, k), largest_scores(scores, k))
-
-
-def test_the_first_of_equals_is_the_likeliest() -> None:
     assert draw_likeliest(torch.tensor([[1.0, 2.0, 0.0, 2.0, 1.0, 2.0]]), 4).tolist() == [[1, 3, 5, 0]]
 
 

@@ -13,10 +13,8 @@ from foretoken.models.features import FINAL
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
-from models_zoo import FAMILIES, TOLERANCE, one_thread, path_to, random_parents, text, tiny
+from models_zoo import FAMILIES, TOLERANCE, path_to, random_parents, text, tiny
 
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = (2, FINAL, 0)
 
 

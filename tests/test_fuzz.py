@@ -48,7 +48,6 @@ DEVICES = ["cpu", "abacus", "cuda:99", "cpu:7", "cuda:x", ""]
 WHOLE = 40  # runs of generate
 BEGUN = 12  # of every other command, up to its models
 CALLS = 80
-GENERATED = ("--max-new-tokens", "--batch-file", "--seed")
 LEFT_OUT = ("--help", "--toy", "--speed", "--exact-only", "--list", "--version")  # would measure without models
 
 

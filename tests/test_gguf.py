@@ -170,14 +170,6 @@ def test_cut_off_files_are_refused(tmp_path: Path, share: float):
         write_folder(tmp_path / "model.gguf", tmp_path / "folder")
 
 
-def test_another_file_is_refused(tmp_path: Path):
-    (tmp_path / "x.gguf").write_text("not a model " * 100)
-    with pytest.raises(ForetokenError, match=r"x\.gguf as a GGUF file"):
-        open_gguf(tmp_path / "x.gguf")
-    with pytest.raises(ForetokenError, match=r"none\.gguf as a GGUF file"):
-        open_gguf(tmp_path / "none.gguf")
-
-
 @pytest.mark.parametrize("rotary", ["linear", "llama3"])
 def test_scaled_rotary_positions(tmp_path: Path, rotary: str):
     parameters = {"rope_type": rotary, "rope_theta": 50_000.0, "factor": 8.0}

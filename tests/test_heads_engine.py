@@ -100,9 +100,7 @@ def test_refused(folders, kind, options, message):
         load(folders, kind, **options)
 
 
-def test_another_target_or_drafter_is_refused(folders, tmp_path):
+def test_another_target_is_refused(folders, tmp_path):
     other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
     with pytest.raises(ForetokenError, match=r"hidden size 64, and .* has 48"):
         foretoken.load(other, drafter=folders["eagle"], device="cpu")
-    with pytest.raises(ForetokenError, match="is for draft heads"):
-        foretoken.load(folders["target"], drafter="ngram", tree="product:20", device="cpu")

@@ -151,7 +151,6 @@ def test_speculators_layout(target: TargetParts, tmp_path: Path) -> None:
     with pytest.warns(UnknownTargetWarning):
         ours, theirs = (load_head(tmp_path / folder, target) for folder in ("ours", "theirs"))
     assert torch.equal(plain(ours, features, ids, []), plain(theirs, features, ids, []))
-    assert isinstance(ours, Eagle3)
     assert ours.midlayer.norm_before_residual
 
 

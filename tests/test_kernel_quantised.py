@@ -22,9 +22,7 @@ from foretoken.kernel.quantised import KINDS, pack, packed_bytes, unpack
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PackedEmbedding, PackedLinear, check_quantised
-from models_zoo import one_thread, tiny
-
-__all__ = ["one_thread"]
+from models_zoo import tiny
 
 
 @compiled
@@ -178,7 +176,6 @@ def packed_llama(kinds: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedModel
     names = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
     for i, name in enumerate(names):
         kind, module = kinds[i % len(kinds)], plain.get_submodule(name)
-        assert isinstance(module, nn.Linear | nn.Embedding)
         out, k = module.weight.shape
         raw = random_rows(kind, out, k, seed=i)
         module.weight = nn.Parameter(torch.from_numpy(unpack(kind, raw)), requires_grad=False)
@@ -191,7 +188,6 @@ def packed_llama(kinds: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedModel
     return packed, plain
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kinds", [("q8_0",), ("q4_1", "q5_0", "q4_0", "q5_1"), ("q4_k", "q6_k", "q5_k")], ids=str)
 def test_models(kinds: tuple[str, ...]) -> None:
     """The kernel's forward is that of the dequantised model up to its rows of 8 bits; greedy text does not change."""

@@ -12,11 +12,9 @@ from engines import demo_engine as load
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.sampling import softmax
-from foretoken.draft.lm import LMDrafter
 from foretoken.models import target
 from foretoken.models.features import FINAL
 from foretoken.models.fused_rows import FusedRows
-from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
 from foretoken.models.target import LMTargetSession
@@ -119,7 +117,6 @@ def test_hidden_states_are_kept_the_longer_way(calls):
 def test_logits_that_are_not_finite_name_the_model(temperature, drafting):
     engine = foretoken.load(str(demo_folder() / "target"), dtype="float32", **drafting)
     kernel = engine.target.lm.backend
-    assert isinstance(kernel, LlamaKernel)
     kernel.head.norm[:] = torch.nan
     with pytest.raises(NotFiniteError, match="target gave NaN or infinite logits: check its weights"):
         engine.generate("a b c d " * 8, max_new_tokens=4, temperature=temperature, seed=0)
@@ -169,7 +166,6 @@ def test_the_text_of_a_tree_is_the_same(which, temperature, dtype, trees, monkey
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_level_is_drafted_in_one_call(which, temperature, monkeypatch):
     engine, levels = load("float32", str(demo_folder() / "drafter"), **TREES[which]), []
-    assert isinstance(engine.drafter, LMDrafter)
     score = FusedRows.score_tree
 
     def counted(self, *args):

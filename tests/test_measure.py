@@ -164,7 +164,6 @@ def measurement(
 
 
 def values(spread: Spread | None) -> tuple[float, float, float]:
-    assert spread is not None
     return spread.median, spread.low, spread.high
 
 
@@ -217,15 +216,3 @@ def test_batches_are_set_against_their_own_batch_size_and_against_batch_1() -> N
     assert values(row.vs_plain)[0] == pytest.approx(1.25)
     assert values(row.vs_batch_1)[0] == pytest.approx(500 / 150)
     assert row.vs_transformers is None  # it never ran
-
-
-def test_rows_stand_by_temperature_then_batch_then_method() -> None:
-    found = [
-        measurement("foretoken", "plain", 0, 1),
-        measurement("foretoken", "chain:4", 0, 1),
-        measurement("foretoken", "chain:4", 0, 1, temperature=1.0),
-        measurement("foretoken", "plain", 0, 1, temperature=1.0),
-        measurement("foretoken", "plain", 0, 1, batch=8),
-    ]
-    order = [(row.temperature, row.batch, row.method) for row in summarise(found)]
-    assert order == [(0.0, 1, "plain"), (0.0, 1, "chain:4"), (0.0, 8, "plain"), (1.0, 1, "plain"), (1.0, 1, "chain:4")]

@@ -15,16 +15,12 @@ from models_zoo import (
     VOCAB,
     assert_close,
     check_random_steps,
-    one_thread,
     path_to,
     plain,
     random_parents,
     text,
     tiny,
 )
-
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -135,18 +131,6 @@ def test_wrong_window_is_seen() -> None:
         assert float((plain(full, a) - plain(full, b)).abs().max()) > 50 * TOLERANCE[torch.float32]
 
 
-def test_mask_of_a_hand_drawn_tree() -> None:
-    tree = GrowingTree(-1.0)
-    tree.grow([-1, 0, 0])
-    tree.grow([1])
-    seen = ["".join("T" if x == 0 else "." for x in row) for row in tree.rows(0)]
-    assert seen == ["T...", "TT..", "T.T.", "TT.T"]
-    assert tree.depths == [0, 1, 1, 2]
-    tree.clear()
-    tree.grow([-1, -1, 1])  # two roots, and nothing left of the tree before
-    assert ["".join("T" if x == 0 else "." for x in row) for row in tree.rows(1)] == [".T.", ".TT"]
-
-
 def test_a_large_tree_grows_its_mask() -> None:
     tree = GrowingTree(-1.0)
     for size in (1, 30, 40, 100):
@@ -234,12 +218,3 @@ def test_learned_positions_end(family: str) -> None:
     assert_close(logits[1], plain(model, [1] * 63 + [3]), torch.float32)
     with pytest.raises(ForetokenError, match="context"):
         rows.score([[4]], [[0]])
-
-
-def test_attributes() -> None:
-    model = tiny("llama")
-    lm = CausalLM(model, "little")
-    assert (lm.name, lm.vocab_size, lm.context) == ("little", VOCAB, 64)
-    assert lm.device == torch.device("cpu")
-    assert lm.dtype == torch.float32
-    assert CausalLM(model).name == "LlamaForCausalLM"

@@ -15,10 +15,7 @@ from transformers import AutoModelForCausalLM
 import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.load import choose_device, load_frozen, load_model
-from models_zoo import one_thread, plain, tiny
-
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
+from models_zoo import plain, tiny
 
 MODELS = Path(__file__).parent.parent / "models"
 CPU = torch.device("cpu")
@@ -42,56 +39,42 @@ def change_config(folder: Path, **entries: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **entries}))
 
 
-def refused(folder: Path) -> str:
-    with pytest.raises(ForetokenError) as caught:
-        load_model(str(folder), CPU, torch.float32)
-    return str(caught.value)
-
-
 QUERIES = "model.layers.1.self_attn.q_proj.weight"
 
 
-def test_a_tied_lm_head_is_not_missing(folder: Path) -> None:
+def test_a_tied_lm_head_is_not_missing_and_weights_without_a_use_are_let_pass(folder: Path) -> None:
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    load_model(str(folder), CPU, torch.float32)
-
-
-def test_a_missing_weight(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.pop(QUERIES))
-    assert f"lack {QUERIES}, which" in refused(folder)
-
-
-def test_too_many_layers(folder: Path) -> None:
-    change_config(folder, num_hidden_layers=99, layer_types=None)
-    message = refused(folder)
-    assert "model.layers.10." in message
-    assert "more, which its config.json asks for" in message
-
-
-def test_too_few_layers(folder: Path) -> None:
-    change_config(folder, num_hidden_layers=2, layer_types=None)
-    assert "model.layers.2." in refused(folder)
-
-
-def test_no_layers(folder: Path) -> None:
-    change_config(folder, num_hidden_layers=0, layer_types=None)
-    change_weights(folder, lambda weights: [weights.pop(key) for key in list(weights) if ".layers." in key])
-    assert "has no layers" in refused(folder)
-
-
-def test_a_weight_of_another_shape(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.update({QUERIES: weights[QUERIES][:-3].clone()}))
-    assert f"{QUERIES} is [61, 32], not [64, 32]" in refused(folder)
-
-
-def test_a_vocabulary_of_another_size(folder: Path) -> None:
-    change_config(folder, vocab_size=200)
-    assert "model.embed_tokens.weight is [101, 32], not [200, 32]" in refused(folder)
-
-
-def test_weights_without_a_use_are_let_pass(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.layers.0.rotary.inv_freq": torch.ones(8)}))
     load_model(str(folder), CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "says"),
+    [
+        ({}, lambda weights: weights.pop(QUERIES), f"lack {QUERIES}, which"),
+        ({"num_hidden_layers": 99}, None, r"model\.layers\.10\..*more, which its config.json asks for"),
+        ({"num_hidden_layers": 2}, None, r"model\.layers\.2\."),
+        (
+            {"num_hidden_layers": 0},
+            lambda weights: [weights.pop(x) for x in list(weights) if ".layers." in x],
+            "no layers",
+        ),
+        (
+            {},
+            lambda weights: weights.update({QUERIES: weights[QUERIES][:-3].clone()}),
+            r"is \[61, 32\], not \[64, 32\]",
+        ),
+        ({"vocab_size": 200}, None, r"embed_tokens.weight is \[101, 32\], not \[200, 32\]"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    folder: Path, config: dict[str, Any], change: Callable[[Weights], Any] | None, says: str
+) -> None:
+    change_config(folder, **config, **({"layer_types": None} if "num_hidden_layers" in config else {}))
+    if change is not None:
+        change_weights(folder, change)
+    with pytest.raises(ForetokenError, match=says):
+        load_model(str(folder), CPU, torch.float32)
 
 
 def test_a_device_without_memory() -> None:
@@ -112,17 +95,6 @@ def test_paths_are_taken_as_text(tmp_path: Path) -> None:
         foretoken.load(MODELS / "target", profile=tmp_path / "nothing-here")
     with pytest.raises(ForetokenError, match="nothing-here"):
         foretoken.load(tmp_path / "nothing-here")
-
-
-def test_a_drafter_with_a_missing_weight(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.pop(QUERIES))
-    with pytest.raises(ForetokenError, match=QUERIES):
-        foretoken.load(
-            tiny("llama", random_weights=True, head_dim=16),
-            drafter=folder,
-            drafter_tokenizer=str(MODELS / "target"),
-            tokenizer=str(MODELS / "target"),
-        )
 
 
 @pytest.mark.parametrize(

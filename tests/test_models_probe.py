@@ -13,11 +13,8 @@ from foretoken.models import probe
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
-from models_zoo import FAMILIES, one_thread, tiny
+from models_zoo import FAMILIES, tiny
 from outliers import DTYPES, outlier_llama
-
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 Masks = Mapping[str, np.ndarray | None]
 

@@ -9,7 +9,6 @@ import gguf
 import pytest
 import torch
 
-import command
 import foretoken
 import gguf_zoo
 from foretoken import build
@@ -192,13 +191,6 @@ def test_folders_with_a_file(tmp_path: Path):
     shutil.copy(tmp_path / "model.gguf", tmp_path / "other.gguf")
     with pytest.raises(ForetokenError, match=r"2 GGUF files: name one of .*model\.gguf, .*other\.gguf"):
         load_model(str(tmp_path), CPU)
-
-
-def test_the_command_tells_of_a_bad_file_in_one_sentence(tmp_path: Path, monkeypatch, capsys):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
-    code, _, err = command.run(monkeypatch, capsys, "generate", "x", "--target", tmp_path / "model.gguf")
-    assert code == 2
-    assert "model.gguf as a GGUF file" in err
 
 
 def test_bad_files_are_refused(tmp_path: Path):

@@ -15,7 +15,6 @@ from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Coins
 from foretoken.decode import NoDrafter
-from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.source import Source
 from foretoken.heads.head import new_head
@@ -51,7 +50,6 @@ def test_load_takes_what_the_profile_found(models, tmp_path):
     named = foretoken.load(target, drafter=drafter, profile=profile, tree="chain:2")
     assert (named.tree, named.verifier.name) == ("chain:2", "block")
     auto = foretoken.load(target, drafter=drafter, profile=profile, method="auto").drafter
-    assert isinstance(auto, AutoDrafter)
     assert len(auto.experience.extra) == 3, "the profile's tree, cut where it pays"
     assert auto.clock is None
     assert auto.experience.drafts.mean == pytest.approx(0.8)
@@ -74,7 +72,6 @@ def test_with_a_profiles_costs_a_seed_fixes_the_text_of_method_auto(models, tmp_
     assert first == texts(engines[0]) == texts(engines[1]), "neither time nor earlier texts decide"
     assert all(drafted > 0 for _, drafted in first)
     drafting = engines[0].drafter
-    assert isinstance(drafting, AutoDrafter)
     assert not drafting.experience.costs, "what a text teaches is forgotten"
 
 
@@ -205,8 +202,6 @@ def test_a_profile_with_a_wrong_type_is_refused_in_a_sentence(models, tmp_path, 
         ('{"a": 1}', "is not a profile"),
         (json.dumps({"format": FORMAT + 1}), "of another version"),
         (json.dumps({"format": FORMAT}), "of another version"),
-        (json.dumps({"format": 1}), "of another version"),
-        (json.dumps({"format": 2}), "of another version"),
         (None, "Cannot read profile"),
     ],
 )
@@ -215,12 +210,6 @@ def test_what_is_no_profile_is_refused(content, says, tmp_path):
         (tmp_path / "p.json").write_text(content)
     with pytest.raises(ForetokenError, match=says):
         read_profile(str(tmp_path / "p.json"))
-
-
-def test_a_fingerprint_is_the_models_own_and_the_same_every_time(models):
-    target, drafter = models
-    assert fingerprint(CausalLM(target)) == fingerprint(CausalLM(tiny.llama(0)))
-    assert fingerprint(CausalLM(target)) != fingerprint(CausalLM(drafter))
 
 
 @pytest.mark.parametrize("rounded", [True, False])

@@ -9,7 +9,6 @@ import torch
 from huggingface_hub import constants
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import foretoken
 import gguf_zoo
 import tiny
 from command import Command
@@ -135,7 +134,6 @@ def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path, first: i
     source.write_bytes(content)
     os.utime(source, ns=(about.st_atime_ns, about.st_mtime_ns))
     folder = kept(source, [source], "section", make)
-    assert folder is not None
     assert (folder / "copy").read_bytes() == content
     assert len(made) == 2
 
@@ -170,11 +168,6 @@ def test_a_hub_id_that_cannot_be_brought_is_one_sentence(run: Command, snapshot:
     assert (code, out) == (2, "")
     assert err.startswith(f"foretoken: {said}")
     assert len(err.splitlines()) == 1
-
-
-def test_a_hub_id_whose_tokenizer_is_at_hand(snapshot: Path) -> None:
-    with pytest.raises(ForetokenError, match="Cannot load a causal language model from some/model: "):
-        foretoken.load("some/model", tokenizer=tiny.tokenizer(), quantise="q4_0", device="cpu")
 
 
 def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, home: Path) -> None:

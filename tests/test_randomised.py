@@ -65,11 +65,6 @@ def test_acceptance_is_that_of_lemma_4_1(a):
         assert float(got) == pytest.approx(float(alpha_star(law, p[None], q[None])), abs=1e-12)
 
 
-def test_more_than_one_draft_is_not_for_the_papers_rule():
-    assert not VERIFIERS["randomised"].accepts(Coins(0.5)(2))
-    assert VERIFIERS["transport"].accepts(Coins(0.5)(2))
-
-
 def test_coins_are_binomial():
     assert Coins(0.25)(2).counts == pytest.approx((0.5625, 0.375, 0.0625))
     assert Coins(1.0)(3) == IID(3)

@@ -57,22 +57,6 @@ def test_rules_on_toy_distributions(run: Command) -> None:
             assert rows[name, "iid"]["k=2"] == pytest.approx(best, abs=1e-6), name
 
 
-def test_toy_tables_are_printed_as_they_come(
-    run: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two tables of many rows: nothing is out while the first is filled, the first is while the second is."""
-    monkeypatch.setattr(measure, "SIMILARITIES", measure.SIMILARITIES[:2])
-    monkeypatch.setattr(measure, "_toy_row", lambda *_: seen.append(capsys.readouterr().out))
-    seen: list[str] = []
-    code, out, _ = run("benchmarks", "rules", "--toy", "--draws", "1", "--temperature", "1")
-    half = len(seen) // 2
-    assert code == 0
-    assert "similarity" not in "".join(seen[:half])
-    first, second = (f"similarity {similarity:g}" for similarity in measure.SIMILARITIES)
-    assert (first in seen[half], second in seen[half]) == (True, False)
-    assert (first in out, second in out) == (False, True)
-
-
 def test_rules_print_text_markdown_and_a_plot(run: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "some.txt").write_text("import os\n" * 20)

@@ -33,8 +33,6 @@ from serving import CHAT, COMPLETION, USER
         ({"prompt": ["a", ""]}, "prompt", "Prompt 2 is empty"),
         ({"prompt": "a\ud800"}, "prompt", "not valid Unicode"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"max_tokens": "5"}, "max_tokens", "a valid integer"),
-        ({"max_tokens": 1.5}, "max_tokens", "a valid integer"),
         ({"max_tokens": True}, "max_tokens", "a valid integer"),
         ({"n": 6}, "n", "6 texts at once, and 5 are the most"),
         ({"prompt": ["a"] * 6}, "prompt", "6 texts at once"),
@@ -52,7 +50,6 @@ from serving import CHAT, COMPLETION, USER
         ({"seed": -1}, "seed", "seed is -1"),
         ({"seed": 2**32 - 1, "n": 2}, "seed", "for every prompt of a list"),
         ({"stop": ""}, "stop", "at least 1 character"),
-        ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
         ({"speculation": "on"}, "speculation", "'off'"),
@@ -89,7 +86,6 @@ def test_bad_completions_are_told_by_name(server, body, param, says):
     [
         ({"messages": []}, "messages", "The conversation is empty"),
         ({"messages": "hi"}, "messages", "a valid list"),
-        ({"messages": [{"role": "user"}]}, "messages", "has no content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "Only system, user and assistant"),
         ({"messages": [{"role": "user", "content": "x", "image": "a"}]}, "messages.0.image", "Unknown field"),
         (

@@ -77,7 +77,6 @@ def process(engine, tmp_path, request):
     with subprocess.Popen(
         line, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}
     ) as running:
-        assert running.stderr is not None
         for told in running.stderr:
             if "listens on" in told:
                 break
@@ -154,7 +153,6 @@ def test_ctrl_c_while_the_model_is_loading_is_a_clean_end():
     with subprocess.Popen(
         [sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": package}
     ) as running:
-        assert running.stderr is not None
         assert running.stderr.readline() == "loading\n"
         running.send_signal(signal.SIGINT)
         try:

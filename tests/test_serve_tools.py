@@ -107,7 +107,6 @@ def test_roles_and_names(server, engine):
         ({"messages": [{"role": "user"}]}, "messages", "Message 1 of the conversation has no content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages", "has no content"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages", "has no content"),
-        ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "messages.0.refusal", "Unknown field"),
         ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages.0.audio", "Unknown field"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function", ""),
         (

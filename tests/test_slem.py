@@ -125,13 +125,6 @@ def test_every_alignment_leaves_the_text_the_targets_own(heals):
     assert tables.deviates(lm, drafting, VERIFIERS["exact-match"]) < 1e-12
 
 
-def test_incomplete_characters():
-    for text, cut, n in (("é", 1, 1), ("日", 2, 2), ("🙂", 3, 3), ("🙂", 1, 1)):
-        assert incomplete(b"a" + text.encode()[:cut]) == n
-        assert incomplete(b"a" + text.encode()) == 0
-    assert incomplete(b"\x80\x80\x80\x80") == incomplete(b"") == 0
-
-
 def test_the_drafters_last_token_may_grow():
     text, newline = Followed(Translation(T, D), heals=True), T.ids[b"\n"]
     sequence = Inner([0], Sampling(), seeded(0), 1, text=text)
@@ -225,24 +218,6 @@ def test_a_target_drafting_for_itself_by_strings_is_mostly_accepted():
     want = plain.generate("the hello", max_new_tokens=40, temperature=0.0, logit_bias=ascii_only)
     assert result.token_ids == want.token_ids
     assert result.stats.block_efficiency > 3
-
-
-def test_rows_can_be_cut():
-    lm = CausalLM(tiny.llama(0))
-    rows = lm.open(1, 20)
-    rows.join()
-    rows.extend(0, [1, 2, 3, 4])
-    rows.cut(0, 2)
-    (got,) = rows.score([[9]], [[-1]])
-    other = lm.open(1, 20)
-    other.join()
-    other.extend(0, [1, 2])
-    torch.testing.assert_close(got, other.score([[9]], [[-1]])[0])
-    with pytest.raises(foretoken.ForetokenError, match="keep a path"):
-        rows.cut(0, 1)
-    rows.keep([[]])
-    with pytest.raises(foretoken.ForetokenError, match="cut at most"):
-        rows.cut(0, 3)
 
 
 def test_auto_takes_what_is_advised(pair):

@@ -54,19 +54,6 @@ def test_ties_count_in_the_condition_for_a_coin() -> None:
     assert float(p[p > p].sum()) < bound <= float(p[p >= p].sum())
 
 
-def test_matching_the_likeliest_string_can_accept_more_than_rejection_sampling() -> None:
-    p, psi = f64(0.9, 0.1), f64(0.6, 0.4)
-    assert float(p[psi.argmax()]) == pytest.approx(0.9)
-    assert float(torch.minimum(p, psi).sum()) == pytest.approx(0.7)
-
-
-def test_one_of_two_probabilities_that_is_0_or_1_makes_their_product_their_minimum() -> None:
-    inside = [0.25, 0.5, 0.75]
-    for x in [0.0, *inside, 1.0]:
-        for y in [0.0, *inside, 1.0]:
-            assert (x * y == min(x, y)) == (x in (0, 1) or y in (0, 1))
-
-
 def test_spechub_beats_what_its_theorems_3_and_4_say_it_beats() -> None:
     """Sun et al. 2024, SpecHub: recursive rejection where q(a) / (1 - q(a)) > 1 - sum min(p, q), a the likeliest token
     of q, and the optimum for two independent draws where q(a) > 1/2."""

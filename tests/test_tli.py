@@ -113,8 +113,6 @@ def test_what_does_not_fit_is_told(pair):
             static.chain(1),
             IID,
         )
-    with pytest.raises(ForetokenError, match=r"nonsense.*tli"):
-        load(pair, vocab="nonsense")
     with pytest.raises(ForetokenError, match="both tokenizers"):
         foretoken.load(pair[0], drafter=pair[1], vocab="tli", device="cpu")
     with pytest.raises(ForetokenError, match="--vocab auto"):

@@ -10,7 +10,6 @@ import command
 import foretoken
 import tiny
 from foretoken.trace import record as recording
-from foretoken.trace.page import escaped
 
 PROMPTS = ["def f(x):", "</script><script>alert(1)</script>", "é"]
 
@@ -74,7 +73,6 @@ def test_p_and_q_are_those_of_the_models(folders):
             assert step.p[node] == pytest.approx(p, abs=1e-4)
             assert step.q[node] == pytest.approx(q, abs=1e-4)
             drafted += 1
-        assert step.p_token is not None
         assert step.p_token > 0  # it was drawn
         assert (step.p[0], step.q[0]) == (None, None)
     assert drafted > 10
@@ -137,11 +135,6 @@ def test_a_long_text_is_recorded_in_part_and_says_so(folders, tmp_path, monkeypa
     first = text["shown"][-1]
     assert text["ends"][-1] - text["ends"][-2] == len(first["a"]) + 1
     assert "".join(text["pieces"]) == result.text
-
-
-def test_markup_cannot_leave_the_record():
-    assert json.loads(escaped(json.dumps("</script><!--&"))) == "</script><!--&"
-    assert not set("<>&") & set(escaped(json.dumps("</script><!--&")))
 
 
 def test_the_command_writes_the_page(folders, tmp_path, monkeypatch, capsys):

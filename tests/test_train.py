@@ -15,7 +15,7 @@ import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import load_head, load_to_train, save_head
-from foretoken.heads.eagle import Eagle, Gumiho
+from foretoken.heads.eagle import Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import PublishedHead, new_head
 from foretoken.models.causal_lm import CausalLM
@@ -316,7 +316,6 @@ def test_gumihos_mlps_learn_classes_late(lm: CausalLM, tmp_path: Path, monkeypat
 
 def test_a_diverging_run_stops(lm: CausalLM, tmp_path: Path) -> None:
     made = trainer(lm, "eagle", tmp_path)
-    assert isinstance(made.head, Eagle)
     torch.nn.init.constant_(made.head.fc.weight, float("nan"))
     with pytest.raises(ForetokenError, match="lower --lr"):
         made.run(lambda _: None)
@@ -334,15 +333,12 @@ def test_a_trimmed_vocabulary_is_learnt_from_the_commonest_tokens(lm: CausalLM, 
     tokens = commonest(data, 4, lm.vocab_size)
     assert tokens.tolist() == [1, 3, 5, 9]
     head = new_head("eagle3", parts(lm), tokens=tokens)
-    assert isinstance(head, Eagle3)
     start_from_target(head)
     torch.testing.assert_close(head.lm_head.weight, lm.model.get_output_embeddings().weight[tokens])
     q = head.logits(torch.randn(3, lm.hidden_size)).softmax(-1)
     assert torch.nonzero(q.sum(0)).flatten().tolist() == [1, 3, 5, 9]
     save_head(head, tmp_path)
     loaded = load_head(tmp_path, parts(lm))
-    assert isinstance(loaded, Eagle3)
-    assert loaded.d2t is not None
     assert (loaded.d2t + torch.arange(4)).tolist() == [1, 3, 5, 9]
     with pytest.raises(ForetokenError, match="The draft vocabulary is 0"):
         commonest(data, 0, lm.vocab_size)
@@ -352,7 +348,6 @@ def test_a_trimmed_vocabulary_is_learnt_from_the_commonest_tokens(lm: CausalLM, 
 
 def test_normalised_features_do_not_change_a_head(lm: CausalLM, tmp_path: Path) -> None:
     head = new_head("eagle3", parts(lm))
-    assert isinstance(head, Eagle3)
     features = torch.randn(2, 5, 4 * lm.hidden_size) * torch.linspace(0.1, 100, 4 * lm.hidden_size)
     before = head.enter(features)
     head.normalise(features.square().mean((0, 1)).sqrt())

@@ -9,7 +9,6 @@ from torch import Tensor
 
 import tiny
 from foretoken.heads import HEADS
-from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Gumiho
 from foretoken.heads.head import PublishedHead, new_head
 from foretoken.heads.layer import causal
@@ -46,7 +45,6 @@ def test_alignment(lm: CausalLM) -> None:
     target = parts(lm)
     ids, mask = torch.randint(257, (2, 20)), torch.ones(2, 20, dtype=torch.bool)
     like = new_head("gumiho", target)
-    assert isinstance(like, Gumiho)
     head = Perfect(target, like.shape)
     texts = read_texts(head, lm, ids, mask)
     head.truth, head.feature_scale = texts.states, 0.7
@@ -69,7 +67,6 @@ def test_gumiho_loss_place_by_place(regress_only: bool, lm: CausalLM, monkeypatc
     monkeypatch.setattr(losses, "noisy", lambda states, _: states)
     torch.manual_seed(2)
     head, t = new_head("gumiho", parts(lm)), 11
-    assert isinstance(head, Gumiho)
     for parameter in head.mlp.parameters():
         parameter *= 3
     ids, mask = torch.randint(257, (1, t)), torch.rand(1, t) < 0.7
@@ -134,7 +131,6 @@ def test_blocks_learn_the_tokens_behind_their_roots(kind: str, lm: CausalLM) -> 
     """Block by block, as if each were drafted: the weighted mean of -ln q of the tokens that are to be learnt."""
     torch.manual_seed(0)
     head = new_head(kind, parts(lm), layers=2, levels=3)
-    assert isinstance(head, DFlash)
     ids, mask = torch.randint(257, (2, 24)), torch.rand(2, 24) < 0.7
     texts = read_texts(head, lm, ids, mask)
     roots = 1 + torch.randperm(22, generator=torch.Generator().manual_seed(1))[:4]

@@ -119,14 +119,6 @@ def test_the_drafter_keeps_the_accepted_path_of_a_ranked_tree() -> None:
     assert session.rows.ids[0] == [0, 1, *known[1:]]
 
 
-def test_scored_nodes_are_few() -> None:
-    policy = DynamicTree(60)
-    states = [(0.0, 0), *[(-float(i), 1) for i in range(10)], *[(-float(i), 2) for i in range(100)]]
-    assert policy.select(states, 11) == list(range(11, 21))
-    assert DynamicTree(12).select(states, 11) == list(range(11, 17))  # the best twelve: six of each level
-    assert policy.keep(states)[0] == 0
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tree", ["dynamic:12", "opt-tree:5", "kary:2x2", "chain:4"])
 def test_a_seed_gives_the_text_that_it_gives_without_drafts(tree: str) -> None:

@@ -30,7 +30,6 @@ def paths_of(tree: TokenTree) -> Counter[Path]:
             return
         for token, n in Counter(siblings.draws).items():
             child = tree.child(node, token)
-            assert child is not None
             go(child, (*before, token), n)
 
     go(0, (), 1)

@@ -10,12 +10,12 @@ from foretoken.audit import decoding
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan
 from foretoken.core.random import seeded
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
+from foretoken.core.tree import Siblings, TreeBuilder, chain, root_only
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.core.walk import PathVerifier, walk, walk_of
+from foretoken.core.walk import walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
-from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
+from foretoken.verify.block import TreeBlock, decide, plain_decision
 from tables import PlainNumbers, each, off_target, table_decoding
 from whole_texts import Path, Table, add_text, chance, deviation, pair, paths, steps
 
@@ -119,16 +119,6 @@ def test_a_chain_that_ended_early() -> None:
     assert (path, token) == ((0, 1), 2)
 
 
-def test_only_rules_with_a_walk_of_their_own_take_it() -> None:
-    assert isinstance(BLOCK, PathVerifier)
-    own = {name for name, rule in VERIFIERS.items() if isinstance(rule, PathVerifier)}
-    assert own == {"block", "block-transport", "block-pairwise", "traversal", "gbv", "string-rejection"}
-    p = torch.tensor([0.3, 0.7])
-    tree = chain([0, 1], [Siblings((1,), torch.tensor([0.5, 0.5]), IID(1)), None])
-    rngs = seeded(0), seeded(0)
-    assert walk_of(STANDARD)(tree, each(lambda node: p), rngs[0]) == walk(tree, each(lambda node: p), STANDARD, rngs[1])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -195,27 +185,6 @@ def test_whole_decodings_with_a_chain(name: str, family: LawFamily, monkeypatch:
         worst, accepted = enumerated(VERIFIERS[name], family, static.chain(3), v=3, num_tokens=4)
         assert worst <= decoding.TOLERANCE
         assert accepted == pytest.approx(by_block, abs=1e-12)
-
-
-def test_a_chain_of_certain_draws_is_told_from_others() -> None:
-    q = torch.full((3,), 1 / 3)
-
-    def grown(*records: tuple[int, Siblings]) -> TokenTree:
-        builder = TreeBuilder(0)
-        for node, siblings in records:
-            builder.add(node, siblings)
-        return builder.build()
-
-    one, twice, none = Siblings((1,), q, IID(1)), Siblings((1, 1), q, IID(2)), Siblings((), q, IID(1, (0.5, 0.5)))
-    perhaps = Siblings((1,), q, IID(1, (0.5, 0.5)))
-    assert is_chain(grown((0, one), (1, one)))
-    for law in (WithoutReplacement(1), Hub(1)):
-        assert is_chain(grown((0, Siblings((1,), q, law)), (1, one)))
-    assert not is_chain(grown((0, one), (1, Siblings((1,), None, Opaque(1)))))
-    others = [(0, twice), (0, perhaps), (0, none), (0, Siblings((1, 2), q, IID(2)))]
-    assert not any(is_chain(grown(other)) for other in others)
-    assert not any(is_chain(grown((0, one), (1, siblings))) for _, siblings in others)
-    assert not is_chain(grown((0, Siblings((1, 2), q, IID(2))), (1, one)))
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,6 @@ def drawn_paths(tree: TokenTree, k: int) -> list[Path]:
         waiting = defaultdict(list)
         for node in {node for _, node in open_}:
             siblings = tree.siblings[node]
-            assert siblings is not None
             waiting[node] = list(siblings.draws)
         open_ = [((*path, x := waiting[node].pop()), tree.child(node, x)) for path, node in open_]
     return [path for path, _ in open_]

@@ -39,7 +39,6 @@ def published(tree: TokenTree, p: list[Tensor], q: list[Tensor]) -> Outcomes:
     for node, siblings in enumerate(tree.siblings):
         for token in dict.fromkeys(siblings.draws if siblings is not None else ()):
             child = tree.child(node, token)
-            assert child is not None
             below[node].append(child)
     m_b, m_s, p_alpha = list(p), list(q), [1.0] * len(tree)
 
