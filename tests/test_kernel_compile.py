@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from numba import config, njit
+from numba import config, njit, typeof
 from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
 
 from foretoken.kernel import compile, layer, product
@@ -140,6 +140,21 @@ def test_a_file_that_is_cut_short_is_written_again(folder: Path, kind: str, left
     whole = file.read_bytes()
     file.write_bytes(whole[: int(left * len(whole))])
     assert run() == 0
+    assert run() == 1
+
+
+def test_code_of_another_process_is_not_taken_for_ones_own(folder: Path) -> None:
+    """Of two processes that compile for two types at the same time, the one's index and the other's code are left."""
+    assert cached(njit(_twice))(4) == 8
+    (index,) = folder.rglob("*.nbi")
+    of_whole_numbers = index.read_bytes()
+    index.unlink()
+    assert cached(njit(_twice))(4.5) == 9
+    index.write_bytes(of_whole_numbers)
+    function = cached(njit(_twice))
+    assert function(4) == 8
+    assert not function.stats.cache_hits
+    assert function.nopython_signatures[0].args == (typeof(4),)
     assert run() == 1
 
 

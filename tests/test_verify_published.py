@@ -83,6 +83,9 @@ def test_without_scipy_one_sentence_says_so(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(plan, "find_spec", lambda _: None)
     with pytest.raises(ForetokenError, match=rf"{name} needs scipy: pip install -e '\.\[transport\]'"):
         foretoken.verifier(name)
+    row = torch.ones(4).double() / 4
+    with pytest.raises(ForetokenError, match=rf"{name} needs scipy"):
+        foretoken.acceptance(name, IID(2), row, row)
 
 
 @pytest.mark.usefixtures("unchecked")

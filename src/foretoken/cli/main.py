@@ -53,7 +53,7 @@ def options(
 
 
 def main() -> None:
-    run(partial(app, standalone_mode=False))
+    run(partial(app, prog_name="foretoken", standalone_mode=False))
 
 
 def run(command: Callable[[], object]) -> None:

@@ -153,9 +153,23 @@ def cached(function: Any) -> Any:
 @functools.cache
 def _cache_class() -> Any:
     """numba's cache of a function, which never stops a run."""
-    from numba.core.caching import FunctionCache
+    from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+    class Files(IndexDataCacheFile):
+        """Processes that compile at the same time may give two pieces of code one name: each says what it is."""
+
+        def save(self, key: Any, data: Any) -> None:
+            super().save(key, (self._source_stamp, key, data))
+
+        def load(self, key: Any) -> Any:
+            found = super().load(key)
+            return None if found is None or found[:2] != (self._source_stamp, key) else found[2]
 
     class Cache(FunctionCache):
+        def __init__(self, function: FunctionType) -> None:
+            super().__init__(function)
+            self._cache_file = Files(self._cache_path, self._impl.filename_base, None)
+
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             # Now, and not where the function was defined: what it calls may have been defined after it.
             self._cache_file._source_stamp = _stamp(self._py_func)

@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import read_text
 from foretoken.core.limits import MAX_NODES
 
 Read = tuple[str, tuple[Any, ...]]  # the kind of tree, and the arguments of what makes it
@@ -93,10 +93,9 @@ def _sequoia(spec: str) -> tuple[list[float], int]:
 
 def _list(path: str) -> tuple[tuple[int, ...]]:
     """The parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
+    content = read_text(path, "tree file")
     try:
-        parents = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise ForetokenError(f"Cannot read tree file {path}: {error.strerror}.") from error
+        parents = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ForetokenError(
             f"Tree file {path} is not JSON: it must hold a parent list such as [-1, 0, 0, 1]."
@@ -109,10 +108,9 @@ def _list(path: str) -> tuple[tuple[int, ...]]:
 
 def read_acceptance(path: str) -> list[float]:
     """The vector in a JSON file {"acceptance": [0.68, 0.11, ..]}; other keys say what it was measured on."""
+    content = read_text(path, "acceptance file")
     try:
-        found = json.loads(Path(path).read_text())["acceptance"]
-    except OSError as error:
-        raise ForetokenError(f"Cannot read acceptance file {path}: {error.strerror}.") from error
+        found = json.loads(content)["acceptance"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ForetokenError(
             f'Acceptance file {path} must hold JSON such as {{"acceptance": [0.68, 0.11]}}.'

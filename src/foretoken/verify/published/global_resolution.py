@@ -141,6 +141,7 @@ class Resolving(Solver):
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Solve once per pair and sum over all draws: exact for the rule as it is. As many draw sets as for ot-lp."""
+        self.check_installed()
         pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
         return torch.tensor([over_sets(self.solve(*pair, law), draw_sets(law, pair[1])) for pair in pairs]).double()
 

@@ -150,5 +150,6 @@ class SetSolver(Solver):
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Solve once per pair and sum over all draws: exact for the rule as it is."""
+        self.check_installed()
         solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
         return torch.tensor(solved, dtype=torch.float64)
