@@ -93,6 +93,7 @@ BAD = [
     (["generate", "x", "--trace", "t.txt"], "--trace t.txt is a page for a browser"),
     (["generate", "x", "--drafter", "lookup"], "A drafter can also be one of self, mtp, ngram"),
     (["generate", "x", "--device", "abacus"], "Unknown device abacus"),
+    (["generate", "x", "--tree", "plain"], "Unknown tree plain"),
     (["audit", "--temperature", "0"], "temperature is 0.0: the audit samples"),
     (["audit", "--samples", "50"], "needs at least 200"),
     (["audit", "--compile", "never"], "never"),

@@ -238,6 +238,8 @@ def check_engine(
     named: of a Recipe; None where nothing was named.
     """
     Recipe(**{name: value for name, value in named.items() if value is not None})
+    if named.get("tree") == PLAIN:  # which a Recipe can be of, and no user names
+        read_tree(PLAIN)
     if dtype is not None:
         check_dtype(dtype)
     check_compile(compile)
