@@ -79,6 +79,17 @@ def test_every_added_weight_takes_part() -> None:
             assert filled > 0.99, name
 
 
+def test_seed_decides_the_weights() -> None:
+    one, same, other = (expand(tiny(), 60_000, seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    big = expand(tiny(tie_word_embeddings=True), 60_000)
+    assert big.get_parameter("lm_head.weight") is big.get_parameter("model.embed_tokens.weight")
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_demo_target_reaches_the_named_sizes(name: str) -> None:
     shape = choose_shape(LlamaConfig(**DEMO), SIZES[name])

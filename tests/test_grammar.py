@@ -286,3 +286,13 @@ def test_the_command_writes_what_a_schema_or_a_pattern_asks_for(run, tmp_path):
     assert (code, bool(re.fullmatch(PHONE, json.loads(out)["text"]))) == (0, True)
     run.refused("unclosed group", "generate", "x", "--regex", "(")
     assert "Cannot read the JSON schema nowhere" in run("generate", "x", "--json-schema", "nowhere")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("kind", ["plain", "chain", "tree", "ngram", "tli", "slem", "slrs"])
+def test_thousands_of_texts_are_in_the_grammar(engines, kind):
+    for grammar, valid in GRAMMARS:
+        found = texts(engines[kind], grammar, 200)
+        assert len(found) > 150
+        assert all(valid(text) for text in found), found

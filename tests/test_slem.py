@@ -227,3 +227,21 @@ def test_auto_takes_what_is_advised(pair):
         load(pair, verifier="rrsw")
     assert isinstance(load(pair).verifier, type(VERIFIERS["exact-match"]))
     assert isinstance(load(pair).drafter, SLEMDrafter)
+
+
+def test_rows_can_be_cut():
+    lm = CausalLM(tiny.llama(0))
+    rows = lm.open(1, 20)
+    rows.join()
+    rows.extend(0, [1, 2, 3, 4])
+    rows.cut(0, 2)
+    (got,) = rows.score([[9]], [[-1]])
+    other = lm.open(1, 20)
+    other.join()
+    other.extend(0, [1, 2])
+    torch.testing.assert_close(got, other.score([[9]], [[-1]])[0])
+    with pytest.raises(foretoken.ForetokenError, match="keep a path"):
+        rows.cut(0, 1)
+    rows.keep([[]])
+    with pytest.raises(foretoken.ForetokenError, match="cut at most"):
+        rows.cut(0, 3)

@@ -122,6 +122,27 @@ def test_a_text_spends_its_budget_and_easy_stretches_more_of_it(joint: bool) -> 
     assert stretches[0] > 1.2 * stretches[1]
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("saved", [-40.0, 0.0, 40.0])
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_nodes_get_as_many_distinct_children_as_were_chosen(saved: float, temperature: float) -> None:
+    """Whatever the account holds: numbers between one and two are not cut to one while the cap leaves draws."""
+    policy = BudgetTree(32, temperature=temperature, joint=True)
+    root = policy.root(Account(saved, 64, 64))
+    q = mixed_rows(20)
+    chosen = []
+    for row in q:
+        (plan,) = policy.plan([root], row[None], IID)
+        assert plan is not None
+        booked = root.ledger.saved - plan.memo.first.ledger.saved
+        assert np.isclose(CHOICES, booked, rtol=1e-6).any()
+        numbers = torch.tensor(plan.law.counts or [0.0] * plan.law.k + [1.0]).double()
+        fresh = 1 - (1 - row[:, None]) ** torch.arange(len(numbers))
+        assert float(numbers @ fresh.sum(0)) == pytest.approx(booked, rel=1e-6)
+        chosen.append(booked)
+    assert any(1.1 < wanted < 2 for wanted in chosen)
+
+
 def mixed_rows(n: int) -> torch.Tensor:
     """[n, 300]: wide ones and sharp ones in turn."""
     logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -147,6 +168,17 @@ def test_the_cap_leaves_a_draw_to_every_chosen_node_and_no_more_than_there_are(b
             assert drawn + sum(draws) <= CAP * budget
             full += drawn + sum(draws) == CAP * budget
     assert full > 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_trees_do_not_stay_empty_where_the_forecast_jumps() -> None:
+    """Where the drafter is thought to be nearly the target, sizes by price go from many nodes to none at once."""
+    policy, rng, past = BudgetTree(2, depth=4, mismatch=0.05), torch.Generator().manual_seed(1), None
+    counts = []
+    for _ in range(120):
+        number, past = drawn(policy, torch.tensor([10.0, 30.0], dtype=torch.float64), past, rng)
+        counts.append(number)
+    assert np.mean(counts[-40:]) > 1
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -10,12 +10,12 @@ from foretoken.audit import decoding
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan
 from foretoken.core.random import seeded
-from foretoken.core.tree import Siblings, TreeBuilder, chain, root_only
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import walk_of
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
-from foretoken.verify.block import TreeBlock, decide, plain_decision
+from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
 from tables import PlainNumbers, each, off_target, table_decoding
 from whole_texts import Path, Table, add_text, chance, deviation, pair, paths, steps
 
@@ -320,3 +320,24 @@ def test_trees_at_the_edges(case: str) -> None:
         assert all(p[tree.tokens[node]] > 0 for node in path[1:])
         assert p[token] > 0
     assert walk_of(TRANSPORT)(root_only(0), each(lambda node: eye[1]), rng) == ((0,), 1)
+
+
+def test_a_chain_of_certain_draws_is_told_from_others() -> None:
+    q = torch.full((3,), 1 / 3)
+
+    def grown(*records: tuple[int, Siblings]) -> TokenTree:
+        builder = TreeBuilder(0)
+        for node, siblings in records:
+            builder.add(node, siblings)
+        return builder.build()
+
+    one, twice, none = Siblings((1,), q, IID(1)), Siblings((1, 1), q, IID(2)), Siblings((), q, IID(1, (0.5, 0.5)))
+    perhaps = Siblings((1,), q, IID(1, (0.5, 0.5)))
+    assert is_chain(grown((0, one), (1, one)))
+    for law in (WithoutReplacement(1), Hub(1)):
+        assert is_chain(grown((0, Siblings((1,), q, law)), (1, one)))
+    assert not is_chain(grown((0, one), (1, Siblings((1,), None, Opaque(1)))))
+    others = [(0, twice), (0, perhaps), (0, none), (0, Siblings((1, 2), q, IID(2)))]
+    assert not any(is_chain(grown(other)) for other in others)
+    assert not any(is_chain(grown((0, one), (1, siblings))) for _, siblings in others)
+    assert not is_chain(grown((0, Siblings((1, 2), q, IID(2))), (1, one)))
