@@ -280,3 +280,11 @@ def test_a_top_k_that_no_machine_number_holds_keeps_all():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     prefixes = [[1]] * 3
     assert torch.equal(Sampling(0.7, top_k=2**70)(logits, prefixes, 1), Sampling(0.7, top_k=50)(logits, prefixes, 1))
+
+
+def test_prefixes_are_not_read_without_need() -> None:
+    def prefixes() -> object:
+        raise AssertionError
+        yield
+
+    assert Sampling(temperature=0.5, top_k=2, logit_bias={0: 1.0})(torch.zeros(1, 3), prefixes()).shape == (1, 3)
