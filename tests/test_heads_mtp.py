@@ -23,7 +23,9 @@ import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.mtp import own_mtp
+from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.chains import ChainDraws
 from foretoken.models.features import FINAL
 from foretoken.models.load import load_model
 
@@ -147,18 +149,40 @@ def test_greedy_text_is_the_plain_text(family: str, tree: str, verifier: str | N
     assert sum(x.stats.num_drafted for x in got) > 0
 
 
-def test_recorded_forwards_give_the_same_scores(folders: dict[str, str]) -> None:
-    """As a GPU would run them, in the shape that is recorded there."""
-    target = load_model(folders["mellum"], torch.device("cpu"), compile="off")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_levels_draft_what_transformers_drafts(
+    family: str, folders: dict[str, str], recording: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU runs them, in padded shapes and one level behind the other."""
+    monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
+    target = load_model(folders[family], torch.device("cpu"), compile="off")
     head = own_mtp(target)
-    states = target.states(torch.tensor([PROMPT[:-1]]), (FINAL,))[0]
-    found = []
-    for backend in (None, head.forward_of("mtp")):
-        rows = head.open(1, 64, backend)
-        rows.join()
-        rows.learn([states])
-        found += rows.score([PROMPT[1:]], [[-1, *range(len(PROMPT) - 2)]])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    forward = head.forward_of("mtp")
+    forward.on_gpu = forward.compiling = True
+    rows = head.open(1, 64, forward)
+    rows.join()
+    rows.learn([target.states(torch.tensor([PROMPT[:-1]]), (FINAL,))[0]])
+    rows.extend(0, PROMPT[1:6])
+    drawn = rows.draft_chain(0, PROMPT[6:], ChainDraws(torch.zeros(6, 1), 0.0))
+    assert drawn.tokens == [int(scores.argmax()) for scores in _of_transformers(target, PROMPT, 6)]
+    assert forward.compiling  # nothing failed
+    assert {nodes for _, _, nodes, _ in forward.ready} == {1, 8}
+
+
+def test_the_target_stays_as_it_is(folders: dict[str, str]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders["mellum"])
+    foretoken.load(model, drafter="mtp", tokenizer=tiny.tokenizer())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_quantised_targets_have_it_too(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where their weights are read from what was kept of them."""
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path))
+    for _ in range(2):
+        engine = foretoken.load(folders["glm4_moe"], drafter="mtp", quantise="q8_0", tree="chain:3", device="cpu")
+        assert engine.generate(PROMPT, max_new_tokens=8, temperature=0.0).stats.num_drafted > 0
 
 
 def test_a_model_without_the_layer_is_refused() -> None:

@@ -31,8 +31,10 @@ class Mtp(Serial):
         """target: the model that drafts are for. model: its layers of multi-token prediction."""
         super().__init__(parts(target))
         config: Any = model.config
-        self.layer = model.layers[0].to(target.device, target.dtype)
+        self.layer = model.layers[0]
         self.after = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
+        for own in (self.layer, self.after):  # the rest of `model` is the target's
+            own.to(target.device, target.dtype).requires_grad_(False).eval()
         self.width = config.hidden_size
         sees = (getattr(config, "layer_types", None) or [FULL])[0]
         self.window = config.sliding_window if sees == SLIDING else None
@@ -75,8 +77,9 @@ def own_mtp(target: CausalLM) -> Mtp:
             "that transformers reads: choose drafter auto, which fits every model."
         )
     try:
-        model = MtpModel.from_pretrained(target.model, device_map={"": target.device})
+        return Mtp(target, MtpModel.from_pretrained(target.model, device_map={"": target.device}))
+    except ForetokenError:
+        raise
     except Exception as error:  # checkpoints fail in as many ways as there are formats
         why = " ".join(str(error).split()) or type(error).__name__
         raise ForetokenError(f"Cannot load the layer of multi-token prediction of {target.name}: {why}") from error
-    return Mtp(target, model.requires_grad_(False).eval())

@@ -228,7 +228,7 @@ class SerialRow(HeadRow):
 
 
 class SerialRows(HeadRows[SerialRow]):
-    """EAGLE and EAGLE-3: one forward a level, each node on its parent's state."""
+    """One forward a level, each node on its parent's state."""
 
     slots: HeadSlots  # pyright: ignore[reportIncompatibleVariableOverride]
 

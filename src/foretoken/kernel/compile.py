@@ -184,7 +184,7 @@ def _cache_class() -> Any:
                 super().save_overload(sig, data)
             except Exception as error:
                 self._forget()  # the index is written first, and may promise what is old code
-                _warn(str(getattr(error, "strerror", error)))
+                _warn(getattr(error, "strerror", None) or type(error).__name__)
 
         def _index_key(self, sig: Any, codegen: Any) -> Any:
             from foretoken.kernel.processor import MATRIX  # not among the features: Linux may refuse it

@@ -92,9 +92,11 @@ class Slots:
             of_row = store.select(-4, row)
             of_row[..., start : start + len(nodes), :] = of_row.index_select(-2, source)
 
+    @torch.inference_mode()
     def copy_row(self, source: int, target: int, used: int) -> None:
         """Copy the first `used` slots of row `source` to row `target`."""
-        self.write(target, 0, used, self._views(source, 0, used))
+        for to, of in zip(self._views(target, 0, used), self._views(source, 0, used), strict=True):
+            to.copy_(of)
 
     @torch.inference_mode()
     def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:

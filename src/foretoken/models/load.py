@@ -177,7 +177,9 @@ def _quantised(source: str, kind: str, trust_remote_code: bool) -> HFModel:
 
     if trust_remote_code:  # what is kept is read without the code that comes with a checkpoint
         return pack_quantised(load(), kind)
-    return quantised_model(Path(source), kind, load)
+    model = quantised_model(Path(source), kind, load)
+    model.config.name_or_path = source  # which names the folder of what is kept, where it was read from there
+    return model
 
 
 def _has_packed_layers(model: HFModel) -> bool:
