@@ -21,8 +21,9 @@ from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
+from foretoken.core.tree import opaque_tree
 from foretoken.decode import Decoder, NoDrafter
-from foretoken.draft.auto import AutoDrafter, AutoSession, auto_drafter
+from foretoken.draft.auto import AutoDrafter, AutoSession, _surprise, auto_drafter
 from foretoken.draft.controller import Acceptance, Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
@@ -332,3 +333,13 @@ def test_the_clock_is_chosen_when_a_session_opens_and_stays(monkeypatch):
     assert other.clock is time.perf_counter
     assert auto_drafter(drafting.inner, (0, 1, 2), torch.device("cuda")).session_clock() is time.perf_counter
     assert auto_drafter(drafting.inner, (0, 1, 2), torch.device("cpu"), Experience(EXTRA)).session_clock() is None
+
+
+def test_the_surprise_of_a_draft_is_that_of_all_its_tokens_that_were_tried():
+    tree = replace(opaque_tree([5, 6, 7, 8], [-1, 0, 1, 2]), sure=(1.0, 0.5, 0.25, 1e-300))
+    assert _surprise(tree, 0) == pytest.approx(math.log(2))
+    assert _surprise(tree, 1) == pytest.approx(math.log(4))
+    assert _surprise(tree, 2) == _surprise(tree, 3) == pytest.approx(300 * math.log(10))
+    assert _surprise(replace(tree, sure=None), 1) is None
+    wide = replace(opaque_tree([5, 6, 7], [-1, 0, 0]), sure=(1.0, 0.2, 0.7))
+    assert _surprise(wide, 0) == pytest.approx(-math.log(0.7))

@@ -474,3 +474,26 @@ def test_a_useless_drafter_does_not_read_every_prompt():
             behind = behind and not depth
         deciding.leave(0)
     assert 1 <= read <= 5, "2,000 plain steps earn 30, a prompt costs 10"
+
+
+def test_what_a_drafter_tells_is_learnt_from_those_that_drafted():
+    deciding = controller(Experience(EXTRA, Acceptance(9.0, 10.0)))
+    deciding.join()
+    deciding.learn_acceptance([5, 0], [3, 0], [0.5, None])
+    drafts = deciding.experience.drafts
+    assert drafts.tells
+    assert (drafts.accepted, drafts.tried) == pytest.approx((0.99 * 9 + 3, 0.99 * 10 + 4))
+    assert [sequence.tells for sequence in deciding.sequences] == [True, False]
+    deciding.join()
+    assert deciding.sequences[2].tells
+
+
+def test_a_drafted_step_takes_what_such_steps_took_on_average():
+    """Depths that are rare count as rarely as they are drafted."""
+    costs = Costs(EXTRA, 1.0)
+    assert costs.drafted_step == costs.steps(DEEPEST)
+    for step in range(4000):
+        depth = 12 if step % 40 == 0 else 3
+        costs.learn(depth, 4.0 if depth == 12 else 1.5)
+    costs.pace_s = 1.0
+    assert costs.drafted_step == pytest.approx(1.5 + 2.5 / 40, rel=0.1)

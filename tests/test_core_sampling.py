@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -288,3 +289,13 @@ def test_prefixes_are_not_read_without_need() -> None:
         yield
 
     assert Sampling(temperature=0.5, top_k=2, logit_bias={0: 1.0})(torch.zeros(1, 3), prefixes()).shape == (1, 3)
+
+
+@pytest.mark.usefixtures("unchecked")  # which would refuse other numbers than those of Python
+def test_settings_are_kept_as_pythons_own_numbers() -> None:
+    bias = {np.uint8(2): 100.0}
+    sampling = Sampling(top_k=torch.tensor(2), logit_bias=bias)
+    bias.clear()
+    assert (sampling.top_k, sampling.logit_bias) == (2, {2: 100.0})
+    assert type(sampling.top_k) is int
+    assert float(sampling(torch.zeros(1, 4))[0, 2]) == 1

@@ -12,6 +12,7 @@ import torch
 import foretoken
 import tiny
 import tokenizers_zoo as zoo
+from foretoken.core.interfaces import PrefixSession
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
@@ -285,3 +286,10 @@ def test_a_seed_that_is_named_fixes_the_text(folders, drafter, method, more, dep
     intake = Intake(load(folders, drafter, method=method), "m", 512, 8)
     asked = intake.completion(CompletionRequest(model="m", prompt="abc", **more))
     assert [one.depth for one in asked.jobs] == [depth]
+
+
+def test_sessions_that_cannot_be_copied_are_known(folders):
+    sessions = [load(folders, name, tree="chain:3").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
+    assert [isinstance(session, PrefixSession) for session in sessions] == [True, False, False]
+    auto = [load(folders, name, method="auto").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
+    assert [isinstance(session, PrefixSession) for session in auto] == [True, False, False]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import index
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -61,6 +62,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_sampling(**{name: getattr(self, name) for name in CHECKED})
+        # As Python's own numbers, and in a dict that no caller changes while a text is written.
+        object.__setattr__(self, "top_k", index(self.top_k))
+        object.__setattr__(self, "logit_bias", {index(token): bias for token, bias in self.logit_bias.items()})
 
     @property
     def reads_prefix(self) -> bool:

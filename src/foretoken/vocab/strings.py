@@ -37,7 +37,8 @@ class Followed:
     _settled: int = 0  # of those, the ones that what follows cannot change: up to a special token
 
     def follow(self, target_ids: Sequence[int]) -> list[int]:
-        """The drafter's ids, at least one, for the whole text; only its end may differ from the last call's."""
+        """The drafter's ids for the text so far, without a last token that is taken back; only their end may differ
+        from the last call's."""
         dest, new = self.translation.dest, target_ids[self.seen :]
         ids = list(self._read)
         if self.seen == 0:
