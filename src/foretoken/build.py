@@ -58,6 +58,7 @@ from foretoken.recipe import (
     MTP,
     NGRAM,
     NO_DRAFTER,
+    ON_STATES,
     OWN,
     OWN_KIND,
     PLAIN,
@@ -269,10 +270,9 @@ def _tokenizer(named: str | Tokenizer | None, model: str | HFModel | None, trust
 
 def _no_vocab(vocab: str, drafter: object, kind: str) -> ForetokenError:
     """The refusal of a method between vocabularies for a drafter that has no vocabulary of its own."""
-    which = (
-        {HEAD: f"draft head {drafter}", OWN: "drafter self", MTP: "drafter mtp"}.get(kind) if drafter != AUTO else None
-    )
-    why = f"{which} has its target's" if which else f"drafter {drafter or NO_DRAFTER} has none"
+    which = f"draft head {drafter}" if kind == HEAD else f"drafter {kind}"
+    borrows = kind in (OWN, *ON_STATES) and drafter != AUTO
+    why = f"{which} has its target's" if borrows else f"drafter {drafter or NO_DRAFTER} has none"
     return ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
 
 

@@ -15,7 +15,16 @@ from foretoken.core.files import check_file
 from foretoken.core.lazy import Lazy, imported
 from foretoken.core.limits import check_probability
 from foretoken.models.folder import check_weights
-from foretoken.models.named import QUANTISED, check_compile, check_dtype, check_quantise, head_file, is_gguf, located
+from foretoken.models.named import (
+    NO_MODELS,
+    QUANTISED,
+    check_compile,
+    check_dtype,
+    check_quantise,
+    head_file,
+    is_gguf,
+    located,
+)
 from foretoken.trees.grammar import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -211,7 +220,7 @@ def _not_quantised(drafter: object, is_head: bool) -> str | None:
 
 def is_word(drafter: object) -> bool:
     """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
-    return drafter in (None, AUTO, NO_DRAFTER, MTP, *LOOKUPS) or own_kind(drafter) is not None
+    return drafter in (None, *NO_MODELS) or own_kind(drafter) is not None
 
 
 def usual_tree(kind: str, method: str) -> str:

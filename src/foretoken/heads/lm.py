@@ -32,8 +32,8 @@ def ready(head: Head, name: str) -> "HeadLM":
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages. backend: what runs a head of serial levels, None for plain modules. usefulness:
-    of its drafts so far."""
+    """name: for messages. backend: what runs a head of serial levels, None for plain modules. usefulness: of its
+    drafts so far."""
 
     head: Head
     name: str

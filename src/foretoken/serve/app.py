@@ -16,7 +16,7 @@ from foretoken.engine import Engine
 from foretoken.serve.answer import Answer
 from foretoken.serve.errors import ApiError, on_api_error, on_http_error, on_invalid
 from foretoken.serve.forms import CHAT, COMPLETION, Form
-from foretoken.serve.guards import Guarded, Logged, Sized, from_other_site, without_key
+from foretoken.serve.guards import Guarded, Logged, Sized, digest, from_other_site, without_key
 from foretoken.serve.metrics import MEDIA_TYPE
 from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Asked
@@ -51,7 +51,7 @@ def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_middleware(Sized, most=settings.max_body, timeout=settings.timeout)
-    keys, origins = settings.keys, settings.allow_origin or []
+    keys, origins = list(map(digest, settings.keys)), settings.allow_origin or []
     find = partial(without_key, keys) if keys else partial(from_other_site, settings.host, origins)
     app.add_middleware(Guarded, find=find)
     if origins:
