@@ -109,10 +109,12 @@ def test_rows_that_are_not_finite_or_zero() -> None:
 
 def test_wrong_products_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = panels.product
-    check_quantised.__wrapped__()
+    for name in KINDS:
+        check_quantised.__wrapped__(name)
     monkeypatch.setattr(panels, "product", lambda *given: right(*given) * 1.03)
-    with pytest.raises(ForetokenError, match="Products with q8_0 weights are wrong on this processor"):
-        check_quantised.__wrapped__()
+    for name in KINDS:
+        with pytest.raises(ForetokenError, match=f"Products with {name} weights are wrong on this processor"):
+            check_quantised.__wrapped__(name)
 
 
 def module_of(name: str, half: bool, strips: int) -> ir.Module:

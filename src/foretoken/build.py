@@ -9,6 +9,7 @@ import torch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Coins
+from foretoken.core.lazy import uncollected
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
@@ -84,6 +85,7 @@ T = TypeVar("T")
 PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
 
 
+@uncollected()
 def load(
     target: str | os.PathLike[str] | HFModel,
     *,

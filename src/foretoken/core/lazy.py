@@ -2,26 +2,38 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def imported(home: str) -> Any:
-    """The thing at "module:attribute", the module as below `foretoken`.
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """The garbage collector rests meanwhile, and what was made counts as old for it from then on.
 
-    Importing torch and transformers makes a million objects, none of them garbage. To search them again and again
-    takes a second, so the garbage collector rests meanwhile.
+    Importing torch and transformers makes a million objects, none of them garbage. To search them takes a quarter of a
+    second, and comes once for each of the three generations.
     """
-    module, attribute = home.split(":")
-    collecting = gc.isenabled()
+    if not gc.isenabled():
+        yield
+        return
     gc.disable()
     try:
-        return getattr(import_module(f"foretoken.{module}"), attribute)
+        yield
     finally:
-        if collecting:
-            gc.enable()
+        if not gc.get_freeze_count():  # nobody else's are frozen
+            gc.freeze()
+            gc.unfreeze()  # which leaves all of them in the oldest generation
+        gc.enable()
+
+
+def imported(home: str) -> Any:
+    """The thing at "module:attribute", the module as below `foretoken`."""
+    module, attribute = home.split(":")
+    with uncollected():
+        return getattr(import_module(f"foretoken.{module}"), attribute)
 
 
 class Lazy(Mapping[str, T]):

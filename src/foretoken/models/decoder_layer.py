@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from foretoken.kernel.sizes import COLUMNS
 from foretoken.models.panels import PanelLinear
@@ -90,12 +89,12 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
 def norm_weight(norm: Any) -> np.ndarray:
     """What a norm multiplies by, in float32."""
     weight = array(norm.weight)
-    return weight + 1 if isinstance(norm, Gemma3RMSNorm) else weight
+    return weight + 1 if type(norm).__name__ == "Gemma3RMSNorm" else weight
 
 
 def norm_eps(norm: Any) -> float:
     """What a norm adds to the mean square."""
-    return norm.eps if isinstance(norm, Gemma3RMSNorm) else norm.variance_epsilon
+    return norm.eps if type(norm).__name__ == "Gemma3RMSNorm" else norm.variance_epsilon
 
 
 def bias_of(linear: PanelLinear) -> np.ndarray:

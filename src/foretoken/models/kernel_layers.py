@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
@@ -231,6 +230,6 @@ def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
     weight = embedding.weight.detach()
     bits = weight.dtype == torch.bfloat16
     rows = weight.contiguous().view(torch.int16).numpy().view(np.uint16) if bits else array(weight)
-    scaled = isinstance(embedding, Gemma3TextScaledWordEmbedding)
-    factor = float(embedding.embed_scale.to(weight.dtype)) if scaled else 1.0
+    scale = getattr(embedding, "embed_scale", None)  # Gemma's
+    factor = 1.0 if scale is None else float(scale.to(weight.dtype))
     return Table(rows, WHOLE, embedding.embedding_dim, np.float32(factor))

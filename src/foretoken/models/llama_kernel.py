@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Gemma3ForCausalLM,
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
@@ -35,8 +27,10 @@ from foretoken.models.kernel_layers import (
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.quantised import HEAD_KIND
 
+# Classes of transformers, by name: importing all of them takes time, and a model's own is imported when it is here.
 FAMILY = (
-    LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Phi3ForCausalLM, Gemma3ForCausalLM,
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
+    "Gemma3ForCausalLM",
 )  # fmt: skip
 CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
@@ -168,9 +162,10 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
 def is_plain(model: PreTrainedModel) -> bool:
     """Whether a model of a known family computes as its class does on a CPU, in float32 or bfloat16, all its linear
     layers packed."""
-    if type(model) not in FAMILY or model.device.type != "cpu":
+    kind = type(model)
+    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False
-    if model.dtype not in PACKED:
+    if model.device.type != "cpu" or model.dtype not in PACKED:
         return False
     config: Any = model.config
     if activation_of(config) not in CURVES or not set(_rope_types(config)) <= set(STATIC_ROPE):
@@ -179,7 +174,7 @@ def is_plain(model: PreTrainedModel) -> bool:
         return False
     known = (PanelLinear, PackedLinear, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.Dropout)
     for module in model.modules():
-        ours = type(module) in known or type(module).__module__ == type(model).__module__
+        ours = type(module) in known or type(module).__module__ == kind.__module__
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
         if not (ours or type(module).__name__ in ACTIVATIONS) or changed:  # adapters, hooks, offloading
             return False

@@ -85,7 +85,7 @@ class PackedLinear(PanelLinear):
         panels: what quantised.pack made of the matrix, in memory or in a mapped file.
         """
         nn.Module.__init__(self)
-        check_quantised()
+        check_quantised(kind)
         if panels.nbytes != packed_bytes(kind, out_features, in_features):
             raise ValueError(f"{panels.nbytes} bytes are not a {kind} matrix of {in_features} x {out_features}.")
         self.in_features, self.out_features, self.kind, self.form = in_features, out_features, kind, KINDS[kind].form
@@ -213,23 +213,22 @@ def use_threads() -> int | None:
 
 
 @cache
-def check_quantised() -> None:
-    """Raises ForetokenError where products with quantised weights are wrong on this processor: they are made of other
+def check_quantised(name: str) -> None:
+    """Raises ForetokenError where products with weights of a kind are wrong on this processor: they are made of other
     instructions on each, which were not all tried."""
-    x = torch.arange(3.0 * 256).view(3, 256).sin()
-    for name, kind in KINDS.items():
-        blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)
-        blocks = blocks.reshape(-1, kind.block_bytes)
-        for at in (208,) if name == "q6_k" else (0, 2)[: 1 + kind.least]:
-            blocks[:, at : at + 2] = 0, 44  # 1/16 as a float16
-        raw = blocks.reshape(70, -1)
-        with torch.inference_mode():
-            got = product(x, torch.from_numpy(pack_quantised(name, raw)), kind.form, 70)
-            want = x @ torch.from_numpy(unpack(name, raw)).T
-        if not (got - want).abs().max() <= 0.02 * want.abs().max():  # rows are rounded to a 254th
-            raise ForetokenError(
-                f"Products with {name} weights are wrong on this processor: name a dtype, so that they are dequantised."
-            )
+    x, kind = torch.arange(3.0 * 256).view(3, 256).sin(), KINDS[name]
+    blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)
+    blocks = blocks.reshape(-1, kind.block_bytes)
+    for at in (208,) if name == "q6_k" else (0, 2)[: 1 + kind.least]:
+        blocks[:, at : at + 2] = 0, 44  # 1/16 as a float16
+    raw = blocks.reshape(70, -1)
+    with torch.inference_mode():
+        got = product(x, torch.from_numpy(pack_quantised(name, raw)), kind.form, 70)
+        want = x @ torch.from_numpy(unpack(name, raw)).T
+    if not (got - want).abs().max() <= 0.02 * want.abs().max():  # rows are rounded to a 254th
+        raise ForetokenError(
+            f"Products with {name} weights are wrong on this processor: name a dtype, so that they are dequantised."
+        )
 
 
 @cache
