@@ -1,4 +1,4 @@
-"""python -m foretoken."""
+"""The command line, as `python -m foretoken`."""
 
 from foretoken.cli.main import main
 

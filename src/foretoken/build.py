@@ -1,4 +1,4 @@
-"""An engine from what a caller names: models, a drafter, a tree, a rule."""
+"""Building an engine from what a caller names: models, a drafter, a tree, a rule."""
 
 import os
 from dataclasses import replace
@@ -82,7 +82,7 @@ from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
 T = TypeVar("T")
-PADDED = 0.9  # of the larger LM head the least that the smaller one may have if both are of one tokenizer
+PADDED = 0.9  # the smallest ratio of the vocabulary sizes of two models with one tokenizer: LM heads may be padded
 
 
 @uncollected()
@@ -108,55 +108,59 @@ def load(
     quantise_drafter: str | None = None,
     suffix_store: str | os.PathLike[str] | None = None,
 ) -> Engine:
-    """An engine that decodes the target's texts with the help of a drafter.
+    """Load the models and return an engine that decodes the target's texts with the help of a drafter.
 
     Args:
         target: the folder of a Hugging Face model, a GGUF file, a hub id, the short name of a model that `fetch` has
             brought, or a transformers model.
         drafter: a model with the target's vocabulary, named likewise; the folder of a draft head; "self" (the
             target's own weights in 4 bits, in the target's cache; "self:q8_0" in blocks of that kind); "mtp" (the layer
-            of multi-token prediction that some models are published with); "ngram" (prompt lookup) or "suffix" (the
-            same, also in the texts of earlier requests), which need no model;
-            "suffix+self", "suffix+FOLDER", "ngram+self" and so on: a model where the lookup is expected to gain less;
-            "auto" (where our kernel runs weights of 16 or 32 bits self, under method auto without a profile ngram+self;
-            else ngram); None or "none" for plain decoding. See docs/drafters.md.
-        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:20;
-            of a lookup chain:24.
+            of multi-token prediction that some models are published with); "ngram" (prompt lookup) or "suffix" (lookup
+            also in the texts of earlier requests), which need no model; "suffix+self", "suffix+FOLDER", "ngram+self"
+            and so on: the lookup drafts, or the model where the lookup is expected to gain less; "auto": "ngram",
+            unless our kernel runs the target's weights and they have 16 or 32 bits, then "self", and under method auto
+            without a profile "ngram+self"; None or "none" for plain decoding. See docs/drafters.md.
+        tree: the name of a tree policy, as in `foretoken.tree`; by default chain:5, or with method auto chain:20; for
+            a lookup chain:24.
         verifier: the name of a rule, as in `foretoken.verifier`; by default block for a chain, traversal for a tree
             that branches (kary, delayed, sequoia, list), block-transport for budget:N, and exact-match for dynamic:N,
             opt-tree:N, product:N and drafters whose draft tokens have no q (ngram, suffix, vocab slem);
             string-rejection with vocab slrs or union.
-        law: how children are drawn, as in `foretoken.law`; by default the law that the verifier is made for.
+        law: the name of the way in which children are drawn, as in `foretoken.law`; by default the law that the
+            verifier is made for.
         method: "fixed" drafts `tree` at every step; "auto" drafts it as far as pays, step by step, and does not
             draft where nothing pays. Its depths depend on measured times. So above temperature 0 a seed fixes the
             text only where drafts are matched exactly, or where a profile gives the costs.
-        device: for models named by folder; by default the first accelerator, else the CPU.
-        dtype: what models named by folder compute in; by default the dtype of the checkpoint. One in float16 runs in
-            float32 on a CPU, which holds all of its values and for which there is a kernel. Weights of a GGUF file
-            stay packed on a CPU by default; in a dtype that is named they are dequantised, elsewhere in bfloat16.
-        tokenizer: needed for text if `target` is a model object.
-        max_batch: sequences decoded side by side.
-        trust_remote_code: run the code that comes with a model's folder.
+        device: where models named by folder run; by default the device of `target` if it is a model object, else the
+            first accelerator, else the CPU.
+        dtype: what models named by folder compute in; by default the dtype of the checkpoint. A float16 checkpoint runs
+            in float32 on a CPU, which holds all of its values and for which there is a kernel. Weights of a GGUF file
+            stay packed on a CPU by default; if a dtype is named they are dequantised to it, on other devices and with
+            compile "off" to bfloat16.
+        tokenizer: a tokenizer, or the name or path of a model that has one; by default the target's. It is needed for
+            texts if `target` is a model object.
+        max_batch: the most sequences that are decoded side by side.
+        trust_remote_code: whether to run Python code that comes with a model's folder.
         vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto; needs both tokenizers.
             auto is tli where 90% of the target's tokens are the drafter's too, else slem.
-        drafter_tokenizer: needed with `vocab` if the drafter is a model object.
+        drafter_tokenizer: the drafter's, as `tokenizer`; needed with `vocab` if the drafter is a model object.
         compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and
             packed weights for others in float32 and bfloat16 on a CPU, CUDA graphs on a GPU, plain torch elsewhere.
             "on" also runs torch.compile, on a GPU and where there is no kernel of ours, which takes up to minutes for
             every new shape and is kept on disk. Where compiling or recording fails, one warning says so and the model
             runs as before. "off" is plain torch. All give the same scores but for the order of float sums and, in
-            bfloat16, for what is rounded: the kernel rounds what meets a weight and nothing else.
+            bfloat16, for what is rounded: the kernel rounds only numbers that are multiplied by weights.
         draft_probability: randomised drafting (docs/theory.md, section 6): a coin of this probability before each
-            draw; by default with verifier randomised on chains, transport on trees.
-        profile: a file of `foretoken tune`: its best tree, verifier and draft_probability, or plain decoding if that
-            was best, unless one of them or a law is given; and its vocab, unless one is named. Method auto takes its
-            costs instead of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a chain
-            was best.
+            draw; the verifier is then by default randomised on chains, transport on trees. None: there are no coins.
+        profile: a file of `foretoken tune`. Its best tree, verifier and draft_probability are used, or plain decoding
+            if that was best, unless one of them or a law is given; and its vocab, unless one is named. Method auto
+            takes its costs instead of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a
+            chain was best.
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
             q5_1, q5_0, q4_1, q4_k or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
-        quantise_drafter: the same for the drafter alone, a model named by folder; by default as `quantise` says. It
-            changes speed and acceptance, and never the law of the text.
-        suffix_store: the file that keeps what drafter suffix remembers, for the next process. It is made where there is
+        quantise_drafter: the kind of blocks for the drafter alone, a model named by folder; by default that of
+            `quantise`. It changes speed and acceptance, and never the distribution of the text.
+        suffix_store: a file that keeps the texts of drafter suffix for the next process. It is made where there is
             none, and written now and then and when the process ends.
 
     Raises:
@@ -208,7 +212,7 @@ def load(
     model = causal_lm(target, quantise)
     if drafter == AUTO:
         kind = OWN if drafts_itself(model, target) else NGRAM
-        # A row is for method auto, whose costs it needs; bench and tune measure one drafter, and a profile is of one.
+        # Two in a row need the measured costs of method auto; a profile, bench and tune are for one drafter.
         first = NGRAM if kind == OWN and method == AUTO and tuned is None else None
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))
     policy, _, _ = settled(recipe, kind)
@@ -240,7 +244,7 @@ def load(
 
 
 def _best(tuned: Profile, method: str) -> tuple[str | None, str | None, float | None]:
-    """The tree, the verifier and the draft probability that a profile found best; None for what it leaves open.
+    """Return the tree, the verifier and the draft probability of a profile; None for each that it leaves open.
 
     tuned: the profile. method: as in `load`; under method auto a chain's depth is chosen step by step.
     """
@@ -252,9 +256,9 @@ def _best(tuned: Profile, method: str) -> tuple[str | None, str | None, float | 
 
 
 def _kind(drafter: str | HFModel | None) -> str:
-    """The kind of a drafter as far as its name tells: SAME of any model, and OWN of "auto" until the target is loaded.
+    """Return the kind of a drafter by its name: SAME for any model, and OWN for "auto" until the target is loaded.
 
-    drafter: a word, the folder of a head, or a model or its name; none of two in a row.
+    drafter: a word, the folder of a head, or a model or its name, but not two in a row.
     """
     if isinstance(drafter, str) and head_kind(drafter) is not None:
         return HEAD
@@ -264,14 +268,14 @@ def _kind(drafter: str | HFModel | None) -> str:
 
 
 def _tokenizer(named: str | Tokenizer | None, model: str | HFModel | None, trust_remote_code: bool) -> Tokenizer | None:
-    """The tokenizer that was named, else that of a model that is named by its folder; None where neither is."""
+    """Return the tokenizer that was named, else that of a model named by its folder; None where neither is."""
     if isinstance(named, str) or (named is None and isinstance(model, str)):
         return load_tokenizer(str(named or model), trust_remote_code)
     return named
 
 
 def _no_vocab(vocab: str, drafter: object, kind: str) -> ForetokenError:
-    """The refusal of a method between vocabularies for a drafter that has no vocabulary of its own."""
+    """Return the error for a `vocab` that was given for a drafter without a vocabulary of its own."""
     which = f"draft head {drafter}" if kind == HEAD else f"drafter {kind}"
     borrows = kind in (OWN, *ON_STATES) and drafter != AUTO
     why = f"{which} has its target's" if borrows else f"drafter {drafter or NO_DRAFTER} has none"
@@ -285,10 +289,10 @@ def _source(
     tokenizer: Tokenizer | None,
     drafter_tokenizer: Tokenizer | None,
 ) -> Source:
-    """What drafts for a target.
+    """Return the source of a drafter.
 
-    kind: the drafter's. model: the target. lm: the weights that draft, None where none do. tokenizer,
-    drafter_tokenizer: of both, which a drafter with another vocabulary needs.
+    kind: that of the drafter. model: the target. lm: the weights that draft, None where there are none. tokenizer,
+    drafter_tokenizer: those of target and drafter, which are needed between two vocabularies.
     """
     if kind not in VOCABS:
         return Source(kind, model.vocab_size, lm)
@@ -300,9 +304,9 @@ def _source(
 
 
 def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> Engine:
-    """The engine of method auto: its drafter drafts as far as pays.
+    """Return the engine with its drafter under a controller, for method auto.
 
-    policy: the tree. tuned: the profile whose costs are taken; None where they are measured.
+    policy: the tree. tuned: the profile whose costs are used; None where they are measured.
     """
     proposing = engine.drafter
     known = None
@@ -316,7 +320,7 @@ def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> En
 
 
 def with_recipe(engine: Engine, recipe: Recipe) -> Engine:
-    """The engine with another recipe for the same models; plain decoding stays what it is.
+    """Return `engine` with another `recipe` for the same models; an engine without a drafter stays without one.
 
     Raises ForetokenError for a recipe that does not fit the drafter.
     """
@@ -329,12 +333,15 @@ def with_recipe(engine: Engine, recipe: Recipe) -> Engine:
 
 
 def plain(engine: Engine) -> Engine:
-    """The engine without its drafter."""
+    """Return `engine` without its drafter, for plain decoding."""
     return with_recipe(engine, PLAINLY)
 
 
 def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
-    """The drafter and the rule of a recipe. Raises ForetokenError for a pair that would not be lossless."""
+    """Return the drafter and the rule that a `recipe` makes of a `source`.
+
+    Raises ForetokenError for a pair that would not be lossless.
+    """
     kind = recipe.vocab or source.kind
     policy, rule, law = settled(recipe, kind)
     drafter = KINDS[kind].make(source, policy, law)
@@ -354,7 +361,9 @@ def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
 
 
 def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
-    """The drafter that a draft head makes.
+    """Return the drafter that draws from a draft head.
+
+    source: the head. policy: the tree policy. law: how children are drawn.
 
     Raises ForetokenError for a product tree of a head that has no parallel levels.
     """
@@ -368,19 +377,22 @@ def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
 
 
 def _path(named: T | os.PathLike[str]) -> T | str:
-    """A path as text; anything else as it is."""
+    """Return a path as text; anything else as it is."""
     return os.fspath(named) if isinstance(named, os.PathLike) else named
 
 
 def check_profile(profile: Profile, path: str, target: CausalLM, drafting: str) -> None:
-    """Refuse a profile of another machine or of other models. drafting: as `Engine.fingerprint`."""
+    """Refuse a profile of another machine or of other models; raises ForetokenError.
+
+    profile, path: the profile and its file. target: the target. drafting: `Engine.fingerprint` of the engine.
+    """
     profile.check(path, fingerprint(target), drafting, host(target))
 
 
 def _check_beside(drafter: CausalLM, target: CausalLM, alike: bool) -> None:
-    """Refuse a drafter on another device than the target's, or with another vocabulary where no tokenizers tell.
+    """Refuse a drafter on another device than the target's, or with a vocabulary of clearly another size.
 
-    alike: whether the two must be one vocabulary, perhaps under two paddings of the LM head.
+    alike: whether both must have one vocabulary, apart from padding of the LM head, and no tokenizers can show it.
     """
     if drafter.device != target.device:
         raise ForetokenError(
@@ -402,10 +414,13 @@ def _named(model: str | HFModel) -> str:
 def _vocab_method(
     asked: str | None, target: Tokenizer | None, drafter: Tokenizer | None, target_name: str, drafter_name: str
 ) -> str:
-    """The method by which a drafter drafts: SAME where the vocabularies are equal, or must be for want of a method."""
+    """Return the kind of a drafter model: SAME without a method between vocabularies, else the name of the method.
+
+    asked: the method that was named, AUTO for the best one, None for none. target, drafter: their tokenizers.
+    """
     if target is None or drafter is None:
         if asked is None:
-            return SAME  # nothing to compare: the caller vouches for it
+            return SAME  # there is nothing to compare: the caller is responsible
         raise ForetokenError(
             f"vocab {asked} needs both tokenizers: pass tokenizer= and drafter_tokenizer= beside model objects."
         )

@@ -1,4 +1,4 @@
-"""The decoding loop. It sees interfaces only; plain decoding is the same loop with trees of one node."""
+"""The decoding loop. It depends on interfaces only; plain decoding is the same loop with trees of one node."""
 
 import warnings
 from collections.abc import Callable
@@ -28,17 +28,20 @@ from foretoken.core.walk import NodeScores, walk_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Called at every step for every sequence, before its tokens are committed: with the drafted tree, the scores of its
-# nodes, the accepted path, and the token after it.
+# Called at every step for every sequence, before its tokens are committed, with the sequence, the tree that was scored
+# (without draft tokens that a grammar forbids), the scores of its nodes, the accepted path, and the id after it.
 Observer = Callable[[Sequence, TokenTree, NodeScores, Path, int], None]
 
 
 def nobody(seq: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
-    """The observer of decoding that nobody watches."""
+    """Do nothing: the observer where none is given.
+
+    seq, tree, scores, path, token: what every observer is called with, see Observer.
+    """
 
 
 class DraftFailedWarning(RuntimeWarning):
-    """A drafter raised in mid-generation; decoding went on without it."""
+    """A drafter raised an error during generation; decoding goes on without it."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,15 @@ class NoDrafter:
 
 
 def no_drafter(*_: object) -> NoDrafter:
-    """The drafter of plain decoding, whatever it was to be made of."""
+    """Return the drafter of plain decoding; the arguments, those of every `Kind.make`, are not used."""
     return NoDrafter()
 
 
 class Decoder:
-    """One batch of sequences that join and leave between steps; row i of every cache is `sequences[i]`."""
+    """One batch of sequences that join and leave between steps; row i of every cache belongs to `sequences[i]`.
+
+    gave_up: whether the drafter failed, so that the rest is decoded without it.
+    """
 
     def __init__(
         self,
@@ -79,11 +85,20 @@ class Decoder:
         slots: int,
         observer: Observer | None = None,
     ) -> None:
-        """Room for `batch` sequences of `slots` ids each, prompt, output and one tree's nodes together."""
+        """Open a session of the target and one of the drafter.
+
+        target, drafter: the two models, or whatever else scores and proposes.
+        verifier: the rule, lossless for the drafter's laws.
+        batch: the most sequences at a time.
+        slots: the most tokens of a sequence: prompt, output and the nodes of one tree together.
+        observer: is called at every step for every sequence; None: nothing is.
+
+        Raises ForetokenError for a drafter of hidden states that the target does not give.
+        """
         self.name = target.name
         self.observer = observer or nobody
         self.walk = walk_of(verifier)
-        self.gave_up = False  # whether the drafter failed, so that the rest is decoded without it
+        self.gave_up = False
         self.sequences: list[Sequence] = []
         self.target = _open(target, drafter, batch, slots)
         self.drafter: DraftSession = drafter.open(batch, slots)
@@ -91,15 +106,17 @@ class Decoder:
             self.drafter.share(self.target)
         self._features = self.target if isinstance(self.target, FeatureSession) else None
         self._learner = self.drafter if isinstance(self.drafter, LearningSession) else None
-        self._drafted: list[TokenTree] = []  # of the step under way, as the drafter made them
-        self._places: list[Seq[int]] = []  # of each scored tree's nodes, those of the tree that was drafted
+        self._drafted: list[TokenTree] = []  # the trees of the present step, as the drafter proposed them
+        self._places: list[Seq[int]] = []  # per scored tree, the index of each of its nodes in the drafted tree
 
     def join(self, sequence: Sequence) -> None:
+        """Add a sequence to the batch; what is unread of its prompt is read at the next step."""
         self.sequences.append(sequence)
         self.target.join()
         self.drafter.join()
 
     def leave(self, sequence: Sequence) -> None:
+        """Remove a sequence from the batch, whether or not it is finished."""
         row = self.sequences.index(sequence)
         self.sequences[row] = self.sequences[-1]
         self.sequences.pop()
@@ -107,7 +124,10 @@ class Decoder:
         self.drafter.leave(row)
 
     def step(self) -> list[tuple[Sequence, Step]]:
-        """One target forward for every sequence; those that finished have left when it returns."""
+        """Take one step, with one forward of the target for all sequences.
+
+        Returns (sequence, what the step brought to it) for every one; those that are finished have left the batch.
+        """
         sequences, steps, paths = list(self.sequences), [], []
         trees = self._guard(self._propose, sequences)  # one token tree per sequence, root = the last committed token
         scores = self.target.score(sequences, trees)  # one forward for the whole batch
@@ -132,12 +152,12 @@ class Decoder:
         return [tree for tree, _ in allowed]
 
     def _observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        """The drafter receives its trees as it drew them, forbidden nodes included."""
+        """Pass the accepted paths to the drafter, as nodes of the trees that it drew, forbidden nodes included."""
         whole = [tuple(places[node] for node in path) for places, path in zip(self._places, paths, strict=True)]
         self.drafter.observe(sequences, self._drafted, whole)
 
     def _decide(self, tree: TokenTree, scores: NodeScores, rng: Random) -> tuple[Path, int]:
-        """The rule's walk. Where the drafter fails in it, what was accepted stays, with a token of the target's own."""
+        """Walk one tree; if the drafter fails in it, the accepted nodes stay, and the next token is drawn from p."""
         try:
             return self.walk(tree, scores, rng)
         except DraftError as error:
@@ -145,7 +165,7 @@ class Decoder:
             return error.path, scores.draw(error.path[-1], rng)
 
     def _guard(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The call's result. A drafter that fails costs speed: warn once and go on with plain decoding."""
+        """Return the result of a call of the drafter; if it fails, warn once and go on with plain decoding."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -164,7 +184,7 @@ class Decoder:
 
 
 def _open(target: Target, drafter: Drafter, batch: int, slots: int) -> TargetSession:
-    """The target's session, with the hidden states that the drafter reads."""
+    """Open the target's session, with hidden states if the drafter reads any."""
     if not isinstance(drafter, FeatureDrafter):
         return target.open(batch, slots)
     if not isinstance(target, FeatureTarget):

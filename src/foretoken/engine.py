@@ -1,4 +1,4 @@
-"""The public engine: text in, text out, a batch at a time."""
+"""The public engine: it continues texts, several at a time."""
 
 import random
 from collections import deque
@@ -30,7 +30,7 @@ from foretoken.stats import Stats
 
 Messages = Sequence[Message]  # a conversation, for the tokenizer's chat template
 Prompt = str | Sequence[int] | Tensor | Messages
-FinishReason = Literal["stop", "length"]  # the end of the text or a stop string; max_new_tokens or the context
+FinishReason = Literal["stop", "length"]  # as in Result
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -59,9 +59,14 @@ class GenerateOptions(SamplingOptions, total=False):
 
 @dataclass(frozen=True)
 class Result:
-    """text: the continuation, without the prompt and without the stop string that ended it. token_ids: its ids.
+    """The continuation of one prompt.
 
-    finish_reason: "stop" at the end of the text or a stop string, "length" at max_new_tokens or the end of the context.
+    text: without the prompt and without the stop string that ended it; empty if the engine has no tokenizer.
+    token_ids: the emitted ids.
+    stats: counts and times.
+    seed: the seed of its random numbers.
+    finish_reason: "stop" at an end-of-text token or a stop string, "length" at max_new_tokens or the end of the
+        context.
     """
 
     text: str
@@ -73,10 +78,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step added to one sequence: `text` as soon as it is certain, `token_ids` at once.
+    """What one step added to one sequence.
 
-    origins: of each token, whether it was drafted; see core.sequence.Step. finish_reason: as in Result; None before
-    the last chunk.
+    index: the place of its prompt in the list of prompts, 0 for a single one.
+    text: the text that has become certain; characters that are not complete, or may begin a stop string, come later.
+    token_ids: the ids that the step emitted, at once.
+    origins: per id "plain", "accepted", "corrected" or "bonus", as `core.sequence.Step.origins` explains.
+    finish_reason: as in Result; None before the last chunk.
+    stats: counts and times so far.
     """
 
     index: int
@@ -88,14 +97,19 @@ class Chunk:
 
     @property
     def finished(self) -> bool:
+        """Whether this is the sequence's last chunk."""
         return self.finish_reason is not None
 
 
 @dataclass
 class Request:
-    """One prompt in work, and what came of it so far.
+    """One prompt in work, and its continuation so far.
 
-    stream: None where its text is made of all ids at the end. constraints: what its tokens are held to.
+    index: its place in the list of prompts.
+    ids: those of the prompt.
+    eos_ids: tokens that end the text.
+    stream: makes text of ids as they come; None where the text is made of all ids at the end.
+    constraints: processors that allow only tokens of a grammar.
     """
 
     index: int
@@ -110,7 +124,7 @@ class Request:
     finish_reason: FinishReason | None = None
 
     def result(self, tokenizer: Tokenizer | None) -> Result:
-        """What came of it, once it is finished."""
+        """Return the finished continuation; tokenizer: makes its text if there is no stream, None: there is no text."""
         assert self.finish_reason is not None
         if self.stream is None and tokenizer is not None:
             stream = TextStream(tokenizer, (), self.ids)
@@ -122,8 +136,13 @@ class Request:
 class Engine:
     """A target, a drafter and a verifier that belong together; made by `foretoken.load`.
 
+    target, drafter, verifier: the parts of the decoding loop.
+    tokenizer: turns texts into ids and back; None where only ids are given and wanted.
+    eos_ids: tokens that end a text.
     recipe, source: what the drafter and the verifier were made of; see `foretoken.build.with_recipe`.
-    max_batch: sequences decoded side by side; longer lists of prompts join as others finish.
+    max_batch: the most sequences that are decoded side by side; the others of a longer list join as these finish.
+
+    Raises ForetokenError where the verifier is not lossless for the drafter's laws.
     """
 
     target: LMTarget
@@ -140,24 +159,24 @@ class Engine:
 
     @property
     def tree(self) -> str:
-        """What is drafted, in words."""
+        """The name of the tree that is drafted; under method auto "auto, at most " and the name."""
         automatic = self.recipe.method == AUTO and not isinstance(self.drafter, NoDrafter)
         return f"auto, at most {self.recipe.tree}" if automatic else self.recipe.tree
 
     @property
     def seeds_fix_texts(self) -> bool:
-        """Whether a seed gives the same text whatever times are measured: where trees do not go by the clock, or draft
-        tokens are matched exactly."""
+        """Whether a seed gives the same text whatever times are measured: where trees do not depend on a clock, or
+        draft tokens are matched exactly."""
         return self.recipe.method != AUTO or all(isinstance(law, Opaque) for law in self.drafter.laws)
 
     @property
     def kind(self) -> str:
-        """How it drafts, of `recipe.KINDS`."""
+        """The kind of its drafter, a name in `recipe.KINDS`."""
         return NO_DRAFTER if isinstance(self.drafter, NoDrafter) else self.recipe.vocab or self.source.kind
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of how it drafts, and of the weights it does so with."""
+        """An identifier of how it drafts, and of the weights that draft."""
         return self.source.fingerprint(self.recipe.vocab or self.source.kind)
 
     # To a type checker a text is also a sequence of texts; to us it is one prompt.
@@ -180,15 +199,23 @@ class Engine:
         observer: Observer | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Result | list[Result]:
-        """Continue one prompt (a text, ids, or a conversation), or a list of them, in which sequence i uses seed + i.
+        """Continue one prompt, or a list of prompts; returns one Result, or a list of them.
 
-        A conversation is a list of messages, {"role": ..., "content": ...}; see `chat`.
-        max_new_tokens: clipped to what the context leaves. seed: None takes a fresh one, which the result names.
-        stop: strings that end the text before them. observer: sees every step, as foretoken.Trace does; see decode.py.
-        grammar: what the text must be, as foretoken.Grammar.regex("[ab]+"); at max_new_tokens it is cut all the same.
         The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
         Not so under method auto at temperature > 0: there measured times, or with a profile all prompts of the list
         together, choose the depths, and so which of the equally distributed texts comes out.
+
+        prompt: a text, token ids, or a conversation (a list of messages {"role": ..., "content": ...}, see `chat`), or
+            a list of these.
+        max_new_tokens: the most tokens that are emitted per prompt; no more than the context leaves.
+        seed: that of the random numbers; prompt i of a list has seed + i. None: a random one, which the result has.
+        stop: a string, or several, that end the text before them.
+        grammar: what the text must be, such as foretoken.Grammar.regex("[ab]+"); at max_new_tokens it is cut all the
+            same.
+        observer: a function that is called at every step, such as foretoken.Trace; see Observer in decode.py.
+        sampling: temperature, top_k and so on, as in foretoken.Sampling.
+
+        Raises ForetokenError, one sentence, for an argument that is out of its range or cannot be used.
         """
         prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, grammar, streaming=False)
@@ -203,12 +230,16 @@ class Engine:
     def chat(
         self, messages: Messages | Sequence[Messages], **options: Unpack[GenerateOptions]
     ) -> Result | list[Result]:
-        """The model's answer to a conversation, or to each of a list of them; options as in `generate`.
+        """Return the model's answer to a conversation, or the answers to a list of conversations.
 
-        messages: {"role": "user", "content": "..."} each, written by the tokenizer's chat template up to where the
-        answer begins; an assistant's may have tool_calls in OpenAI's form. The answer ends where the model ends its
-        turn. `stream` takes conversations as well.
-        Raises ForetokenError for what is no conversation, or a tokenizer without a template.
+        The tokenizer's chat template writes the conversation up to where the answer begins. The answer ends where the
+        model ends its turn. `stream` takes conversations as well.
+
+        messages: a list of {"role": "user", "content": "..."}, or a list of such lists; an assistant's message may have
+            tool_calls in OpenAI's form.
+        options: as in `generate`.
+
+        Raises ForetokenError for what is no conversation, and for a tokenizer without a template.
         """
         many = isinstance(messages, Sequence) and bool(messages) and not any(isinstance(x, Mapping) for x in messages)
         if many and not isinstance(messages, (str, bytes)):
@@ -229,7 +260,10 @@ class Engine:
         observer: Observer | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
-        """As `generate`, but yields what each step adds; `chunk.index` tells the prompt of a list."""
+        """Yield what each step adds, as a Chunk; `chunk.index` is the place of its prompt in a list.
+
+        prompt, max_new_tokens, seed, stop, grammar, observer, sampling: as in `generate`.
+        """
         requests = self._requests(_as_list(prompt)[0], seed, stop, grammar, streaming=True)
         return self._run(requests, max_new_tokens, _sampling(sampling), observer)
 
@@ -257,10 +291,13 @@ class Engine:
         return requests
 
     def encode(self, prompt: Prompt, which: str = "The prompt", tools: Sequence[Any] | None = None) -> list[int]:
-        """The ids of a prompt: a text's, or a conversation's up to where the answer begins.
+        """Return the ids of a prompt: of a text, or of a conversation up to where the answer begins.
 
-        which: names it in errors. tools: functions that the answer to a conversation may call, in OpenAI's form.
-        Raises ForetokenError for a prompt that cannot be continued, as one that fills the context.
+        prompt: one prompt, as in `generate`.
+        which: what errors call it.
+        tools: functions that the answer to a conversation may call, in OpenAI's form.
+
+        Raises ForetokenError for a prompt that cannot be continued, such as one that fills the context.
         """
         if isinstance(prompt, (bytes, bytearray)):
             raise ForetokenError(f"{which} is {type(prompt).__name__}, which is no text: decode it, as by .decode().")
@@ -295,7 +332,7 @@ class Engine:
     def _run(
         self, requests: list[Request], max_new_tokens: int, sampling: Sampling, observer: Observer | None
     ) -> Iterator[Chunk]:
-        """Join, step, retire, until every request is done. The one place where sequences, steps and text meet."""
+        """Decode all requests, at most `max_batch` at a time, and yield what each step adds to each of them."""
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         check_counts(max_new_tokens=max_new_tokens)
         outside = [token for token in sampling.logit_bias if not 0 <= token < self.target.vocab_size]
@@ -333,7 +370,7 @@ class Engine:
 
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """(prompts, whether it was a single one): a text, a list of ids or a list of messages is one prompt."""
+    """Return (prompts, whether a single one was given); a text, a list of ids or a list of messages is a single one."""
     given: Any = _plain(prompt)
     if isinstance(given, (str, bytes, bytearray)) or is_conversation(given):
         return [given], True
@@ -348,7 +385,7 @@ def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
 
 
 def _plain(ids: Any) -> Any:
-    """Tensors and arrays of ids as lists and ints."""
+    """Return ids of a tensor or an array as a list or an int; anything else as it is."""
     return ids.tolist() if hasattr(ids, "tolist") else ids
 
 
@@ -361,7 +398,7 @@ def _sampling(options: SamplingOptions) -> Sampling:
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
-    """The stop strings of a call; None stands for none."""
+    """Return the stop strings of a call, which may be a string, several, or None for none."""
     stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):
         raise ForetokenError(f"stop is {stop!r}: give a text, or a list of texts.")
@@ -370,9 +407,10 @@ def _stops(stop: Any) -> tuple[str, ...]:
 
 
 def finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None:
-    """Why a text ends with the tokens committed last, None where it goes on.
+    """Return why a text ends with the tokens committed last; None where it goes on.
 
-    stopped: whether they completed a stop string.
+    sequence: the text.
+    stopped: whether these tokens completed a stop string.
     """
     if stopped or (sequence.finished and sequence.ids[-1] in sequence.eos_ids):
         return "stop"
@@ -380,9 +418,12 @@ def finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None
 
 
 def read_step(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:
-    """(ids, text, stopped): the step's ids up to the one that completes a stop string, and the text they settle.
+    """Return (ids, text, whether a stop string was completed) of one step.
 
-    stream: what turns the sequence's ids into text, None for a sequence whose text is not asked for.
+    The ids are those up to the one that completes a stop string; the text is what has become certain by them.
+
+    stream: turns the sequence's ids into text; None for a sequence whose text is not needed yet.
+    step: what the step brought.
     last: whether the sequence ends with this step, so that nothing of its text is held back any longer.
     """
     tokens = list(step.tokens)

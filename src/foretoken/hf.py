@@ -1,4 +1,4 @@
-"""transformers' own entry point: model.generate(..., custom_generate=foretoken.custom_generate, draft_model=...)."""
+"""Decoding from transformers: model.generate(..., custom_generate=foretoken.custom_generate, draft_model=...)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.models.load import HFModel, generation_output
 
-# They keep state from call to call, which has no meaning on a tree of alternatives.
+# Processors that keep state from call to call, which has no meaning on a tree of alternatives.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -32,15 +32,25 @@ def custom_generate(
     law: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Decode for `model.generate`, which hands over its own processors (temperature and truncation included), stopping
-    criteria and configuration; returns what `generate` returns, [b, t] ids padded on the right.
+    """Decode for `model.generate`, as its argument `custom_generate`; returns what `generate` returns.
 
-    draft_model: a transformers model with the same vocabulary, a folder, or "ngram". tree, method, verifier, law: as in
-    `foretoken.load`. Prompts may be left-padded with an attention mask. Seeds come from torch's global generator, as
-    everywhere in transformers. Refused: beams, several sequences a prompt, scores and other extra outputs, processors
-    that keep state. transformers does not hand a `streamer` to such a callable: use `foretoken.load(...).stream`. It
-    keeps the `tokenizer` from it too, and then raises "could not locate a tokenizer" for `stop_strings` before anything
-    of ours is called: pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
+    That is the prompts with their continuations, ids [b, t] padded on the right. Seeds come from torch's global
+    generator, as everywhere in transformers.
+
+    model: the target. `generate` itself passes it and the other arguments up to generation_config.
+    input_ids: the prompts [b, t]; they may be padded on the left, with an attention mask.
+    logits_processor: all processors of the call, temperature and truncation included.
+    stopping_criteria: they are checked after each token.
+    generation_config: the settings of the call: its length, sampling on or off, ids of padding and of the end.
+    draft_model: a transformers model with the same vocabulary, or whatever `foretoken.load` takes as drafter, such as
+        a folder or "ngram"; None for plain decoding.
+    tree, method, verifier, law: as in `foretoken.load`.
+    model_kwargs: only `attention_mask` is used [b, t].
+
+    Raises ForetokenError for beams, several sequences per prompt, scores and other extra outputs, and processors that
+    keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the
+    `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this function is called: pass
+    stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
     engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)
@@ -91,7 +101,10 @@ def _refuse(config: Any, processors: Any) -> None:
 def _of_row(
     processor: Callable[..., Tensor], row: int, batch: int, padding: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The processor as `generate` would call it for this row: behind the row's padding, and at its place in a batch."""
+    """Return the processor as `generate` would call it for one row: on ids with the row's padding, in a batch.
+
+    row, batch: the row's index, and the number of rows. padding: the row's padding ids on the left [n].
+    """
 
     def call(ids: Tensor, scores: Tensor) -> Tensor:
         ids = torch.cat([padding[None].to(ids.device), ids], 1)
@@ -101,7 +114,10 @@ def _of_row(
 
 
 def _first_stop(sequence: Sequence, num_tokens: int, padding: Tensor, criteria: Any) -> int | None:
-    """The length at which the criteria stop the text, looking at each of the step's tokens in turn."""
+    """Return the number of ids at which the criteria stop the text, None where they do not.
+
+    They are asked after each of the last `num_tokens` ids in turn, with `padding` on the left [n].
+    """
     for length in range(len(sequence.ids) - num_tokens + 1, len(sequence.ids) + 1) if criteria else ():
         ids = torch.cat([padding, torch.tensor(sequence.ids[:length])])
         if bool(criteria(ids[None], None).all()):
@@ -110,7 +126,7 @@ def _first_stop(sequence: Sequence, num_tokens: int, padding: Tensor, criteria: 
 
 
 def _ids(value: Any) -> list[int]:
-    """A configured id, which may be a number, a list, a tensor or None."""
+    """Return configured ids as a list; they may be a number, a list, a tensor or None."""
     if value is None:
         return []
     return [int(x) for x in torch.as_tensor(value).flatten()]

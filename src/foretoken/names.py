@@ -1,4 +1,4 @@
-"""Names -> trees, laws and rules, and the refusal of all that does not go together. recipe.py has the names."""
+"""Trees, laws and rules by name, and the refusal of those that do not go together. recipe.py has the names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ from foretoken.verify.block import TreeBlock
 from foretoken.verify.checked import checked
 from foretoken.verify.published.plan import Solver
 
-# What makes a tree of each kind from what trees.grammar read.
+# The function that makes a tree of each kind from the arguments that trees.grammar.read_tree returns.
 MADE_BY: dict[str, Callable[..., TreePolicy]] = {
     "chain": chain,
     "kary": kary,
@@ -48,20 +48,30 @@ MADE_BY: dict[str, Callable[..., TreePolicy]] = {
 
 
 def tree_policy(spec: str) -> TreePolicy:
-    """The tree policy that `spec` describes, e.g. "chain:4", "kary:2x4", "list:shape.json"."""
+    """Return the tree policy that `spec` describes, e.g. "chain:4", "kary:2x4", "list:shape.json".
+
+    Raises ForetokenError for a text that describes none.
+    """
     kind, arguments = read_tree(spec)
     return MADE_BY[kind](*arguments)
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
-    """The policy for the draws that the rule takes."""
+    """Return `policy` for the laws that `rule` is lossless for."""
     if isinstance(policy, BudgetTree):
         return replace(policy, hub=rule.accepts(Hub(2)), joint=isinstance(rule, PathVerifier))
     return policy
 
 
 def law(name: str, k: int = 1, counts: Sequence[float] | None = None) -> Law:
-    """The draft law `name` with k draws; counts: P(0 draws), .., P(k draws) where their number is random (iid only)."""
+    """Return a draft law, the way in which the children of one node are drawn.
+
+    name: iid, without_replacement, hub or opaque.
+    k: the number of draws, the largest one where it is random.
+    counts: P(0 draws), .., P(k draws) where the number is random (iid only); None: it is always k.
+
+    Raises ForetokenError for an unknown name, a negative k, and counts that are not k + 1 probabilities of sum 1.
+    """
     if k < 0:
         raise ForetokenError(f"A law cannot make {k} draws: give a number >= 0.")
     family = law_family(name)
@@ -73,21 +83,23 @@ def law(name: str, k: int = 1, counts: Sequence[float] | None = None) -> Law:
 
 
 def law_family(name: str) -> LawFamily:
+    """Return the kind of laws that `name` stands for, a function of the number of draws."""
     return LAWS[check_law(name)]
 
 
 def verifier(name: str) -> Verifier:
-    """The verification rule `name`: a pure function (p, siblings) -> row.
+    """Return the verification rule `name`, a pure function (p, siblings) -> row.
 
-    p: [v], the target's distribution; siblings: the draws, the q they were drawn from, and the law.
-    Raises ForetokenError for rows that are no distributions, draws that q or the law cannot make, and laws that the
-    rule is not lossless for.
+    p is the target's distribution at a node [v], `siblings` the draws there with their q and law, and row the
+    distribution of the emitted token given these draws [v]. The rule raises ForetokenError for a p or q that is no
+    distribution, draws that q or the law cannot make, and laws that it is not lossless for; `verifier` itself does so
+    for an unknown name.
     """
     return checked(verifier_named(name))
 
 
 def verifier_named(name: str) -> Verifier:
-    """The rule without the checks, for rows and draws of our own making."""
+    """Return the rule `name` without the checks of `verifier`, for p and draws that the engine itself made."""
     check_verifier(name)
     rule = VERIFIERS[name]
     if isinstance(rule, Solver):
@@ -96,7 +108,7 @@ def verifier_named(name: str) -> Verifier:
 
 
 def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
-    """The verifier of a recipe that names none, for a drafter of a kind."""
+    """Return the name of the verifier for a recipe that names none; kind: that of the drafter, of `recipe.KINDS`."""
     policy = tree_policy(recipe.tree)
     if recipe.draft_probability is not None:
         return "randomised" if policy.max_draws <= 1 else "transport"
@@ -110,7 +122,13 @@ def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
 
 
 def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]:
-    """(policy, rule, law) of a recipe for a drafter of a kind. Raises ForetokenError for what does not go together."""
+    """Return (tree policy, rule, law) of a recipe.
+
+    recipe: what a user named; its tree is not PLAIN.
+    kind: that of the drafter, of `recipe.KINDS`.
+
+    Raises ForetokenError for what does not go together.
+    """
     tree, policy = recipe.tree, tree_policy(recipe.tree)
     if recipe.law is not None and KINDS[kind].own_draws:
         raise ForetokenError(
@@ -141,7 +159,7 @@ def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]
 
 
 def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, law: str | None) -> None:
-    """Refuse coins for a drafter, a tree or a law that they do not go with."""
+    """Refuse a draft probability where the drafter's kind, the tree or the law has no coins."""
     if kind == OWN:
         raise ForetokenError(
             f"draft_probability {draft_probability} needs a drafter that works beside the target, and drafter self "
@@ -161,7 +179,7 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
 
 
 def check_pair(drafter: Drafter, rule: Verifier) -> None:
-    """Refuse a drafter whose laws the rule is not lossless for."""
+    """Refuse a `drafter` that has a law for which the `rule` is not lossless; raises ForetokenError."""
     if isinstance(rule, Approximate):
         raise ForetokenError(
             f"Verifier {rule.name} is only approximately lossless, so no engine takes it: choose "

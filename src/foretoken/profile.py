@@ -15,12 +15,18 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class Profile:
-    """target, drafter: fingerprints (build.check_profile). host: the machine (models/identity.py).
+    """What `foretoken tune` found.
 
-    tree, verifier: the best measured; "plain" and empty where nothing beat plain decoding. vocab, draft_probability:
-    of the same; None where the drafter has the target's vocabulary, or tosses no coins. extra: what a drafted step
-    takes beyond a plain one, in plain steps: once, a level, a node. acceptance: of the draft token of chain:1, on the
-    prompts that it ran on. versions, settings: how it was made. configurations: what was compared.
+    target, drafter: fingerprints of the two models, see build.check_profile.
+    host: the machine, see models/identity.py.
+    tree, verifier: names of the best configuration; "plain" and empty where nothing beat plain decoding.
+    vocab: that of the best configuration; None where the drafter has the target's vocabulary.
+    draft_probability: that of the best configuration; None where it has no coins.
+    extra: what a drafted step takes beyond a plain one, in plain steps: per step, per level, per node.
+    acceptance: the acceptance of the draft token of chain:1 on the prompts of the measurement, in [0, 1].
+    versions, settings: with which versions of packages, and how, it was measured.
+    configurations: all that was compared, one row per configuration.
+    format: the version of the file's format.
     """
 
     target: str
@@ -38,7 +44,14 @@ class Profile:
     format: int = FORMAT
 
     def check(self, path: str, target: str, drafter: str, host: dict[str, str]) -> None:
-        """Refuse another machine, and models that it was not made for."""
+        """Refuse another machine, and models that the profile was not made for.
+
+        path: the profile's file, for the error.
+        target, drafter: fingerprints of the models that are to be used.
+        host: this machine, as models/identity.py describes it.
+
+        Raises ForetokenError.
+        """
         if set(self.host) != set(host):
             raise _of_another_version(path)
         for what, was in self.host.items():
@@ -56,12 +69,13 @@ class Profile:
                 raise ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
 
     def write(self, path: str) -> None:
-        """All of it or, if that fails, nothing."""
+        """Write the profile to a file at `path`; raises ForetokenError, and leaves no part of it, where that fails."""
         text = json.dumps(asdict(self), indent=1) + "\n"
         write(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_profile(path: str) -> Profile:
+    """Read the profile in the file at `path`; raises ForetokenError for a file that is none, or a damaged one."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

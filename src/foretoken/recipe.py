@@ -1,7 +1,7 @@
-"""What is drafted and which rule decides, as one value. It needs no models, and it is read without torch.
+"""The recipe: what is drafted and which rule decides, as one value. It needs no models, and importing it no torch.
 
-Every name that a user may give stands here, or in the table that it is taken from, and nowhere else; `names` and
-`build` turn names into things.
+Every name that a user may give is in this file, or in a table that it imports, and nowhere else; `names` and `build`
+make the named objects.
 """
 
 from collections.abc import Iterable
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AUTO = "auto"
 FIXED = "fixed"
-METHODS = {FIXED: "chain:5", AUTO: "chain:20"}  # how the depth of each step is chosen, and the tree by default
-PLAIN = "plain"  # stands for a tree where nothing is drafted
-# name -> (where it stands, what the tables in the pages say of it)
+METHODS = {FIXED: "chain:5", AUTO: "chain:20"}  # method -> its default tree
+PLAIN = "plain"  # the name in the place of a tree where nothing is drafted
+# name -> (its place as "module:attribute", its description in the tables of the documentation)
 SCHEMES = {
     "iid": ("core.laws:IID", "independent draws from q"),
     "without_replacement": ("core.laws:WithoutReplacement", "successive draws from q, each token at most once"),
@@ -50,12 +50,12 @@ LAWS: "Lazy[LawFamily]" = Lazy({name: home for name, (home, _) in SCHEMES.items(
 class Kind:
     """One kind of drafter.
 
-    home: "module:function" of (source, policy, law) -> Drafter, the module as below `foretoken`.
-    about: what the tables in the pages say of it.
-    rule: the usual verifier of drafters whose draft tokens have no q; None: the tree decides.
-    tree: what it drafts by default; None: the method decides.
+    home: "module:function" of a function (source, policy, law) -> Drafter, the module's name inside `foretoken`.
+    about: its description in the tables of the documentation.
+    rule: the default verifier of drafters whose draft tokens have no q; None: the tree decides.
+    tree: the default tree; None: the method decides.
     other_vocabulary: whether it is for a model with another vocabulary than the target's.
-    own_draws: whether it draws in a fashion of its own, to which a law means nothing.
+    own_draws: whether it draws in a way of its own, so that a law cannot be chosen.
     """
 
     home: str
@@ -73,8 +73,8 @@ class Kind:
 
 NO_DRAFTER, NGRAM, SUFFIX, OWN, MTP, SAME, HEAD = "none", "ngram", "suffix", "self", "mtp", "same", "head"
 LOOKUPS = (NGRAM, SUFFIX)
-ON_STATES = (MTP, HEAD)  # what drafts on the target's hidden states
-OWN_KIND = "q4_k"  # with fewer bits more is accepted than in q4_1: docs/LOG.md, 2026-11-26
+ON_STATES = (MTP, HEAD)  # kinds that draft from the target's hidden states
+OWN_KIND = "q4_k"  # the default blocks of "self": fewer bits than q4_1, and more is accepted: docs/LOG.md, 2026-11-26
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
     NGRAM: Kind("draft.lookup:lookup", "what followed the same words earlier in the text", "exact-match", "chain:24"),
@@ -109,11 +109,14 @@ VOCABS = tuple(name for name, kind in KINDS.items() if kind.other_vocabulary)
 class Recipe:
     """What is drafted and which rule decides, for any pair of models.
 
-    tree: as `foretoken.tree` reads it, or PLAIN. verifier: None for the usual one of the tree and the drafter.
-    vocab: how a drafter with another vocabulary drafts. draft_probability: of the coin before each draw (randomised
-    drafting). law: how children are drawn; None for the law that the verifier is made for. method: FIXED drafts the
-    tree at every step, AUTO only as far as pays. Raises ForetokenError for names that are not known, and for what is no
-    probability.
+    tree: the name of a tree policy, as in `foretoken.tree`, or PLAIN for plain decoding.
+    verifier: the name of a rule; None for the default of the tree and the drafter.
+    vocab: how a drafter with another vocabulary drafts; None where it has the target's.
+    draft_probability: the probability of the coin before each draw (randomised drafting); None: there are no coins.
+    law: how children are drawn; None for the law that the verifier is made for.
+    method: FIXED drafts the tree at every step, AUTO only as far as pays.
+
+    Raises ForetokenError for unknown names, and for a draft probability outside [0, 1].
     """
 
     tree: str = PLAIN
@@ -135,20 +138,23 @@ class Recipe:
 
     @property
     def name(self) -> str:
+        """The recipe in one line, for tables: vocab, tree, verifier and draft probability, where they are given."""
         a = "" if self.draft_probability is None else f"a={self.draft_probability:g}"
         return " ".join(filter(None, (self.vocab, self.tree, self.verifier, a)))
 
 
 def check_law(name: str) -> str:
-    """The law's own spelling."""
+    """Return the name of a law with underscores for hyphens; raises ForetokenError for an unknown one."""
     name = name.replace("-", "_")
     _check_known("law", name, LAWS)
     return name
 
 
 def own_kind(drafter: object) -> str | None:
-    """The kind of blocks that "self" or "self:KIND" asks the target's weights to be quantised to; None for any other
-    drafter. Raises ForetokenError for a kind that is not known."""
+    """Return the kind of blocks in which drafter "self" or "self:KIND" quantises the target's weights.
+
+    Returns None for any other drafter. Raises ForetokenError for an unknown kind of blocks.
+    """
     if not isinstance(drafter, str):
         return None
     name, colon, kind = drafter.partition(":")
@@ -160,9 +166,9 @@ def own_kind(drafter: object) -> str | None:
 
 
 def in_a_row(drafter: T) -> tuple[str | None, T | str]:
-    """The lookup that drafts first and what drafts after it, as ("suffix", "self") for "suffix+self".
+    """Return the lookup that drafts first and the drafter after it, such as ("suffix", "self") for "suffix+self".
 
-    Any other drafter stands alone: (None, drafter). Raises ForetokenError where no model comes after the lookup.
+    Any other `drafter` stands alone: (None, drafter). Raises ForetokenError where no model comes after the lookup.
     """
     first, plus, rest = drafter.partition("+") if isinstance(drafter, str) else ("", "", "")
     if first not in LOOKUPS or not plus:
@@ -173,13 +179,19 @@ def in_a_row(drafter: T) -> tuple[str | None, T | str]:
 
 
 def check_alone(drafter: str | None) -> None:
-    """Refuse two drafters in a row, where one is measured."""
+    """Refuse a `drafter` that is two in a row, such as "suffix+self", where only one can be measured."""
     if in_a_row(drafter)[0] is not None:
         raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
 
 
 def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
-    """Refuse a file for the texts of earlier requests where the drafter remembers none, or that cannot be written."""
+    """Refuse a file for the texts of earlier requests if the drafter keeps none, or if it cannot be written.
+
+    drafter: as `foretoken.load` takes it.
+    path: the file; None: there is none, and nothing to check.
+
+    Raises ForetokenError.
+    """
     if path is None:
         return
     if SUFFIX not in (drafter, in_a_row(drafter)[0]):
@@ -190,9 +202,11 @@ def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
 def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = False) -> None:
     """Refuse to quantise what is no drafter model in a folder.
 
-    kind: of the blocks; None: nothing was asked. drafter: as `foretoken.load` takes it, none of two in a row. is_head:
-    whether it is the folder of a draft head.
-    Raises ForetokenError, also for a kind that is not known.
+    kind: the kind of blocks; None: nothing is to be quantised.
+    drafter: as `foretoken.load` takes it, but a single one, not two in a row.
+    is_head: whether it is the folder of a draft head.
+
+    Raises ForetokenError, also for an unknown kind.
     """
     check_quantise(kind, "quantise_drafter")
     why = None if kind is None else _not_quantised(drafter, is_head)
@@ -204,7 +218,7 @@ def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = Fa
 
 
 def _not_quantised(drafter: object, is_head: bool) -> str | None:
-    """Why a drafter has no weights in a folder that are quantised as they are loaded; None where it has."""
+    """Return why a drafter has no weights in a folder that could be quantised as they are loaded; None where it has."""
     if drafter in (None, NO_DRAFTER):
         return "nothing is drafted"
     if is_word(drafter):
@@ -219,16 +233,17 @@ def _not_quantised(drafter: object, is_head: bool) -> str | None:
 
 
 def is_word(drafter: object) -> bool:
-    """Whether a drafter is named by a word of ours, and is no model, head or place of one."""
+    """Whether a `drafter` is None or a word such as "ngram" or "self", and no model, head or place of one."""
     return drafter in (None, *NO_MODELS) or own_kind(drafter) is not None
 
 
 def usual_tree(kind: str, method: str) -> str:
-    """What a drafter of a kind drafts where no tree is named."""
+    """Return the name of the default tree of a drafter of this kind under this method."""
     return KINDS[kind].tree or METHODS[method]
 
 
 def check_verifier(name: str) -> None:
+    """Refuse a verifier whose `name` is unknown."""
     _check_known("verifier", name, VERIFIERS)
 
 
@@ -242,12 +257,16 @@ def check_engine(
     suffix_store: str | None = None,
     **named: Any,
 ) -> None:
-    """Refuse what `foretoken.load` would refuse anyway, where that can be known before torch is imported.
+    """Refuse what `foretoken.load` would refuse, as far as that can be found out without importing torch.
 
-    named: of a Recipe; None where nothing was named.
+    target, drafter: names or paths of models.
+    dtype, compile, quantise, quantise_drafter, suffix_store: as in `foretoken.load`.
+    named: fields of a Recipe; None where the user named nothing.
+
+    Raises ForetokenError.
     """
     Recipe(**{name: value for name, value in named.items() if value is not None})
-    if named.get("tree") == PLAIN:  # which a Recipe can be of, and no user names
+    if named.get("tree") == PLAIN:  # a Recipe accepts it, but a user may not name it: `read_tree` refuses it
         read_tree(PLAIN)
     if dtype is not None:
         check_dtype(dtype)

@@ -1,4 +1,4 @@
-"""Counts and times of one generated sequence; rates are derived."""
+"""Counts and times of one generated sequence, and the rates that follow from them."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,9 +8,17 @@ from foretoken.core.sequence import Step
 
 @dataclass
 class Stats:
-    """num_tokens: emitted, bonus included. num_plain: target forwards for which nothing was drafted. num_drafted: tree
-    nodes besides roots. num_first: tokens of the first step. Times in seconds of wall clock, from the moment the
-    sequence joined the batch."""
+    """What one sequence took and brought so far. Times are seconds of wall clock since the sequence joined the batch.
+
+    num_tokens: emitted tokens, bonus tokens included.
+    num_target_forwards: steps, each of which is one forward of the target.
+    num_plain: steps at which nothing was drafted.
+    num_drafted: nodes of all trees besides the roots.
+    num_accepted: draft tokens that were emitted.
+    num_first: emitted tokens of the first step.
+    ttft_s: time to the end of the first step, that is to the first token.
+    wall_s: time to the end of the last step.
+    """
 
     num_tokens: int = 0
     num_target_forwards: int = 0
@@ -23,7 +31,7 @@ class Stats:
     _start: float = field(default_factory=time.perf_counter, repr=False)
 
     def record(self, step: Step, num_tokens: int) -> None:
-        """One step, of whose tokens `num_tokens` were wanted (a stop string can end inside it)."""
+        """Count one step that ended now, with the first `num_tokens` of its tokens; a stop string may end inside it."""
         self.num_tokens += num_tokens
         self.num_target_forwards += 1
         self.num_plain += step.num_drafted == 0
@@ -35,11 +43,12 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
+        """Emitted tokens per second, the reading of the prompt included."""
         return self.num_tokens / self.wall_s if self.wall_s else 0.0
 
     @property
     def decoding_tokens_per_s(self) -> float:
-        """After the first step, without the prompt's reading; 0 where there was no other step."""
+        """Emitted tokens per second after the first step, which reads the prompt; 0 where there was no other step."""
         seconds = self.wall_s - self.ttft_s
         return (self.num_tokens - self.num_first) / seconds if seconds else 0.0
 
@@ -50,5 +59,5 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted; a tree drafts more than one path can accept."""
+        """The share of draft tokens that were accepted; of a tree that branches one path at most can be."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0

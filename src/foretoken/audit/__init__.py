@@ -17,7 +17,16 @@ from foretoken.verify import VERIFIERS
 def run(
     engine: Engine | None, *, temperature: float, samples: int, seed: int, progress: Callable[[str], None]
 ) -> AuditReport:
-    """Audit every rule exactly, and `engine`, if given, on its own models. Everything follows from `seed`."""
+    """Audit every rule exactly, and an engine on its own models.
+
+    engine: what is audited; None for the rules alone.
+    temperature: of the sampled text.
+    samples: the number of texts that are sampled for the test of their distribution.
+    seed: of everything random.
+    progress: shows what is done now.
+
+    Raises ForetokenError for a temperature or a number of samples that cannot be audited.
+    """
     if engine is not None:
         check_audited(temperature, samples)
     rules = list(VERIFIERS.values())
@@ -49,6 +58,12 @@ def run(
 
 
 def one_node(rules: list[Verifier], seed: int, progress: Callable[[str], None]) -> Section:
+    """Check every rule at one node by exact enumeration, and that a wrong rule is caught.
+
+    rules: what is checked.
+    seed: of the random distributions.
+    progress: shows which rule is enumerated.
+    """
     pairs = exact.all_pairs(seed)
     checks = []
     for rule in rules:
@@ -75,6 +90,10 @@ def one_node(rules: list[Verifier], seed: int, progress: Callable[[str], None]) 
 
 
 def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], None]) -> Section:
+    """Check whole decodings with every rule by exact enumeration, and that a wrong rule and drafter are caught.
+
+    rules, seed, progress: as in `one_node`; approximate rules are left out.
+    """
     checks = []
     for rule in rules:
         if isinstance(rule, Approximate):

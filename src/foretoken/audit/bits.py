@@ -1,10 +1,9 @@
 """The guarantee of our kernel: scores do not depend, bit for bit, on what is computed beside them.
 
-Scope: models that run in our compiled kernel (`CausalLM.execution` is "kernel"), in float32
-or bfloat16. There the scores after a token are the same bits whether the token is read alone, as a node of a token tree
-of any shape, or beside other sequences of a batch; greedy text with draft tokens is then plain greedy text without any
-exception for rounding. Other executions (torch, GPUs) promise nothing of the kind: their order of sums depends on the
-shape of a forward.
+It holds for models that run in our compiled kernel (`CausalLM.execution` is "kernel"), in float32 or bfloat16. There
+the scores after a token are the same bits whether the token is read alone, as a node of a token tree of any shape, or
+beside other sequences of a batch. Greedy text with draft tokens is then plain greedy text without any exception for
+rounding. Other executions (torch, GPUs) have no such guarantee: their order of sums depends on the shape of a forward.
 """
 
 import random
@@ -17,13 +16,13 @@ from foretoken.audit.report import NONE, Check, Section, verdict
 from foretoken.core.shapes import Float
 from foretoken.models.causal_lm import CausalLM
 
-NODES = 12  # of the tree
+NODES = 12  # of a tree
 TITLE = "Bit for bit"
 KERNEL = "kernel"
 
 
 def bit_exact(lm: CausalLM, texts: list[list[int]], seed: int) -> Section:
-    """Scores of a random tree behind every text: each path token by token, each tree alone, and all in one batch.
+    """Compare the scores of random trees after texts: all trees in one batch, each alone, and each token by itself.
 
     Args:
         lm: the target.
@@ -58,7 +57,7 @@ def bit_exact(lm: CausalLM, texts: list[list[int]], seed: int) -> Section:
 def _scores(
     lm: CausalLM, texts: list[list[int]], trees: list[list[int]], parents: list[list[int]]
 ) -> list[Float[Tensor, "n v"]]:
-    """Logits after every node of a tree behind each text, all in one forward."""
+    """Return the logits after every node of a tree after each text [NODES, v], all trees in one forward."""
     rows = lm.open(len(texts), max(map(len, texts)) + NODES)
     for text in texts:
         rows.extend(rows.join(), text)
@@ -66,12 +65,15 @@ def _scores(
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes behind a text from its first one down to `node`; parents: -1 for those that follow the text."""
+    """Return the nodes of a tree after a text, from the first one down to `node`; none for -1.
+
+    parents: the parent of each node, -1 for one that follows the text itself.
+    """
     return [] if node < 0 else [*path_to(parents, parents[node]), node]
 
 
 def _by_token(lm: CausalLM, text: list[int], tree: list[int], parents: list[int]) -> Float[Tensor, "n v"]:
-    """The same of one text, each path by itself and each token in a forward of its own."""
+    """Return what `_scores` does, of one text, by a forward for each token on the path to each node."""
     scores: list[Float[Tensor, " v"]] = []
     for node in range(NODES):
         rows = lm.open(1, len(text) + NODES)

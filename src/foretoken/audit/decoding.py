@@ -1,11 +1,12 @@
 """Exact enumeration of whole decodings: the law of the next tokens, through the real drafter, trees, walk and decoder.
 
-Every outcome of every draw is tried (branching.py), so what comes out is the exact law of the emitted ids, to be
-compared with the target's own
+Every outcome of every draw is tried (branching.py). The result is the exact law of the emitted ids, which is compared
+with the target's own
 
     P(x_1 .. x_n) = product over i of p(x_i | prompt, x_1 .. x_{i-1}),    ended by the end-of-text token.
 
-A step at a time: after each, runs that reached the same state (the ids emitted and the ids in both caches) are one.
+The enumeration goes step by step. After each step, runs that reached the same state (the emitted ids and the ids in
+both caches) are joined into one.
 """
 
 import itertools
@@ -39,7 +40,12 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree and a vocabulary small enough to enumerate together."""
+    """A tree and a vocabulary small enough to enumerate together.
+
+    name: the tree, for the report.
+    policy: makes the tree.
+    v: the number of tokens in the vocabulary.
+    """
 
     name: str
     policy: TreePolicy
@@ -61,7 +67,15 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Decoding:
-    """What is enumerated: `num_tokens` tokens after `prompt`."""
+    """What is enumerated: the first `num_tokens` tokens after `prompt`.
+
+    target, drafter: table models, see table.py.
+    verifier: the rule.
+    prompt: ids, at least two.
+    num_tokens: the most new tokens of a text.
+    sampling: how logits become probabilities.
+    eos_ids: tokens that end a text early.
+    """
 
     target: Target
     drafter: Drafter
@@ -74,8 +88,13 @@ class Decoding:
 
 @dataclass(frozen=True)
 class WholeDeviation:
-    """num_outcomes: texts of positive probability. worst: the largest |P(ids) - the target's own P(ids)|;
-    accepted: drafted tokens emitted per decoding."""
+    """The deviation of the law of whole decodings from the target's own.
+
+    tree: the name of the shape.
+    num_outcomes: the number of texts of positive probability.
+    worst: the largest |P(ids) - the target's own P(ids)|.
+    accepted: the expected number of accepted draft tokens of one decoding.
+    """
 
     tree: str
     num_outcomes: int
@@ -84,6 +103,7 @@ class WholeDeviation:
 
     @property
     def exact(self) -> bool:
+        """Whether the deviation is rounding alone."""
         return self.worst <= TOLERANCE
 
 
@@ -95,7 +115,15 @@ def measure(
     num_tokens: int = 3,
     around: Callable[[Drafter], Drafter] = lambda drafter: drafter,
 ) -> WholeDeviation:
-    """Enumerate decoding with `shape` over random tables. around: makes the drafter another one."""
+    """Enumerate decoding over random tables, and compare its law with the target's own.
+
+    verifier: the rule.
+    family: the kind of law by which children are drawn.
+    shape: the tree and the vocabulary.
+    seed: of the tables.
+    num_tokens: the number of new tokens of a text.
+    around: gives the drafter to use instead of the usual one.
+    """
     target, drafter = table_pair(shape.policy, family, shape.v, seed)
     decoding = Decoding(target, around(drafter), remembering(verifier), num_tokens=num_tokens)
     law, accepted = enumerate_law(decoding)
@@ -103,19 +131,31 @@ def measure(
 
 
 def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tuple[LMTarget, LMDrafter]:
-    """A target and a drafter of random tables; of two tokens the target may write either after the tokens 0, 1."""
+    """Return a target and a drafter of random tables. After the tokens 0, 1 the target may write at least two tokens.
+
+    policy: makes the drafter's trees.
+    family: the kind of law by which children are drawn.
+    v: the number of tokens in the vocabulary.
+    seed: of the tables.
+    """
     tables = (random_table(v, number) for number in itertools.count(seed, 1000))
     target = TableLM("table target", next(table for table in tables if table[0, 1].max() < 1))
     return LMTarget(target), LMDrafter(TableLM("table drafter", random_table(v, seed + 1)), policy, family, v)
 
 
 def deviation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    """Return the largest difference between two laws, {outcome: probability}."""
+    """Return the largest difference of a probability between two laws.
+
+    one, other: {outcome: probability}; an outcome that is missing has probability 0.
+    """
     return max(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
 
 
 def own_law(decoding: Decoding) -> dict[Ids, float]:
-    """The target's own law of the next ids, one token at a time and without a tree."""
+    """Return the target's own law of the next ids, {ids: probability}, one token at a time and without a tree.
+
+    decoding: what is enumerated; its drafter and its rule are not used.
+    """
     lm = _table(decoding.target)
     laws: dict[Ids, float] = {}
     open_ = [((), 1.0)]
@@ -131,7 +171,7 @@ def own_law(decoding: Decoding) -> dict[Ids, float]:
 
 
 def enumerate_law(decoding: Decoding) -> tuple[dict[Ids, float], float]:
-    """({ids: probability}, drafted tokens accepted per decoding) of decoding as it really runs."""
+    """Return ({ids: probability}, the expected number of accepted draft tokens) of `decoding` as it really runs."""
     law: dict[Ids, float] = defaultdict(float)
     accepted = 0.0
     running: dict[State, float] = {State(decoding.prompt, (), ()): 1.0}
@@ -150,8 +190,13 @@ def enumerate_law(decoding: Decoding) -> tuple[dict[Ids, float], float]:
 
 @dataclass(frozen=True)
 class State:
-    """All that a step leaves behind: the sequence, the ids in the target's and in the drafter's cache, and what the
-    tree policy knows of earlier trees."""
+    """All that a step leaves behind.
+
+    ids: the prompt and the emitted ids.
+    in_target, in_drafter: the ids in the caches; empty for a finished text.
+    past: what the tree policy keeps about earlier trees.
+    finished: whether the text has ended.
+    """
 
     ids: Ids
     in_target: Ids
@@ -161,7 +206,7 @@ class State:
 
 
 def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
-    """One step of the real decoder from `state`; (the state after, drafted tokens accepted)."""
+    """Run one step of the real decoder from `state`; returns (the state after it, the accepted draft tokens)."""
     decoder = Decoder(decoding.target, decoding.drafter, decoding.verifier, 1, 1)
     sequence = Sequence(list(decoding.prompt), decoding.sampling, rng, decoding.num_tokens, decoding.eos_ids)
     sequence.ids = list(state.ids)

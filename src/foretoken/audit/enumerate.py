@@ -1,9 +1,10 @@
-"""Exact enumeration of a rule at one node: summed over every draw, its rows must give p back.
+"""Exact enumeration of a rule at one node: the sum of its rows over every draw must be p.
 
     sum over draws of  law.prob(q, draws) * verify(p, draws, q)  ==  p
 
-No sampling and no tolerance but float64 rounding. Small vocabularies are enough, since a rule treats a token by its p
-and q alone; the pairs include everything that breaks formulas: zeros, one-hots, p == q, disjoint supports, V = 1.
+Nothing is sampled, and no tolerance is allowed but float64 rounding. Small vocabularies are enough, since a rule treats
+a token by its p and q alone. The pairs include all cases that break formulas: zeros, one-hots, p == q, disjoint
+supports, V = 1.
 """
 
 import itertools
@@ -28,20 +29,28 @@ Pair = tuple[Tensor, Tensor]  # p, q
 
 @dataclass(frozen=True)
 class Deviation:
-    """worst: the largest |sum - p| of any token (or the most negative entry of a row) over all pairs p, q."""
+    """The deviation of a rule from the identity, over all pairs p, q.
+
+    worst: the largest |sum - p| of any token, or the size of the most negative entry of a row if that is larger.
+    tolerance: the largest deviation that is allowed.
+    """
 
     worst: float
     tolerance: float = TOLERANCE
 
     @property
     def exact(self) -> bool:
-        """Within the tolerance: of rounding, or the one that an approximate rule declares."""
+        """Whether the deviation is within the tolerance: that of rounding, or one that an approximate rule declares."""
         return self.worst <= self.tolerance
 
 
 def remembering(rule: Verifier) -> Verifier:
-    """The rule; one that solves for all draws at once keeps what it solved, since an enumeration asks for the same p
-    and q with all draws in turn."""
+    """Return a rule that, if it solves for all draws at once, solves only once per p, q and law.
+
+    An enumeration calls it with the same p and q for all draws in turn.
+
+    rule: the rule, which is returned itself where it does not solve for all draws at once.
+    """
     if not isinstance(rule, Solver):
         return rule
     solved: dict[tuple[bytes, bytes, Law], Solution] = {}
@@ -58,12 +67,17 @@ def remembering(rule: Verifier) -> Verifier:
 
 
 def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
-    """Every law with up to `most` draws that the rule declares itself lossless for."""
+    """Return the laws with up to `most` draws for which `rule` declares that it is lossless."""
     return [family(k) for family in FAMILIES for k in range(1, most + 1) if rule.accepts(family(k))]
 
 
 def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
-    """The rule's worst deviation from the identity; over at most (largest support) ** law.k draws a pair."""
+    """Return the worst deviation of a rule from the identity.
+
+    rule: the rule.
+    law: how the children are drawn; with V tokens there are at most V ** law.k draws per pair.
+    pairs: p and q, float64 [v] each.
+    """
     remembered = remembering(rule)
     worst = max(deviation(remembered, law, p, q) for p, q in pairs)
     tolerance = rule.tolerance if isinstance(rule, Approximate) else TOLERANCE
@@ -71,7 +85,14 @@ def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
 
 
 def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
-    """0 up to rounding for a lossless rule. For an opaque law each single row must be p, since draws have no law."""
+    """Return the deviation of a rule from the identity for one pair, 0 up to rounding if it is lossless.
+
+    For an opaque law each single row must be p, since the probabilities of the draws are not known.
+
+    rule: the rule.
+    law: how the children are drawn.
+    p, q: the distributions of the target and of the drafter, float64 [v].
+    """
     if isinstance(law, Opaque):
         ordered = [draws for n in range(law.k + 1) for draws in itertools.permutations(range(len(p)), n)]
         return max(float((rule(p, Siblings(draws, None, law)) - p).abs().max()) for draws in ordered)
@@ -85,7 +106,12 @@ def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v
 
 
 def all_pairs(seed: int, most: int = 5, num_random: int = 1) -> list[Pair]:
-    """float64 pairs at every vocabulary size up to `most`: the adversarial ones and `num_random` random ones each."""
+    """Return pairs p, q in float64 for each vocabulary size from 1 to `most`: adversarial ones and random ones.
+
+    seed: of the random numbers.
+    most: the largest vocabulary, in tokens.
+    num_random: how often two random pairs are added per size.
+    """
     rng = torch.Generator().manual_seed(seed)
     return [pair for v in range(1, most + 1) for pair in _pairs(v, num_random, rng)]
 

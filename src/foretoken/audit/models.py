@@ -1,7 +1,7 @@
 """Losslessness on the given models: tree scores, greedy text, and the law of sampled tokens.
 
-Every reference comes from plain forwards of the model itself, without a cache and without foretoken's masks; of
-quantised weights from plain decoding, see `last_logits`.
+Every reference comes from plain forwards of the model itself, without a cache and without foretoken's masks. For
+quantised weights it comes from plain decoding, see `last_logits`.
 """
 
 import random
@@ -44,20 +44,24 @@ PROMPTS = (
     "Once upon a time there was a",
     "import numpy as np\n\nx = np.",
 )
-MOST_PROMPT = 12  # ids of a prompt: each of thousands of generations reads it anew
-GREEDY_TOKENS = 32
-NUM_TOKENS = 3  # of the sampled joint law
-BATCH = 32
-ALONE = 8  # one sample of so many is decoded by itself, as one user's text is, for which there is other code
+MOST_PROMPT = 12  # the most ids of a prompt: each of thousands of generations reads it anew
+GREEDY_TOKENS = 32  # new tokens of each text at temperature 0
+NUM_TOKENS = 3  # tokens whose joint law is tested
+BATCH = 32  # generations that are sampled together
+ALONE = 8  # one sample of so many is decoded at batch size 1, for which there is other code
 TELL_S = 10.0  # seconds between two lines of progress while generations are sampled
-LEAST_POWER = 0.5  # probability of seeing a wrong temperature from which a test tells something when it passes
-FALSE_ALARM = 1e-4  # of all sampling tests together
-# The same logits, computed in another order, differ by rounding; relative to the largest logit.
+LEAST_POWER = 0.5  # a passed test counts if it would have seen a wrong temperature with this probability
+FALSE_ALARM = 1e-4  # the probability of a false alarm of all sampling tests together
+# How far logits may differ by rounding when they are computed in another order, relative to the largest logit.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def prompts(engine: Engine, seed: int) -> list[list[int]]:
-    """Short prompts in the model's tokens; random ids where there is no tokenizer."""
+    """Return short prompts as ids of the target; they are random where there is no tokenizer.
+
+    engine: the models.
+    seed: of random ids.
+    """
     rng = random.Random(seed)
     v = engine.target.vocab_size
     if engine.tokenizer is None:
@@ -68,7 +72,11 @@ def prompts(engine: Engine, seed: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def plain_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor, "b t v"]:
-    """Logits after every position of b texts of one length, by the model alone."""
+    """Return logits after every position of b texts, by transformers' own forward, float32 or float64 [b, t, v].
+
+    target: the model.
+    ids: the ids of each text, all of one length t.
+    """
     lm = target.lm
     logits = lm.model(input_ids=torch.tensor([list(row) for row in ids], device=lm.device), use_cache=False)[0]
     return logits.double() if logits.dtype == torch.float64 else logits.float()
@@ -76,10 +84,14 @@ def plain_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor
 
 @torch.inference_mode()
 def last_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor, "b v"]:
-    """Logits after the last position of b texts of one length, by plain forwards of the model.
+    """Return logits after the last position of b texts, by plain forwards of the model [b, v].
 
-    Quantised weights meet rows that are rounded to 8 bits. Two orders of the same sums then differ by whole roundings,
-    so that transformers' own forward is no reference for them: theirs is plain decoding in the backend that is audited.
+    Products with quantised weights round the activations to 8 bits. Two orders of the same sums then differ by whole
+    steps of that rounding, so that transformers' own forward is no reference for such models: theirs is plain decoding
+    in the backend that is audited.
+
+    target: the model.
+    ids: the ids of each text, all of one length.
     """
     lm = target.lm
     if not lm.quantised:
@@ -91,23 +103,36 @@ def last_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor,
 
 
 def rounding(target: LMTarget) -> torch.dtype:
-    """The dtype as which a model rounds. Where torch does what is between products with quantised weights, its sums
-    have another order in a tree, and 8 bits of a row are then rounded otherwise, as in bfloat16."""
+    """Return the dtype by whose rounding the logits of a model may differ.
+
+    It is the model's own, but bfloat16 for quantised weights outside our kernel: there torch computes what is between
+    the products, its sums have another order in a tree, and so the 8 bits of activations are rounded otherwise.
+
+    target: the model.
+    """
     eight_bits = target.lm.quantised and target.lm.execution != KERNEL
     return torch.bfloat16 if eight_bits else target.lm.dtype
 
 
 def tolerance(target: LMTarget, logits: Tensor) -> float:
-    """The largest difference of two logits by rounding alone."""
+    """Return the largest difference of two logits by rounding alone.
+
+    target: the model.
+    logits: logits of it, whose largest size counts [.., v].
+    """
     return ROUNDING[rounding(target)] * max(1.0, float(logits[logits.isfinite()].abs().max()))
 
 
 def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Sequence[int]]) -> float:
-    """How far the logits of nodes are from those of plain forwards over their paths, where 1 is what is allowed.
+    """Return how far the logits of nodes are from those of plain forwards over their paths; 1 is what is allowed.
 
-    That is rounding, or in 16 bits, where activations of real models have outliers and are rounded by more, a share of
-    what another token before a node changes on average, as in models/probe.py: a token that a node must not see, and
-    sees all the same, would change it by as much.
+    What is allowed is rounding. In 16 bits the activations of real models have outliers and are rounded by more. There
+    it may also be a share of the change that another token before the node makes on average, as in models/probe.py: if
+    a node saw a token that it must not see, its logits would change by about as much.
+
+    target: the model.
+    got: the logits of each node [v].
+    paths: per node the ids of its text and its path, the node's own id last; at least two ids.
     """
     wants = [last_logits(target, [path])[0] for path in paths]
     pairs = list(zip(got, wants, strict=True))
@@ -122,7 +147,11 @@ def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Se
 
 
 def tree_scores(engine: Engine, seed: int) -> Section:
-    """Random trees on a batch of texts of different lengths, scored in one forward, against one forward per path."""
+    """Compare the scores of random trees, from one forward for a batch of texts, with those of one forward per path.
+
+    engine: the models.
+    seed: of the trees.
+    """
     rng = random.Random(seed)
     target = engine.target
     texts = prompts(engine, seed)
@@ -154,7 +183,11 @@ def tree_scores(engine: Engine, seed: int) -> Section:
 
 
 def greedy(engine: Engine, seed: int) -> Section:
-    """Temperature 0 with speculation gives the text of plain decoding, alone and in a batch."""
+    """Check that at temperature 0 speculation gives the text of plain decoding, alone and in a batch.
+
+    engine: the models.
+    seed: of random prompts.
+    """
     texts = prompts(engine, seed)
 
     def run(drafter: Drafter, batch: int) -> list[list[int]]:
@@ -183,7 +216,7 @@ def greedy(engine: Engine, seed: int) -> Section:
 
 
 def _parting(target: LMTarget, prompt: list[int], one: list[int], other: list[int]) -> tuple[bool, str]:
-    """(whether the two texts part where the best two logits are equal up to rounding, in words)."""
+    """Return (whether two texts first differ where their two logits are the largest up to rounding, that in words)."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     if at == min(len(one), len(other)):
         return False, f"one text ends at token {at}, the other goes on"
@@ -194,7 +227,14 @@ def _parting(target: LMTarget, prompt: list[int], one: list[int], other: list[in
 
 
 def sampled(engine: Engine, temperature: float, samples: int, seed: int, progress: Callable[[str], None]) -> Section:
-    """The joint law of NUM_TOKENS sampled tokens is the target's own; and the same test sees wrong ones."""
+    """Test whether the joint law of NUM_TOKENS sampled tokens is the target's own, and whether a wrong law is seen.
+
+    engine: the models.
+    temperature: of the texts, above 0.
+    samples: the number of texts, of two prompts together.
+    seed: of the draws.
+    progress: shows what is done now.
+    """
     sampling = Sampling(temperature=temperature)
     chosen = prompts(engine, seed)[:2]
     alpha = FALSE_ALARM / len(chosen)
@@ -228,7 +268,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
 def _prepare(
     target: LMTarget, prompt: list[int], sampling: Sampling, samples: int, alpha: float, seed: int
 ) -> tuple[fit.FitTest, fit.Cells, np.ndarray]:
-    """The test, its cells, and the cells' probabilities at a temperature 15% lower."""
+    """Return (the test, its cells, the cells' probabilities at a temperature 15% lower)."""
 
     def law(setting: Sampling) -> fit.Next:
         return lambda ids: setting(last_logits(target, [prompt + list(x) for x in ids]))
@@ -247,7 +287,7 @@ def _wrong_rule(
     seed: int,
     progress: Callable[[str], None],
 ) -> Check:
-    """The same test on a rule that is known to be lossy must reject; a drafter without a density cannot run one."""
+    """Check that the test rejects a rule known to be lossy; this needs a drafter whose draft tokens have a q."""
     name = "known-wrong rule"
     model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
     if not isinstance(model, LMDrafter) or isinstance(model, ProductDrafter):
@@ -275,9 +315,14 @@ def sample(
     seed: int,
     tell: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[tuple[int, ...]], float]:
-    """(the first NUM_TOKENS ids of `samples` generations with seeds of their own, drafts accepted in each).
+    """Return (the first NUM_TOKENS ids of each generation, the mean number of accepted draft tokens of one).
 
-    tell: is called with the number of those that are done, now and then.
+    target, drafter, verifier: what decodes.
+    prompt: the ids before them.
+    sampling: how logits become probabilities.
+    samples: the number of generations, each with a seed of its own.
+    seed: makes these seeds.
+    tell: is called after each batch with the number of generations that are done.
     """
     decoder = Decoder(target, drafter, verifier, BATCH, len(prompt) + NUM_TOKENS + drafter.max_nodes)
     done: list[tuple[int, ...]] = []
@@ -300,7 +345,11 @@ def sample(
 
 
 def countdown(total: int, progress: Callable[[str], None]) -> Callable[[int], None]:
-    """What tells `progress` from time to time how many of `total` generations are done, and when the others will be."""
+    """Return the function that reports a number of finished generations, at most every 10 seconds.
+
+    total: the number of generations.
+    progress: gets the line, with the time that is left.
+    """
     begun = last = time.perf_counter()
 
     def tell(done: int) -> None:
@@ -314,7 +363,7 @@ def countdown(total: int, progress: Callable[[str], None]) -> Callable[[int], No
 
 
 def _prefill(decoder: Decoder, prompt: list[int]) -> None:
-    """Read the prompt in all rows at once, as one chain each; the target would read it row by row."""
+    """Let the target read the prompt in all rows at once, as one chain each, since it would read row by row."""
     read = prompt[:-1]
     if read and isinstance(decoder.target, LMTargetSession):
         rows, b = decoder.target.rows, len(decoder.sequences)

@@ -1,4 +1,4 @@
-"""What an audit found: for a reader on one page, for a program as a dict."""
+"""The result of an audit, as text of one page and as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,9 +9,15 @@ OK, FAILED, WEAK, APPROXIMATE, NONE = "ok", "FAILED", "weak", "approx", "none"
 
 @dataclass(frozen=True)
 class Check:
-    """outcome: OK; FAILED (the audit fails); WEAK (it could not have seen a wrong rule here; the audit goes on);
-    APPROXIMATE (not lossless by design, within the tolerance it declares; the engine refuses it); NONE (nothing was
-    checked: what is promised does not apply here)."""
+    """One check and its outcome.
+
+    name: what was checked.
+    outcome: OK; FAILED (the audit fails); WEAK (the check could not have seen a wrong rule here; the audit does not
+        fail); APPROXIMATE (not lossless by design, within the tolerance that the rule declares; the engine refuses it);
+        NONE (nothing was checked, since the promise does not apply here).
+    detail: the outcome in words.
+    numbers: its figures, by name.
+    """
 
     name: str
     outcome: str
@@ -20,11 +26,19 @@ class Check:
 
 
 def verdict(good: bool) -> str:
+    """Return the outcome of a check that passes if `good`: OK or FAILED."""
     return OK if good else FAILED
 
 
 @dataclass(frozen=True)
 class Section:
+    """Checks of one kind.
+
+    title: what they check.
+    method: how, in one or more lines.
+    checks: the checks.
+    """
+
     title: str
     method: str
     checks: tuple[Check, ...]
@@ -32,16 +46,22 @@ class Section:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """subject: what was audited, e.g. {"target": ..., "verifier": ...}; empty where only the exact part ran."""
+    """The result of an audit.
+
+    subject: what was audited, e.g. {"target": ..., "verifier": ...}; empty where only the exact part ran.
+    sections: the checks, by kind.
+    """
 
     subject: Mapping[str, Any]
     sections: tuple[Section, ...]
 
     @property
     def passed(self) -> bool:
+        """Whether no check failed."""
         return all(check.outcome != FAILED for section in self.sections for check in section.checks)
 
     def text(self) -> str:
+        """Return the report as lines for a terminal."""
         lines = ["Audit: is the output distribution the target's own?"]
         lines += [f"  {key}: {value}" for key, value in self.subject.items()]
         for section in self.sections:
@@ -57,4 +77,5 @@ class AuditReport:
         return "\n".join([*lines, "", end])
 
     def json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
         return {"passed": self.passed, "subject": dict(self.subject), "sections": [asdict(s) for s in self.sections]}

@@ -1,7 +1,7 @@
 """A language model that is a table, p(next | last two tokens): small enough to enumerate whole decodings of it.
 
-It stands in for `models.CausalLM` behind the real LMTarget, LMDrafter, trees, walk and decoder. Its rows keep the very
-ids that were kept in them, so a path kept wrongly changes what it scores.
+It takes the place of `models.CausalLM` behind the real LMTarget, LMDrafter, trees, walk and decoder. Its rows hold the
+ids that were kept, so that a path which is kept wrongly changes the scores.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,14 @@ START = 0  # the token before the first
 
 
 class TableLM(CausalLM):
-    """table[a, b] is the distribution of the token after a, b; float64."""
+    """A language model that looks the next token's distribution up in a table."""
 
     def __init__(self, name: str, table: Float[Tensor, "v v v"]) -> None:
+        """Make the model.
+
+        name: for messages.
+        table: table[a, b] is the distribution of the token after a, b, float64 [v, v, v].
+        """
         self.name = name
         self.table = table
         self.vocab_size = table.shape[2]
@@ -36,20 +41,26 @@ class TableLM(CausalLM):
 
 @dataclass
 class TableTree:
-    """Tokens and parents of one row since its last keep."""
+    """The nodes of one row since its last `keep`: token ids, and parents as in `Rows.score`."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
 
     def before(self, node: int) -> list[int]:
-        """Tokens from the tree's top down to `node`; none for -1."""
+        """Return the tokens from the tree's top down to `node`; none for -1."""
         return [] if node < 0 else [*self.before(self.parents[node]), self.tokens[node]]
 
 
 class TableRows(Rows):
-    """The rows of a TableLM: `join`, `leave`, `extend`, `score`, `keep`, `cut`, `lengths`, as those of a CausalLM."""
+    """The rows of a TableLM: `join`, `leave`, `extend`, `score`, `keep`, `cut`, `lengths`, as those of a CausalLM.
+
+    table: that of the model.
+    ids: the committed ids of each row.
+    trees: the nodes of each row.
+    """
 
     def __init__(self, lm: TableLM) -> None:
+        """Open rows of `lm`, as many and as long as needed."""
         self.table = lm.table
         self.ids: list[list[int]] = []
         self.trees: list[TableTree] = []
@@ -72,7 +83,7 @@ class TableRows(Rows):
         self.ids[row] += tokens
 
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
-        """Log probabilities as logits, exactly."""
+        """Return the exact log probabilities as logits; see `Rows.score`."""
         scores = []
         for ids, tree, new, above in zip(self.ids, self.trees, tokens, parents, strict=True):
             first = len(tree.tokens)
@@ -95,7 +106,12 @@ class TableRows(Rows):
 
 
 def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:
-    """Random distributions, one of which in four has a zero."""
+    """Return random distributions [v, v, v], float64; in about a quarter of them token 0 has probability 0.
+
+    v: the number of tokens.
+    seed: of the numbers.
+    sharpness: the standard deviation of the logits.
+    """
     rng = torch.Generator().manual_seed(seed)
     logits = sharpness * torch.randn(v, v, v, generator=rng, dtype=torch.float64)
     zero = torch.rand(v, v, generator=rng) < 0.25

@@ -1,4 +1,4 @@
-"""A rule and a drafter known to be wrong, so that tests of losslessness can show that they see the difference."""
+"""Rules and a drafter that are known to be wrong, by which tests of losslessness show that they see a difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
 @dataclass(frozen=True)
 class EachAlone:
-    """Tests each draft alone, as if it were the only one, and keeps the first that passes: lossy for k >= 2 draws.
+    """A rule that tests each draft token as if it were the only one, and keeps the first that passes.
 
     row = sum_j a_j prod_{i<j} (1 - a_i) [x_j] + prod_i (1 - a_i) norm((p - q)+), a_j = min(1, p(x_j) / q(x_j)).
-    It looks like the standard rule, and is, for one draw; with more it emits drafted tokens too often.
+    For one draw it is the standard rule. For k >= 2 draws it is lossy: it emits draft tokens too often.
     """
 
     name: str = "each-alone"
@@ -45,7 +45,7 @@ class EachAlone:
 
 @dataclass(frozen=True)
 class LikeliestDraft:
-    """Keeps the draft that the target finds likeliest: lossy for k >= 2 draws, even where q is p.
+    """A rule that always emits the draft token of the largest p: lossy for k >= 2 draws, even where q is p.
 
     row = [the x among the draws with the largest p(x)].
     """
@@ -66,10 +66,12 @@ class LikeliestDraft:
 
 @dataclass(frozen=True)
 class PeekingDrafter(WrappedDrafter[Drafter]):
-    """Looks at what was drawn before it decides whether to draft: lossy for every law but the opaque one.
+    """A drafter that looks at what was drawn before it decides whether to draft: lossy for all laws but the opaque one.
 
-    It drops a step's tree when its first draw is an unlikely one (q below `least`) and decodes plainly instead. What
-    was dropped had been drawn; the tokens that are left are no longer draws from q.
+    It drops the tree of a step when the first draw is unlikely, and decodes plainly instead. So the draws that are left
+    are no longer draws from q.
+
+    least: the q of the first draw below which the tree is dropped.
     """
 
     least: float = 0.5
@@ -79,7 +81,10 @@ class PeekingDrafter(WrappedDrafter[Drafter]):
 
 
 class PeekingSession(WrappedSession[DraftSession]):
+    """A session of a PeekingDrafter."""
+
     def __init__(self, inner: DraftSession, least: float) -> None:
+        """Wrap the session `inner`; least: as in PeekingDrafter."""
         super().__init__(inner)
         self.least = least
         self.trees: Sequence[TokenTree] = ()

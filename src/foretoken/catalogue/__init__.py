@@ -1,1 +1,1 @@
-"""Pretrained models that are known by a short name: where they are got, and the folders that they become."""
+"""Pretrained models that are known by a short name: where they are downloaded, and the folders that they become."""

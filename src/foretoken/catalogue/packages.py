@@ -1,4 +1,4 @@
-"""Wheels from the package index that the user's pip is set up for; nothing in them is installed or run."""
+"""Download wheels from the package index that the user's pip is set up for; nothing in them is installed or run."""
 
 import hashlib
 import os
@@ -12,16 +12,22 @@ from pathlib import Path
 from foretoken.catalogue.known import Package
 from foretoken.core.errors import ForetokenError
 
-LOOK_S = 0.2  # between two looks at how far a download is
+LOOK_S = 0.2  # seconds between two looks at how far a download is
+# Parts of pip's messages where it cannot reach an index.
 UNREACHED = ("Retrying (", "ConnectionError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "HTTP error")
 
 
 def download(package: Package, path: Path, scratch: Path, progress: Callable[[int], None]) -> None:
-    """Put the wheel of `package` at `path`, unless it is there already.
+    """Download the wheel of a package, unless it is there already.
 
-    pip does it, so that its index, proxy and certificates hold; it refuses a wheel with another hash.
-    scratch: a folder that is made for pip's unfinished files and removed again. progress: called with the bytes of
-    this wheel so far. Raises ForetokenError, one sentence, where the wheel cannot be had.
+    pip does it, with its configured index, proxy and certificates; it refuses a wheel with another hash.
+
+    package: what to download.
+    path: the file that the wheel becomes.
+    scratch: a folder that is made for pip's unfinished files and removed again.
+    progress: called with the bytes of this wheel so far.
+
+    Raises ForetokenError, one sentence, where the wheel cannot be downloaded.
     """
     if path.exists() and sha256(path) == package.sha256:
         progress(package.bytes)
@@ -57,18 +63,22 @@ def download(package: Package, path: Path, scratch: Path, progress: Callable[[in
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 hash of the file at `path` in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """pip's temporary files go beside what they become, on the disk whose space was checked."""
+    """Return pip's environment variables: its temporary files go to `scratch`, on the disk whose space was checked."""
     temporary = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
-    return {"PIP_RESUME_RETRIES": "5"} | dict(os.environ) | temporary  # of a broken connection; older pips ignore it
+    return {"PIP_RESUME_RETRIES": "5"} | dict(os.environ) | temporary  # after a broken connection; older pips ignore it
 
 
 def _unfinished(scratch: Path) -> int:
-    """Bytes of the wheel that pip is writing: it may stand twice, as it is copied to where it was asked for."""
+    """Return how many bytes of a wheel pip has written.
+
+    While pip copies the wheel to its destination, there are two files of it; the larger one counts.
+    """
     sizes = [0]
     for folder, _, names in os.walk(scratch):  # which passes over folders that pip removes meanwhile
         for name in names:
@@ -86,7 +96,7 @@ def _changed(package: Package) -> str:
 
 
 def _reason(package: Package, log: str) -> str:
-    """What pip's messages say, in one sentence."""
+    """Return the reason of a failure in one sentence, by pip's messages `log`."""
     if "No module named pip" in log:
         return f"{sys.executable} has no pip, which fetches packages: install it (python -m ensurepip) and call again."
     if "DO NOT MATCH THE HASHES" in log:

@@ -14,7 +14,7 @@ from foretoken.recipe import check_verifier
 FOLDER = "foretoken-acceptance"
 RULES = ("rrs", "rrsw", "hub", "kseq", "transport")
 TEMPERATURES = (0.0, 0.3, 0.6, 1.0)
-POSITIONS = 32  # after each prompt, at which acceptance is measured
+POSITIONS = 32  # positions after each prompt at which acceptance is measured
 
 
 @dataclass(frozen=True)

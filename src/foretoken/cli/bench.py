@@ -48,10 +48,11 @@ class Compared(options.Models):
 
     @property
     def temperatures(self) -> tuple[float, ...]:
+        """The temperatures asked for, each once; else 0 and 1."""
         return tuple(dict.fromkeys(self.temperature or (0.0, 1.0)))
 
     def check(self) -> None:
-        """Refuse, before torch is imported, what cannot be."""
+        """Refuse, before torch is imported, options that cannot be."""
         check_temperatures(self.temperatures)
         check_sampling(top_p=self.top_p)
         for size in self.batch or ():
@@ -64,7 +65,7 @@ class Compared(options.Models):
             read_tree(name)
 
     def load(self) -> "tuple[Pair, list[Method]]":
-        """The models, and the methods that run on them: the trees named, else the profile's, else the usual ones."""
+        """Return the models, and the methods to measure: with the named trees, the profile's, or the default ones."""
         from foretoken.build import check_profile
         from foretoken.measure.pair import load_pair, methods
         from foretoken.profile import read_profile

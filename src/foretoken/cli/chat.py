@@ -32,7 +32,7 @@ Ctrl-C ends an answer, and what was printed stays. A line that begins with a spa
 
 @dataclass(frozen=True)
 class AnswerOptions(TextOptions):
-    """As for any text, with what suits an answer where nothing is named."""
+    """The options of any text, with defaults that suit an answer."""
 
     temperature: float = 0.7
     max_new_tokens: int = 1024
@@ -60,9 +60,13 @@ def chat(*, engine: EngineOptions, text: AnswerOptions) -> None:
 
 @dataclass
 class Conversation:
-    """The messages so far, and the answers' statistics.
+    """The messages so far, and the statistics of the answers.
 
-    arguments: those of `Engine.stream`, with the first answer's seed.
+    engine: writes the answers.
+    arguments: the arguments of `Engine.stream`, with the seed of the first answer.
+    show_drafts: whether the answers are tinted by the origin of their tokens.
+    messages: the conversation so far, the system message included.
+    answers: the statistics of each answer.
     """
 
     engine: "Engine"
@@ -72,7 +76,7 @@ class Conversation:
     answers: "list[Stats]" = field(default_factory=list)
 
     def turn(self) -> bool:
-        """Read a line and do what it says. Returns whether another may follow."""
+        """Read a line, and answer it or obey it as a command. Returns False where the conversation is over."""
         try:
             line = _read()
         except KeyboardInterrupt:
@@ -91,7 +95,10 @@ class Conversation:
         return True
 
     def answer(self, said: str) -> None:
-        """Write the model's answer as its tokens are accepted; Ctrl-C ends it, and what was written is remembered."""
+        """Write the model's answer as its tokens are accepted; where Ctrl-C ends it, what was written is kept.
+
+        said: the user's message.
+        """
         check_text(said, "The message")
         messages: list[Message] = [*self.messages, {"role": "user", "content": said}]
         self._check_room(messages)
@@ -117,6 +124,7 @@ class Conversation:
             _say("the answer ended where the model's context is full: begin anew with /reset.")
 
     def _check_room(self, messages: list[Message]) -> None:
+        """Raise ForetokenError where the messages leave no room for an answer in the model's context."""
         from foretoken.models.text import chat_prompt
 
         tokenizer, context = self.engine.tokenizer, self.engine.target.lm.context
@@ -129,6 +137,12 @@ class Conversation:
             )
 
     def command(self, name: str, rest: str) -> None:
+        """Obey a command, as HELP lists them.
+
+        name: its name, the slash included.
+        rest: what follows the name, without spaces around it.
+        Raises ForetokenError for an unknown command, or a file that cannot be read or written.
+        """
         if name in ("/save", "/load") and not rest:
             raise ForetokenError(f"{name} needs the name of a file: {name} FILE.")
         system = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
@@ -160,7 +174,10 @@ class Conversation:
 
 
 def _stats_line(name: str, answers: "list[Stats]") -> str:
-    """Sums over answers, so that a long one counts for more; the time to the first token is a mean."""
+    """Return a line of statistics over some answers.
+
+    Rates come from sums, so that a long answer counts for more; the time to the first token is a mean.
+    """
 
     def total(figure: str) -> int | float:
         return sum(getattr(stats, figure) for stats in answers)
@@ -175,6 +192,7 @@ def _stats_line(name: str, answers: "list[Stats]") -> str:
 
 
 def _loaded(file: str) -> list[Message]:
+    """Return the messages in a file that /save wrote."""
     try:
         messages = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -185,12 +203,12 @@ def _loaded(file: str) -> list[Message]:
 
 
 def _read() -> str | None:
-    """The next line; None at the end of the input."""
+    """Return the next line of the input; None at its end."""
     if sys.stdin is None:
         return None
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
-        with suppress(ImportError):  # which gives `input` its line editing, where the system has it
+        with suppress(ImportError):  # its import gives `input` line editing, where the system has it
             import readline  # noqa: F401
     try:
         return input("> " if asks else "")

@@ -1,4 +1,4 @@
-"""A command from a function: its parameters are the options, and the lines of its docstring are their help.
+"""Makes a command from a function: its parameters are the options, and the lines of its docstring are their help.
 
     @command
     def vocab(target: str, drafter: str, /, *, text: str | None = None) -> None:
@@ -40,7 +40,7 @@ NAMES = {
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer takes it, with an option per parameter and per field of its dataclasses."""
+    """Return `function` as typer takes it, with an option per parameter and per field of its dataclasses."""
     hints = get_type_hints(function, include_extras=True)
     about, helps = _documented(function.__doc__)
     groups: dict[str, Any] = {}
@@ -70,7 +70,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def field_help(kind: type) -> dict[str, str]:
-    """The help of each field of a dataclass: what its own docstring says, else what its bases' docstrings say."""
+    """Return the help of each field of a dataclass, by the field's name.
+
+    kind: the dataclass; where its own docstring lacks a field, its bases' docstrings are used.
+    """
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         found |= _documented(each.__doc__)[1]
@@ -78,11 +81,16 @@ def field_help(kind: type) -> dict[str, str]:
 
 
 def option(kind: type, name: str) -> Any:
-    """One field of a group of options as a typer option, for the annotation of a command of another form."""
+    """Return one field of a group of options as a typer option, to annotate a parameter with.
+
+    kind: the group, a dataclass.
+    name: the name of the field.
+    """
     return typer.Option(help=field_help(kind)[name])
 
 
 def _parameter(name: str, kind: Any, default: Any, text: str | None, is_argument: bool = False) -> Parameter:
+    """Return one parameter as typer takes it. kind: its type. text: its help. is_argument: whether it is no option."""
     if get_origin(kind) is not Annotated:
         written = f"--{name.rstrip('_').replace('_', '-')}"
         kind = Annotated[kind, typer.Argument(help=text) if is_argument else typer.Option(written, help=text)]
@@ -90,7 +98,7 @@ def _parameter(name: str, kind: Any, default: Any, text: str | None, is_argument
 
 
 def _documented(text: str | None) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its first line `name: meaning`, and the meanings by name."""
+    """Return what a docstring says before its first line `name: meaning`, and the meanings by name."""
     about, *rest = re.split(r"^(\w+): ", cleandoc(text or ""), flags=re.MULTILINE)
     meanings = (Template(" ".join(meaning.split())).safe_substitute(NAMES) for meaning in rest[1::2])
     return about.strip(), dict(zip(rest[::2], meanings, strict=True))

@@ -15,10 +15,14 @@ COMPARED, COMPARING_S = 3, 5.0  # runs of each engine, and seconds after which n
 
 
 def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
-    """Run all that the measured runs will, so that nothing is compiled inside them: a text that ends early, or a
-    controller that decodes plainly at first, would leave loops for them to compile.
+    """Run once all that the measured runs will run, so that nothing is compiled during them.
 
-    arguments: of `Engine.generate`, as the compared runs will have them.
+    No token ends these texts, and with method auto the drafts are also run at full depth: a text that ends early, or
+    a controller that decodes plainly at first, would leave loops uncompiled.
+
+    engine: the engine that is compared with plain decoding.
+    prompt: the prompt of the compared runs.
+    arguments: the arguments of `Engine.generate` in the compared runs.
     """
     from foretoken.build import plain
     from foretoken.draft.auto import AutoDrafter
@@ -34,8 +38,16 @@ def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
 
 
 def compared(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> dict[str, float | None]:
-    """Medians of silent runs of this engine and of plain decoding in turn: to print takes time, and one run of each
-    tells little on a machine that does other things too. decoding_speedup: None for a text of one step."""
+    """Return medians over runs of this engine and of plain decoding, which take turns and print nothing.
+
+    Printing would take time, and one run of each says little on a machine that does other things too.
+
+    engine: the engine, with its drafter.
+    prompt: the prompt of all runs.
+    arguments: the arguments of `Engine.generate`.
+    Returns tokens per second of both, and the engine's speed divided by plain decoding's: over the whole run (speedup),
+    and after the first step, which reads the prompt (decoding_speedup; None for a text of one step).
+    """
     from foretoken.build import plain
 
     begun = time.perf_counter()

@@ -29,7 +29,7 @@ def fetch(name: str | None = None, /, *, json_: bool = False) -> None:
 
 
 def bring(model: KnownModel) -> Path:
-    """The model's folder, fetched unless it is here; licence and source are printed on stderr."""
+    """Return the folder of a model, which is fetched unless it is here; licence and source are printed on stderr."""
     print(f"foretoken: {model.title} by {model.author}; licence: {model.licence}; from {model.source}", file=sys.stderr)
     if not model.fetched:
         _fetch(model)
@@ -37,7 +37,7 @@ def bring(model: KnownModel) -> Path:
 
 
 def _fetch(model: KnownModel) -> None:
-    """Fetch it with a progress bar on stderr, one line for each stage."""
+    """Fetch a model, with a progress bar on stderr for each stage."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -57,6 +57,7 @@ def _fetch(model: KnownModel) -> None:
 
 
 def _print_table(models: list[KnownModel]) -> None:
+    """Print the known models, with the size of each and whether it is here."""
     from rich.console import Console
     from rich.table import Table
 

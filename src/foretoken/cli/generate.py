@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foretoken.engine import Chunk, Engine
     from foretoken.trace import Trace
 
-# What `--json` says of a text, from its statistics.
+# The statistics of a text that `--json` prints.
 FIGURES = (
     "tokens_per_s", "block_efficiency", "acceptance_rate", "num_target_forwards", "num_plain", "num_drafted",
     "num_accepted", "ttft_s",
@@ -95,7 +95,10 @@ def generate(
 
 
 def check_page(trace: str) -> None:
-    """Refuse, before models are loaded, a file that a browser would not show as a page, or that cannot be written."""
+    """Refuse, before models are loaded, a file that a browser would not show as a page, or that cannot be written.
+
+    trace: its name, from --trace.
+    """
     check_file(Path(trace))
     if Path(trace).suffix.lower() not in (".html", ".htm"):
         raise ForetokenError(f"--trace {trace} is a page for a browser: name it FILE.html.")
@@ -127,7 +130,16 @@ def _on_ray(
 
 @dataclass
 class Text:
-    """One prompt's text as it grows. tints: None where it is not tinted. last: its newest chunk."""
+    """The text of one prompt as it grows.
+
+    engine: writes the text.
+    prompt: what it continues or answers.
+    seed: its seed.
+    temperature: its temperature.
+    tints: tints it by the origin of its tokens; None where it is not tinted.
+    text, ids: what was generated so far, as text and as token ids.
+    last: its newest chunk; None before the first.
+    """
 
     engine: "Engine"
     prompt: Prompt
@@ -140,18 +152,23 @@ class Text:
 
     @staticmethod
     def begin(engine: "Engine", prompt: Prompt, seed: int, options: TextOptions) -> "Text":
+        """Return a text of which nothing is generated yet.
+
+        engine, prompt, seed: see the class.
+        options: how the command's texts are drawn and shown.
+        """
         tints = Tints(engine, prompt, options.stop) if options.show_drafts else None
         return Text(engine, prompt, seed, options.temperature, tints)
 
     def add(self, chunk: "Chunk") -> str:
-        """Returns what the chunk adds to the text as it is shown."""
+        """Add a chunk to the text. Returns what the chunk adds to the text as it is shown."""
         self.last = chunk
         self.text += chunk.text
         self.ids += chunk.token_ids
         return self.tints.push(chunk) if self.tints else chunk.text
 
     def record(self) -> dict[str, Any]:
-        """What `--json` prints. finish_reason: None for a text that was interrupted."""
+        """Return what `--json` prints; finish_reason is None in it for a text that was interrupted."""
         engine, last = self.engine, self.last
         assert last is not None
         return {
@@ -209,7 +226,7 @@ def _one(
 
 
 def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_json: bool, trace: "Trace | None") -> None:
-    """Each text is printed when it is done, so that an interrupt loses only what is under way."""
+    """Write many texts, each when it is done, so that an interrupt loses only those under way."""
     arguments = options.arguments()
     texts = [Text.begin(engine, prompt, arguments["seed"] + i, options) for i, prompt in enumerate(prompts)]
     shown = [""] * len(texts)
@@ -227,7 +244,7 @@ def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_jso
 
 
 def _begin(prompt: Prompt, tinted: bool) -> None:
-    """The text to continue; of a conversation only the answer is written."""
+    """Print what stands before a text: the text that it continues, or nothing before an answer in a conversation."""
     if tinted:
         print(f"foretoken: {legend()}\n", file=sys.stderr)
     if isinstance(prompt, str):
@@ -235,7 +252,11 @@ def _begin(prompt: Prompt, tinted: bool) -> None:
 
 
 def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
-    """The statistics of a text. compiled: whether machine code was compiled while it was written."""
+    """Return the printed statistics of a text.
+
+    record: what `--json` would print, and the comparison with plain decoding if there is one.
+    compiled: whether machine code was compiled while the text was written.
+    """
     from foretoken.decode import NoDrafter
 
     assert text.last is not None
@@ -273,7 +294,7 @@ def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
 
 
 def _plain_steps(text: Text) -> list[str]:
-    """Of method auto: at how many steps it did not draft, and what that was decided by."""
+    """Return a line on the steps at which method auto did not draft, and why; no line for another method."""
     from foretoken.draft.auto import AutoDrafter
 
     if not isinstance(text.engine.drafter, AutoDrafter) or text.last is None:
@@ -287,4 +308,5 @@ def _plain_steps(text: Text) -> list[str]:
 
 
 def _num(count: int, what: str) -> str:
+    """Return a number with its noun, such as "1 token" or "2 tokens"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

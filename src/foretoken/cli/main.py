@@ -16,7 +16,8 @@ from foretoken.cli import audit, bench, chat, demo, fetch, generate, serve, trai
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
-# What typer finds wrong with a command line, which it has no public name for. What it gives no words has printed help.
+# The exception for what typer finds wrong with a command line, which has no public name in typer. One without a message
+# is raised where help was printed.
 UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -49,18 +50,19 @@ def options(
         bool | None, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = None,
 ) -> None:
-    """Generate faster from a causal language model, with exactly the same output distribution."""
+    """Take the options that stand before a command. version: whether to print the version and end."""
 
 
 def main() -> None:
+    """Run the command line of this process."""
     run(partial(app, prog_name="foretoken", standalone_mode=False))
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command of typer's: what goes wrong is one sentence on stderr, and an exit code.
+    """Run a command of typer's; what goes wrong becomes one sentence on stderr, and an exit code.
 
-    command: not standalone, as typer calls it: it returns an exit code or nothing, and raises what is wrong with its
-    options.
+    command: runs it with typer's standalone_mode=False: it returns an exit code or nothing, and raises an exception
+        for wrong options.
     """
     warnings.showwarning = lambda message, *_, **__: print(f"foretoken: warning: {message}", file=sys.stderr)
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
@@ -86,24 +88,26 @@ def run(command: Callable[[], object]) -> None:
 
 
 class Notices(logging.Handler):
-    """What takes long says so on stderr."""
+    """Prints the package's log messages on stderr, such as that something takes long."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a log record."""
         print(f"foretoken: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _streams() -> Iterator[None]:
-    """Standard streams as they may be, around a whole command: closed, a full disk, a reader that has seen enough.
+    """Handle what may be wrong with the standard streams of a whole command: one is closed, or its disk is full.
 
-    What cannot be written is one sentence; a reader that went away, as `head` does, ends the command quietly with 0.
+    Output that cannot be written becomes a ForetokenError. Where the reader of the output went away, as `head` does,
+    the command ends quietly with exit code 0.
     """
     _open_missing()
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here: at the interpreter's end nobody could tell of a failure
+            sys.stdout.flush()  # here, since a failure at the interpreter's end could not be reported
     except (BrokenPipeError, SystemExit) as leaving:
         gone = leaving if isinstance(leaving, BrokenPipeError) else leaving.__context__
         if not isinstance(gone, BrokenPipeError):
@@ -112,25 +116,28 @@ def _streams() -> Iterator[None]:
         sys.exit(0)  # typer, if it has seen the error, would exit with 1
     except OSError as error:
         _drop_output()
-        if error.errno is None:  # raised by a library, which says more itself
+        if error.errno is None:  # raised by a library, whose message says more
             raise ForetokenError(f"{type(error).__name__}: {str(error).removesuffix('.')}.") from error
         what = f"use {error.filename}" if error.filename else "write the output"
         raise ForetokenError(f"Cannot {what}: {error.strerror}.") from error
 
 
 def _open_missing() -> None:
-    """Python has None for a stream that was closed before it started; what reads stdin says so by itself."""
+    """Mend output streams that were closed before Python started: it has None for them.
+
+    stderr goes nowhere then, and a closed stdout is refused. Code that reads stdin checks it by itself.
+    """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         raise ForetokenError("Standard output is closed: leave it open, or send it to a file or to /dev/null.")
     for stream, instead in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=instead)  # of characters that the terminal lacks
+            stream.reconfigure(errors=instead)  # for characters that the terminal's encoding lacks
 
 
 def _drop_output() -> None:
-    """What is still buffered goes nowhere, so that the interpreter does not fail on it at its end."""
+    """Discard output that is still buffered, so that the interpreter does not fail on it at its end."""
     with suppress(OSError, ValueError):  # ValueError: a stream that is no file
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What commands that measure share: the prompts that they continue, and how a report is printed."""
+"""What the commands that measure have in common: the prompts that they continue, and how a report is printed."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_forgets(drafter: str | None) -> None:
-    """Refuse a drafter that remembers earlier texts, where the same prompts are continued again and again."""
+    """Refuse a `drafter` that keeps earlier texts, for commands that continue the same prompts again and again."""
     if SUFFIX in (drafter, in_a_row(drafter)[0]):
         raise ForetokenError(
             f"Drafter {drafter} remembers the texts of earlier runs, and every prompt is run several times here: take "
@@ -46,7 +46,7 @@ class WorkOptions:
     seed: int = 0
 
     def texts(self) -> list[Prompt]:
-        """The prompts, and a refusal of values that are out of range, before models are loaded."""
+        """Return the prompts, before models are loaded. Raises ForetokenError for values that are out of range."""
         check_counts(max_new_tokens=self.max_new_tokens, rounds=self.rounds)
         check_seed(self.seed, self.rounds)
         return chosen_prompts(self.workload, self.prompts)
@@ -61,9 +61,10 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown inste
 
 
 def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
-    """The first `count` prompts, read without torch.
+    """Return the first `count` prompts of a workload; torch is not imported for it.
 
-    workload: the file; None: the held-out excerpts. count: None for all.
+    workload: a JSONL file; None: the held-out excerpts beside the demo models.
+    count: number of prompts; None: all.
     Raises ForetokenError where there are fewer, or one is empty.
     """
     if workload is None:
@@ -77,9 +78,12 @@ def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
 
 
 def encoded(engine: "Engine", prompts: list[Prompt], max_new_tokens: int) -> list[list[int]]:
-    """Token ids of each prompt, of a conversation by the tokenizer's chat template.
+    """Return the token ids of each prompt; a conversation is written by the tokenizer's chat template.
 
-    Raises ForetokenError for a prompt that leaves no room for so many new tokens in the target's context.
+    engine: the engine whose tokenizer is used.
+    prompts: texts or conversations.
+    max_new_tokens: number of tokens that are to follow each.
+    Raises ForetokenError for a prompt that leaves no room for them in the target's context.
     """
     found = [engine.encode(prompt, f"Prompt {number}") for number, prompt in enumerate(prompts, start=1)]
     context = engine.target.lm.context
@@ -93,12 +97,19 @@ def encoded(engine: "Engine", prompts: list[Prompt], max_new_tokens: int) -> lis
 
 
 def names(target: str | None, drafter: str | None) -> dict[str, str]:
-    """The models of a report's header: as they were named, since a full path is of no use elsewhere."""
+    """Return the models for a report's header.
+
+    target, drafter: as the command line names them, since a full path is of no use elsewhere; None: the default.
+    """
     return {"target": target or "demo", "drafter": drafter or (AUTO if target else "demo")}
 
 
 def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
-    """The end of a command: print what was measured; exit code 130 where Ctrl-C ended it."""
+    """Print what a command has measured; where Ctrl-C ended it, exit with code 130.
+
+    report: the measurements.
+    as_json, as_markdown: the form; plain text where both are False.
+    """
     options.progress("")
     if as_json:
         print(json.dumps(report.json()))

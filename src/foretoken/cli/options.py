@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.models.grammar import Grammar
     from foretoken.profile import Profile as TunedProfile
 
-SMALL = 20_000_000  # parameters; measured on the demo target (15 M): docs/benchmarks.md
+SMALL = 20_000_000  # parameters below which one thread is used; measured on the demo target: docs/benchmarks.md
 
 
 @dataclass(frozen=True)
@@ -107,21 +107,28 @@ class EngineOptions(RecipeOptions):
     suffix_store: str | None = None
 
     def load(self, seed: int | None, max_batch: int) -> "Engine":
-        """The engine. seed: the one asked for, which only method fixed or a profile keeps."""
+        """Return the engine that the options name.
+
+        seed: the seed asked for, if any; where nothing else decides the method, it decides between fixed and auto.
+        max_batch: the most texts that are decoded side by side.
+        """
         return load_engine(**self.named(seed), max_batch=max_batch)
 
     def check_chat(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Refuse, before torch is imported, conversations that the model's chat template does not take."""
+        """Refuse, before torch is imported, `conversations` that the model's chat template does not take."""
         target, _ = resolve_models(self.target, self.drafter)
         check_template(located(target), conversations)
 
     def named(self, seed: int | None) -> dict[str, Any]:
-        """The options as `load_engine` takes them, the method filled in."""
+        """Return the options as `load_engine` takes them, the method filled in. seed: the one asked for, if any."""
         chosen = self.tree, self.verifier, self.law, self.draft_probability
         return {**vars(self), "method": self.method or method_for(seed, self.profile, *chosen)}
 
     def anywhere(self) -> "EngineOptions":
-        """The same for a process that runs in another folder: checked, and with absolute paths of what is here."""
+        """Return these options for a process that runs in another folder: files and folders have absolute paths.
+
+        Raises ForetokenError for options that cannot be, or cannot be used in another process.
+        """
         check_models(**self.named(None))
         if self.suffix_store is not None:
             raise ForetokenError(f"suffix_store {self.suffix_store} is kept by one process: leave it out, or --ray.")
@@ -145,7 +152,11 @@ class RayOptions:
     ray_cpus: int = 1
 
     def resources(self, device: str | None) -> dict[str, int]:
-        """What each engine takes of a machine. Raises ForetokenError for numbers that cannot be."""
+        """Return the numbers of cores and GPUs that each engine takes, as num_cpus and num_gpus.
+
+        device: from --device; on "cuda" an engine takes a GPU.
+        Raises ForetokenError for numbers that cannot be, and for a device that names one GPU.
+        """
         check_counts(ray=self.ray, ray_cpus=self.ray_cpus)
         if (device or "").startswith("cuda:"):
             raise ForetokenError(f"--device {device} names one GPU, and Ray gives each engine one: say --device cuda.")
@@ -190,7 +201,7 @@ class TextOptions:
     show_drafts: bool = False
 
     def check(self, num_texts: int = 1) -> None:
-        """Refuse values that are out of range, before models are loaded."""
+        """Refuse values that are out of range, before models are loaded. num_texts: number of texts to be written."""
         check_counts(max_new_tokens=self.max_new_tokens)
         check_seed(self.seed, num_texts)
         check_sampling(**self._sampling())
@@ -198,7 +209,7 @@ class TextOptions:
         self._grammar()
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `Engine.generate`. seed: the one asked for, else a fresh one."""
+        """Return the arguments of `Engine.generate`. Their seed is the one asked for, else a fresh one."""
         seed = random.randrange(2**31) if self.seed is None else self.seed
         return {
             **self._sampling(),
@@ -209,7 +220,7 @@ class TextOptions:
         }
 
     def _grammar(self) -> "Grammar | None":
-        """What the text is held to, if anything."""
+        """Return the grammar that the text is held to, if there is one."""
         if self.json_schema is None and self.regex is None:
             return None
         if self.json_schema is not None and self.regex is not None:
@@ -220,6 +231,7 @@ class TextOptions:
         return Grammar.json_schema(schema) if schema is not None else Grammar.regex(str(self.regex))
 
     def _sampling(self) -> dict[str, Any]:
+        """Return the fields that `check_sampling` and `Engine.generate` take as sampling settings."""
         others = "system", "stop", "json_schema", "regex", "max_new_tokens", "seed", "show_drafts"
         return {name: value for name, value in vars(self).items() if name not in others}
 
@@ -236,15 +248,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 
 class DefaultCommand(TyperGroup):
-    """A group whose first command runs where none is named; the group's --help is that one's too."""
+    """A group of commands whose first one runs where none is named; --help of the group is that of the first, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the group's part of a command line.
+
+        ctx: click's context of the group.
+        args: the words of the command line after the group's name.
+        Returns the words that are left for the command.
+        """
         named = bool(args) and args[0] in self.commands
         return super().parse_args(ctx, args if named else [next(iter(self.commands)), *args])
 
 
 def demo_folder() -> Path:
-    """The folder of the demo models: inside an installed package, or at the root of a checkout."""
+    """Return the folder of the demo models: inside an installed package, or at the root of a checkout."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "demo", package.parents[1] / "models"):
         if (folder / "target" / "config.json").exists():
@@ -253,7 +271,11 @@ def demo_folder() -> Path:
 
 
 def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
-    """Defaults: the demo pair; for another target the drafter that fits it."""
+    """Return the target and the drafter, defaults filled in.
+
+    target: its name; None: the demo target.
+    drafter: its name; None: the demo drafter for the demo target, "auto" for another one.
+    """
     if target is None:
         return str(demo_folder() / "target"), drafter or str(demo_folder() / "drafter")
     return target, drafter or AUTO
@@ -264,7 +286,10 @@ def check_models(
 ) -> None:
     """Refuse, before torch is imported, models, trees, rules and the like that cannot be.
 
-    named: as `recipe.check_engine` takes them.
+    target, drafter: their names; None: the defaults of `resolve_models`.
+    profile: a profile's file, which must be readable.
+    device: a device's name; None: the default.
+    named: further options, as `recipe.check_engine` takes them.
     """
     from foretoken.profile import read_profile
 
@@ -276,7 +301,12 @@ def check_models(
 
 
 def method_for(seed: int | None, profile: str | None, *named: object) -> str:
-    """The method where none is asked for. named: tree, verifier and the like, None where they are not given."""
+    """Return the method where none is asked for.
+
+    seed: the seed asked for, if any.
+    profile: the profile's file, if there is one.
+    named: tree, verifier and the like; None for those that are not given.
+    """
     fixed = any(x is not None for x in named) or (seed is not None and profile is None)
     return FIXED if fixed else AUTO
 
@@ -285,9 +315,14 @@ def load_engine(
     target: str | None, drafter: str | None, *, profile: str | None = None, device: str | None = None,
     max_batch: int = 8, **named: Any,
 ) -> "Engine":  # fmt: skip
-    """The engine, once all that can be refused without torch is checked. named: as `foretoken.load` takes them."""
+    """Return the engine, after a check of all that can be refused without torch.
+
+    target, drafter, profile, device: as in `check_models`.
+    max_batch: the most texts that are decoded side by side.
+    named: further options, as `foretoken.load` takes them.
+    """
     check_models(target, drafter, profile, device, **named)
-    load = foretoken.load  # before other imports of what takes seconds: see core/lazy.py
+    load = foretoken.load  # must stand before other imports that take seconds: see core/lazy.py
     from foretoken.models.packed import num_weights
     from foretoken.profile import read_profile
 
@@ -298,12 +333,12 @@ def load_engine(
     engine = load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
         spare_threads(num_weights(engine.target.lm.model))
-    gc.freeze()  # what was imported and loaded stays: it need not be searched for garbage, at the end either
+    gc.freeze()  # what is imported and loaded by now stays, so that garbage collection need not look through it
     return engine
 
 
 def quiet() -> None:
-    """No warnings and progress bars of transformers among our own lines; but one line where loops must be compiled."""
+    """Silence the warnings and progress bars of transformers; print one line where loops must be compiled."""
     import transformers
 
     from foretoken.kernel.compile import when_compiling
@@ -316,11 +351,17 @@ def quiet() -> None:
 
 @cache
 def tell_of_compiling() -> None:
+    """Print, once per process, that loops are being compiled."""
     print("foretoken: compiling for this kind of model, and keeping it: up to a minute of one core", file=sys.stderr)
 
 
 def spare_threads(num_parameters: int) -> None:
-    """One thread for a small model: a second brings it nothing, and stalls it whenever another program wants a core."""
+    """Have torch use one thread for a small model, unless OMP_NUM_THREADS is set.
+
+    A second thread brings such a model nothing, and stalls it whenever another program wants a core.
+
+    num_parameters: number of parameters of the model.
+    """
     import torch
 
     if num_parameters < SMALL and "OMP_NUM_THREADS" not in os.environ:
@@ -328,7 +369,10 @@ def spare_threads(num_parameters: int) -> None:
 
 
 def spare_threads_as(profile: "TunedProfile") -> None:
-    """No more threads than the profile was made with, unless their number was asked for: its costs are of those."""
+    """Have torch use no more threads than `profile` was made with, unless OMP_NUM_THREADS is set.
+
+    The costs in a profile hold for its number of threads.
+    """
     import torch
 
     threads = profile.host.get("threads", "")
@@ -337,7 +381,10 @@ def spare_threads_as(profile: "TunedProfile") -> None:
 
 
 def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
-    """The first held-out excerpts beside the demo models, by default all: id, file, prompt, reference."""
+    """Return the first `count` held-out excerpts beside the demo models, by default all.
+
+    Each has an id, a file, a prompt and a reference.
+    """
     try:
         found = [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
     except OSError as error:
@@ -348,10 +395,11 @@ def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
 
 
 def check_own(out: str, keys: tuple[str, ...], what: str) -> None:
-    """Refuse, before models are loaded, a file that cannot be written or must not be replaced.
+    """Refuse, before models are loaded, an output file that cannot be written or must not be replaced.
 
-    keys: of the first JSON value in a file that an earlier run of the command wrote; an empty file is replaced too.
-    what: what such a file is called.
+    out: its name. An earlier run's file, or an empty one, may be replaced.
+    keys: keys that the first JSON value in an earlier run's file has.
+    what: what such a file is called in errors.
     """
     path = Path(out)
     check_file(path)
@@ -367,7 +415,7 @@ def check_own(out: str, keys: tuple[str, ...], what: str) -> None:
 
 
 def progress(line: str) -> None:
-    """To stderr: one line that is overwritten on a terminal; one line a call elsewhere."""
+    """Print `line` on stderr: on a terminal it replaces the line before, elsewhere each call prints a new one."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
     elif line:

@@ -12,11 +12,14 @@ Prompt = str | list[Message]  # a text to continue, or a conversation to answer
 
 
 def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool, system: str | None) -> list[Prompt]:
-    """The prompts of `foretoken generate`, checked without torch.
+    """Return the prompts of `foretoken generate`, checked; torch is not imported for it.
 
-    prompt: a text; "-" reads it from stdin; None takes the demo prompt if `is_demo`.
-    batch_file: a file of many prompts, in place of `prompt`.
-    chat: whether texts are messages of a user, after the system's message if there is one.
+    prompt: a text; "-" reads it from stdin; None takes the demo prompt if `is_demo`, unless `chat`.
+    batch_file: a JSONL file of many prompts, in place of `prompt`.
+    is_demo: whether the target is the demo model.
+    chat: whether a text is a user's message, which is to be answered.
+    system: the system message before it; None: there is none.
+    Raises ForetokenError where there is no prompt, or one that cannot be used.
     """
     if batch_file is not None:
         if prompt is not None:
@@ -36,7 +39,7 @@ def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool,
 
 
 def check_prompts(prompts: list[Prompt]) -> None:
-    """Refuse empty texts and what is no text, before models are loaded."""
+    """Refuse, before models are loaded, `prompts` that are empty or are not valid text."""
     for number, prompt in enumerate(prompts, start=1):
         which = f"Prompt {number}" if len(prompts) > 1 else "The prompt"
         if not prompt:
@@ -46,14 +49,14 @@ def check_prompts(prompts: list[Prompt]) -> None:
 
 
 def system_message(text: str | None) -> list[Message]:
-    """The conversation that begins with this message of the system; an empty one without a text."""
+    """Return a conversation of one system message that says `text`; an empty one without a text."""
     if text is not None:
         check_text(text, "The system message")
     return [{"role": "system", "content": text}] if text else []
 
 
 def _asked(prompt: Prompt, system: str | None) -> list[Message]:
-    """The prompt as a conversation, with the system's message unless it has one."""
+    """Return a prompt as a conversation, which begins with the system message unless it has one of its own."""
     if isinstance(prompt, str):
         check_text(prompt, "The prompt")
         prompt = [{"role": "user", "content": prompt}]
@@ -61,6 +64,7 @@ def _asked(prompt: Prompt, system: str | None) -> list[Message]:
 
 
 def _stdin() -> str:
+    """Return the text on stdin."""
     if sys.stdin is None:
         raise ForetokenError("The prompt is - and stdin is closed: write the prompt itself, or open stdin.")
     try:
@@ -70,12 +74,18 @@ def _stdin() -> str:
 
 
 def read_batch(path: str) -> list[Prompt]:
-    """The prompts of a JSONL file: {"prompt": "..."}, {"messages": [...]}, or a text by itself, a line."""
+    """Return the prompts of the JSONL file `path`.
+
+    Each line is {"prompt": "..."}, {"messages": [...]}, or a text by itself, as a JSON string.
+    """
     return [prompt for _, prompt in read_kinds(path)]
 
 
 def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
-    """The same, each behind its "kind", None where its line names none."""
+    """Return (kind, prompt) of each line of the JSONL file `path`, as `read_batch` reads it.
+
+    The kind is the line's "kind"; None where it names none.
+    """
     lines = read_text(path, "batch file", "utf-8-sig").split("\n")  # with the mark that some editors put first
     prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
@@ -84,6 +94,7 @@ def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
 
 
 def _prompt_of(line: str, number: int, path: str) -> tuple[str | None, Prompt]:
+    """Return (kind, prompt) of a line of a file. number: that of the line, from 1, for errors."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -54,7 +54,7 @@ def serve(
     with bound(server.host, server.port) as listening, _ended_by_ctrl_c():
         owner = Owner()
         loading = owner.submit(lambda: options.load(None, server.max_batch))
-        while not loading.done():  # a signal that comes just before a wait is heard when it ends
+        while not loading.done():  # a signal that comes just before a wait is handled when the wait ends
             wait([loading], timeout=0.2)
         loaded = loading.result()
         from foretoken.serve.run import serve as run
@@ -64,10 +64,10 @@ def serve(
 
 @contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
-    """Until the server hears signals, Ctrl-C ends the process at once.
+    """Have Ctrl-C end the process at once, until the server handles signals itself.
 
-    KeyboardInterrupt would not do: it was swallowed now and then, and Python's own end does not survive the thread of
-    the model while that is in the midst of C++.
+    KeyboardInterrupt would not do: it was swallowed now and then, and Python crashes in its own shutdown while the
+    model's thread is executing C++.
     """
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:

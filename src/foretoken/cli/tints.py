@@ -1,4 +1,4 @@
-"""`--show-drafts`: the text in colours that tell where each token comes from."""
+"""`--show-drafts`: the text in colours that show where each token comes from."""
 
 import sys
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MEANINGS = {
 
 
 def legend() -> str:
-    """One line for stderr; it says why there are no colours where stdout takes none."""
+    """Return one line for stderr that explains the colours, or says why there are none."""
     if _colours(sys.stdout) is None:
         return "tokens are not tinted: stdout takes no colours (FORCE_COLOR=1 forces them, NO_COLOR turns them off)."
     colours = _colours(sys.stderr)
@@ -35,9 +35,22 @@ def legend() -> str:
 
 
 class Tints:
-    """The chunks of one text as tinted text. A character that takes several tokens has the tint of the last of them."""
+    """Turns the chunks of one text into tinted text.
+
+    A character that takes several tokens has the tint of the last of them.
+
+    colours: the colours that stdout's terminal has; None: nothing is tinted.
+    stream: turns ids into text.
+    origin: the origin of the newest token, a key of STYLES.
+    """
 
     def __init__(self, engine: "Engine", prompt: "Prompt", stops: Sequence[str] | None) -> None:
+        """Begin a text.
+
+        engine: the engine, with a tokenizer.
+        prompt: what the text continues or answers.
+        stops: strings that end the text before them.
+        """
         from foretoken.models.text import TextStream
 
         assert engine.tokenizer is not None
@@ -46,7 +59,7 @@ class Tints:
         self.origin = "plain"
 
     def push(self, chunk: "Chunk") -> str:
-        """What the chunk adds to the text, in colours for the terminal."""
+        """Return what the chunk adds to the text, in colours for the terminal."""
         shown = ""
         for token, self.origin in zip(chunk.token_ids, chunk.origins, strict=True):
             shown += _tinted(self.stream.push([token]), self.origin, self.colours)
@@ -56,11 +69,11 @@ class Tints:
 
 
 def _colours(stream: Any) -> ColorSystem | None:
-    """Those that the stream's terminal has; None for a file or pipe, or where the user wants none."""
+    """Return the colours that the stream's terminal has; None for a file or pipe, or where the user wants none."""
     console = Console(file=stream)
     return None if console.no_color or console.color_system is None else COLOR_SYSTEMS[console.color_system]
 
 
 def _tinted(text: str, origin: str, colours: ColorSystem | None) -> str:
-    """Line by line, so that no line's end is inside a colour."""
+    """Return a text in the colour of its origin, line by line, so that no line's end is inside a colour."""
     return "\n".join(STYLES[origin].render(line, color_system=colours) if line else "" for line in text.split("\n"))

@@ -94,12 +94,21 @@ def tune(
 
 
 def digest(prompts: list[Prompt]) -> str:
+    """Return 16 hex digits that identify `prompts`."""
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
 @contextmanager
 def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iterator[Journal]":
-    """Of what was measured with these settings, models, machine and versions; says on stderr what becomes of it."""
+    """Open the journal of what was measured so far, for as long as the context lasts.
+
+    Measurements of other settings, models, machines or versions are not used. What becomes of the file is printed on
+    stderr.
+
+    path: the journal's file.
+    engine: the engine whose models are measured.
+    settings: all settings that the measurements depend on, as JSON values by name.
+    """
     from foretoken.measure.results import Journal
     from foretoken.models.identity import fingerprint, host, versions
 

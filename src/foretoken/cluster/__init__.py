@@ -7,7 +7,10 @@ from foretoken.core.errors import ForetokenError
 
 
 def need(name: str) -> Any:
-    """A module of Ray. Raises ForetokenError where Ray, or a package that this part of it needs, is not installed."""
+    """Return the module `name` of Ray.
+
+    Raises ForetokenError where Ray, or a package that this part of it needs, is not installed.
+    """
     try:
         return import_module(name)
     except ImportError as error:

@@ -3,7 +3,8 @@
     from ray import serve
     serve.run(replicas(partial(foretoken.load, "models/target", drafter="models/drafter"), Settings(), most=4))
 
-Every replica has an engine of its own. A request goes to one of them and has the text that any of them would write.
+Every replica is a process with an engine of its own. A request goes to one of them, and any of them would write the
+same text for it.
 """
 
 import logging
@@ -35,14 +36,17 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.serve.owner import Owner
 
-NAME = "foretoken"  # of the deployment, and of the command's application
-GONE_S = 60.0  # seconds after which a cluster that does not answer is gone; Ray itself waits so long for its head
-QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Ray's own lines; each request has one of ours
+NAME = "foretoken"  # of the deployment, and of the application that `foretoken serve --ray` runs
+GONE_S = 60.0  # seconds after which a silent cluster counts as gone; Ray itself waits so long for its head
+QUIET = {"log_level": "WARNING", "enable_access_log": False}  # for Ray's own log; each request has a line in ours
 log = logging.getLogger(__name__)
 
 
 class Unnamed:
-    """Leaves X-Request-Id out of the answers: Ray's proxy adds it to each, with the id of the request."""
+    """Leaves X-Request-Id out of the answers: Ray's proxy adds it to each, with the id of the request.
+
+    app: the application inside.
+    """
 
     def __init__(self, app: "ASGIApp") -> None:
         self.app = app
@@ -66,12 +70,15 @@ def replicas(
     num_cpus: int = 1,
     num_gpus: int = 0,
 ) -> Any:
-    """The application that `ray.serve.run` takes; Ray's own proxy listens, not the address of `settings`.
+    """Return the application that `ray.serve.run` takes.
 
-    load: makes an engine; it is called once in every replica. settings: of the server; its limits are each replica's.
-    fewest, most: replicas, by default as many as the fewest; their number follows the requests under way, about
-    `settings.max_batch` for each. num_cpus, num_gpus: cores and GPUs that one takes.
-    Raises ForetokenError where Ray is not installed.
+    The number of replicas follows the requests under way: about `settings.max_batch` for each replica.
+
+    load: returns a new engine; it is called once in every replica.
+    settings: the server's options; its limits hold for each replica. Its address is not used: Ray's proxy listens.
+    fewest, most: the smallest and the largest number of replicas; most None: always the fewest.
+    num_cpus, num_gpus: number of cores and of GPUs that one replica takes.
+    Raises ForetokenError where Ray is not installed, and for numbers of replicas that cannot be.
     """
     serve = need("ray.serve")
     most = fewest if most is None else most
@@ -83,6 +90,7 @@ def replicas(
     settings = replace(settings, api_key=list(settings.keys))  # a replica's environment may have others
 
     def build() -> "FastAPI":
+        """Return the app of one replica, in whose process it is called."""
         from starlette.routing import Route
 
         from foretoken.serve.owner import Owner
@@ -100,12 +108,12 @@ def replicas(
         app: "FastAPI"
 
         def check_health(self) -> None:
-            """Ray puts another replica in the place of one where this raises."""
+            """Raise RuntimeError where the model's thread has died; Ray then replaces the replica."""
             if self.app.state.service.worker.error is not None:
                 raise RuntimeError("The thread that runs the model has died.")
 
         def figures(self) -> "tuple[str, list[Metric]]":
-            """The replica's name and what it has for Prometheus."""
+            """Return the replica's name and its figures for Prometheus."""
             name = serve.get_replica_context().replica_id.unique_id
             return name, list(self.app.state.service.metrics.registry.collect())
 
@@ -113,7 +121,7 @@ def replicas(
         serve.ingress(build)(Replica),
         name=NAME,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
-        max_ongoing_requests=2 * (settings.max_batch + settings.max_queue),  # above its limits a replica refuses itself
+        max_ongoing_requests=2 * (settings.max_batch + settings.max_queue),  # a replica itself refuses the others
         autoscaling_config={
             "min_replicas": fewest,
             "max_replicas": most,
@@ -128,7 +136,7 @@ def replicas(
 
 
 async def _metrics(request: "Request") -> "Response":
-    """For Prometheus: the figures of all replicas, each with the label `replica`."""
+    """Return the figures of all replicas for Prometheus, each with the label `replica`."""
     from prometheus_client import Metric, generate_latest
     from starlette.responses import Response
 
@@ -148,9 +156,12 @@ async def _metrics(request: "Request") -> "Response":
 
 
 def serve_replicas(application: Any, settings: Settings, listening: socket.socket) -> None:
-    """Serve what `replicas` made until a signal ends it, on the Ray cluster of this machine, or one that is started.
+    """Serve until a signal ends it, on the Ray cluster that this machine belongs to, else on one that is started here.
 
-    listening: a bound socket, which is closed: its address is the one where Ray's proxy listens.
+    application: what `replicas` returned.
+    settings: the server's options, of which only the form of the log is used.
+    listening: a bound socket with the address where Ray's proxy is to listen; it is closed before.
+    Raises ForetokenError where Ray Serve runs on the cluster already, and where the replicas do not start.
     """
     from foretoken.serve.logs import log_signal, log_to_stderr
     from foretoken.serve.owner import Owner
@@ -158,7 +169,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
     ray, serve = need("ray"), need("ray.serve")
     log_to_stderr(settings.log)
     ray.init()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: Ray's own handler would leave no time
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; Ray's own handler would leave no time
     if serve.status().proxies:
         raise ForetokenError(
             "Ray Serve runs on this cluster already: add the model to it from Python, as docs/serving.md shows, or end "
@@ -193,21 +204,21 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
         while _is_deployed(calls, at_once) and not at_once.wait(0.1):
             pass
     finally:
-        _tried(calls, serve.shutdown, at_once)  # of a cluster that stays, Ray ends the replicas by itself
+        _tried(calls, serve.shutdown, at_once)  # where the cluster goes on without us, Ray ends the replicas itself
         ray.shutdown()
 
 
 def _tried(calls: "Owner", call: Callable[[], Any], ended: Event) -> Future[Any]:
-    """A call to Ray, which may have no end where the cluster is gone.
+    """Call Ray, and wait for a limited time, since the call may never return where the cluster is gone.
 
     Args:
-        calls: the thread of all such calls; one that has no end leaves those after it undone, which would have none
-            either.
+        calls: the thread that makes all such calls. One that never returns holds up those after it, which would not
+            return either.
         call: the function to call.
-        ended: it is waited for GONE_S seconds at the most, and no longer than a second once this is set.
+        ended: an event. The wait takes GONE_S seconds at most, and a second at most once this is set.
 
     Returns:
-        The call, done or not.
+        The future of the call's result; it is not done where the wait ended before.
     """
     future, end = calls.submit(call), time.monotonic() + GONE_S
     while not wait([future], 1).done and not ended.is_set() and time.monotonic() < end:
@@ -216,7 +227,11 @@ def _tried(calls: "Owner", call: Callable[[], Any], ended: Event) -> Future[Any]
 
 
 def _is_deployed(calls: "Owner", asked: Event) -> bool:
-    """Whether the command's application is on the cluster; True where a signal that sets `asked` leaves it open."""
+    """Whether the command's application is on the cluster.
+
+    calls: the thread that makes calls to Ray.
+    asked: an event that a signal sets. Where it ends the wait for Ray's answer, the application counts as there.
+    """
     status = _tried(calls, need("ray.serve").status, asked)
     if not status.done():
         return asked.is_set()

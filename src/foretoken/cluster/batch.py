@@ -1,10 +1,10 @@
 """A file of prompts on Ray Data actors, each with an engine of its own.
 
-A row's text depends on its prompt, the settings and its seed alone, which is the file's seed plus the row's number; but
-for method auto at a temperature above 0, where it also depends on measured times. So a killed actor changes nothing:
-Ray gives its rows to another one, which writes the same texts. A killed run is started again with the same output file:
-rows that are in it are not done again. Each row tells by a fingerprint which settings it was written with, so that a
-run with others is refused.
+A row's text depends on its prompt, the settings and its seed alone; its seed is the seed of the file plus the number of
+the row. Only with method auto at a temperature above 0 it also depends on measured times. So a killed actor changes
+nothing: Ray gives its rows to another one, which writes the same texts. A killed run is started again with the same
+output file: rows that are in it are not done again. Each row has a fingerprint of the settings it was written with, so
+that a run with other settings is refused.
 """
 
 import json
@@ -18,16 +18,20 @@ from foretoken.cluster import need
 from foretoken.core.errors import ForetokenError
 from foretoken.version import __version__
 
-if TYPE_CHECKING:  # what an earlier run wrote is refused before torch is imported
+if TYPE_CHECKING:  # not at run time, so that an output file of another run is refused before torch is imported
     from foretoken.engine import Engine, Prompt
 
 Row = dict[str, Any]
-ROWS = 8  # rows that an actor is given at once at most, for each sequence that it decodes side by side
-BEGINNING = b'{"index": '  # of every line
+ROWS = 8  # the most rows that an actor gets at once, per sequence that it decodes side by side
+BEGINNING = b'{"index": '  # with which every line of the output begins
 
 
 def fingerprint(named: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """A word that differs where settings, or the version, do. named: of the engine. options: of `Engine.generate`."""
+    """Return 16 hex digits that differ where the settings, or the version of foretoken, differ.
+
+    named: the settings of the engine, by name.
+    options: the arguments of `Engine.generate`.
+    """
     settings = json.dumps([named, options, __version__], sort_keys=True, default=repr)
     return sha256(settings.encode()).hexdigest()[:16]
 
@@ -35,20 +39,22 @@ def fingerprint(named: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 class Actor:
     """Continues rows with an engine of its own.
 
-    load: makes the engine, in the actor's process. seed: of row 0. options: of `Engine.generate`, without a seed.
-    settings: their fingerprint.
+    load: returns a new engine; it is called in the actor's process.
+    seed: the seed of row 0.
+    options: the arguments of `Engine.generate`, without a seed.
+    settings: the fingerprint of all settings, which is written into each row.
     """
 
     def __init__(self, load: "Callable[[], Engine]", seed: int, options: Mapping[str, Any], settings: str) -> None:
         self.engine, self.seed, self.options, self.settings = load(), seed, dict(options), settings
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
-        """batch: {"row": JSON texts of rows}, as Ray Data gives it. Returns the same with their texts in them."""
+        """Continue rows. batch: {"row": rows as JSON texts}, as Ray Data passes it. Returns the same, texts added."""
         rows: list[Row] = [json.loads(row) for row in batch["row"]]
         return {"row": [json.dumps(row) for run in runs(rows) for row in self._continued(run)]}
 
     def _continued(self, rows: list[Row]) -> Iterator[Row]:
-        """Rows with consecutive numbers, each with its text."""
+        """Yield each of some rows, which have consecutive numbers, with its text."""
         seed = self.seed + rows[0]["index"]
         results = self.engine.generate([row["prompt"] for row in rows], seed=seed, **self.options)
         assert isinstance(results, list)
@@ -64,7 +70,12 @@ class Actor:
 
 
 def runs(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in order, parted where their numbers are not consecutive: a call of the engine has consecutive seeds."""
+    """Return the rows in order, parted where their numbers are not consecutive.
+
+    One call of the engine can only have consecutive seeds, and so consecutive rows.
+
+    rows: each has its number as "index".
+    """
     ordered = sorted(rows, key=lambda row: row["index"])
     parted = groupby(enumerate(ordered), lambda each: each[1]["index"] - each[0])
     return [[row for _, row in run] for _, run in parted]
@@ -84,12 +95,17 @@ def generate_on_ray(
 ) -> int:
     """Continue every prompt, and append a line of JSON to `out` as soon as each is done.
 
-    load: makes an engine; it is called once in every actor. prompts: texts or conversations. seed: of the first prompt;
-    prompt i has seed + i. options: of `Engine.generate`. out: lines that it has already are kept and not done again.
-    actors: how many work. max_batch: sequences that each decodes side by side. named: the settings of the engine, such
-    as the names of its models and its tree. num_cpus, num_gpus: cores and GPUs that an actor takes.
-
-    Returns how many were done now. Raises ForetokenError where Ray is not installed, or `out` is of another run.
+    load: returns a new engine; it is called once in every actor.
+    prompts: texts or conversations.
+    seed: the seed of the first prompt; prompt i has seed + i.
+    options: the arguments of `Engine.generate`, without a seed.
+    out: the output file; lines that it has already are kept, and their prompts not continued again.
+    actors: number of actors.
+    max_batch: the most sequences that each actor decodes side by side.
+    named: the settings of the engine by name, such as its models and its tree.
+    num_cpus, num_gpus: number of cores and of GPUs that an actor takes.
+    Returns the number of prompts continued now. Raises ForetokenError where Ray is not installed, or `out` is of
+    another run.
     """
     data, settings = need("ray.data"), fingerprint(named, options)
     done = finished(out, prompts, seed, settings)
@@ -101,7 +117,7 @@ def generate_on_ray(
         Actor,
         fn_constructor_args=(load, seed, options, settings),
         compute=data.ActorPoolStrategy(size=actors),  # Ray starts an actor that died again, and gives it its rows again
-        batch_size=None,  # one of the parts: with a number, Ray puts small parts together for one actor
+        batch_size=None,  # one of the `parts`; with a number, Ray would join small parts for one actor
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )
@@ -113,8 +129,12 @@ def generate_on_ray(
 
 
 def finished(out: Path, prompts: "Sequence[Prompt]", seed: int, settings: str) -> set[int]:
-    """The numbers of the rows in the output of an earlier run; what that run wrote of a last line is cut off.
+    """Return the numbers of the rows that an earlier run has finished; an incomplete last line is cut off the file.
 
+    out: the output file, which need not exist.
+    prompts: the prompts of this run.
+    seed: the seed of the first prompt.
+    settings: the fingerprint of all settings.
     Raises ForetokenError where a line is not of these prompts, this seed and these settings.
     """
     if not out.exists():

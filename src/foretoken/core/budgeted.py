@@ -21,13 +21,13 @@ ROUNDING = 1e-12
 
 @compiled
 def number(row: np.ndarray, budget: float, most: int) -> tuple[int, float, float]:
-    """Find the number of draws whose expected distinct tokens are the budget.
+    """Find the number of draws whose expected number of distinct tokens is the budget.
 
-    D(n + 1) - D(n) = sum q (1 - q)^n, the probability that draw n + 1 is new.
+    D(n + 1) - D(n) = sum q (1 - q)^n, the probability that draw n + 1 is a new token.
 
-    row: q, of any sum [v].
-    budget: expected distinct tokens, at least 0.
-    most: the largest number.
+    row: q, of any positive sum [v].
+    budget: the expected number of distinct tokens, at least 0.
+    most: the largest number of draws, where the budget may not be reached.
 
     Returns n, P(N = n + 1) and E[D(N)].
     """
@@ -48,7 +48,7 @@ def number(row: np.ndarray, budget: float, most: int) -> tuple[int, float, float
 
 @partial(compiled, reorder_sums=True)
 def sums(row: np.ndarray) -> tuple[float, float]:
-    """Return the sum of the numbers of a row, and of their squares."""
+    """Return the sum of the numbers of `row` [v], and the sum of their squares."""
     total = square = 0.0
     for x in range(row.shape[0]):
         weight = np.float64(row[x])
@@ -58,7 +58,7 @@ def sums(row: np.ndarray) -> tuple[float, float]:
 
 
 def law_with(n: int, one_more: float) -> IID:
-    """n draws, or n + 1 with that probability."""
+    """Return the law of n independent draws, with probability `one_more` of n + 1."""
     if one_more == 0:
         return IID(n)
     return IID(n + 1, counts=(*[0.0] * n, 1 - one_more, one_more))

@@ -1,7 +1,10 @@
 """Draws of tokens from rows of weights by uniforms: in torch, and compiled for rows in CPU memory.
 
-Both give the same tokens for the same uniforms; the compiled one takes a fifth of the time. Uniforms that are
-not numbers, as the audit's, are for torch alone.
+Both give the same tokens for the same uniforms; the compiled code takes a fifth of the time. Uniforms that are
+not numbers, such as the audit's, are for the torch code alone.
+
+Throughout, `weights` are numbers >= 0 of any positive sum, one row per node [m, v], and `u` are uniforms in [0, 1),
+one row per node and one column per draw [m, k].
 """
 
 import numpy as np
@@ -15,7 +18,7 @@ from foretoken.kernel.sizes import NONE
 
 
 def draw_iid(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Independent draws from each row by uniforms u [m, k]."""
+    """Draw k tokens from each row of `weights`, independently, by the uniforms `u`; returns their ids."""
     if not isinstance(u, Tensor) or not on_cpu(weights):
         return inverse_cdf(weights, u)
     draws = np.empty(u.shape, np.int64)
@@ -24,7 +27,7 @@ def draw_iid(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
 
 
 def inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Token j of row i, where u[i] falls in j's share of weights[i]; weights need not sum to one.
+    """`draw_iid` in torch: the token of row i of `weights` in whose share of the row's running sum u[i, j] falls.
 
     The running sum is float64: with a float32 one the tail of a 150k vocabulary would lose its probability.
     """
@@ -36,17 +39,23 @@ def inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"
 
 
 def draw_distinct(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Successive draws from each row without replacement by uniforms u [m, k]; NONE where nothing is left."""
+    """Draw k distinct tokens from each row of `weights`, one after the other, by the uniforms `u`.
+
+    Returns their ids in draw order, NONE where no token of positive weight is left.
+    """
     if not isinstance(u, Tensor) or not on_cpu(weights):
         return successive_inverse_cdf(weights, u)
     draws = np.empty(u.shape, np.int64)
-    # A copy is scratch for the zeros that stand for tokens already drawn.
+    # The loop works on a copy, in which it sets the weight of each drawn token to zero.
     draw_tokens(weights.detach().numpy().copy(), u.numpy(), False, draws)
     return torch.from_numpy(draws)
 
 
 def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """inverse_cdf column after column, each drawn token's weight set to 0 before the next; NONE where none is left."""
+    """`draw_distinct` in torch: `inverse_cdf` of `weights` for one column of `u` after the other.
+
+    The weight of each drawn token is set to 0 before the next column.
+    """
     left = weights.clone()
     columns = []
     for j in range(u.shape[1]):
@@ -57,11 +66,17 @@ def successive_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Te
     return torch.cat(columns, 1)
 
 
-FEW = 128  # more are found sooner by torch
+FEW = 128  # up to so many the compiled loop finds the largest scores sooner than torch
 
 
 def draw_likeliest(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
-    """The k largest of each row, of equals the first (on a CPU); NONE for those that are ruled out."""
+    """Return the ids of the k largest scores of each row, the best first.
+
+    scores: any numbers, -inf for tokens that are ruled out [m, v].
+    k: tokens per row. Up to FEW on a CPU, the one with the lower id comes first of equals; else any may.
+
+    Returns NONE in the places for which no token is left.
+    """
     if k > FEW or not on_cpu(scores):
         return largest_scores(scores, k)
     draws = np.full((len(scores), k), NONE, np.int64)
@@ -71,7 +86,7 @@ def draw_likeliest(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
 
 
 def largest_scores(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
-    """By topk, which may take any of equals."""
+    """`draw_likeliest` in torch, by topk, which may take any of equal `scores`; k: tokens per row."""
     found = min(k, scores.shape[1])
     largest, tokens = scores.topk(found, dim=1)
     tokens = tokens.masked_fill(largest == -torch.inf, NONE)  # a token that is ruled out is no child
@@ -79,7 +94,10 @@ def largest_scores(scores: Float[Tensor, "m v"], k: int) -> Int[Tensor, "m k"]:
 
 
 def draw_hub(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """Hubs and one draw from the rest of each row by uniforms u [m, k]; NONE where nothing is left."""
+    """Draw as `laws.Hub` says from each row of `weights` by the uniforms `u`.
+
+    Returns the ids in draw order, NONE where no token of positive weight is left.
+    """
     if not isinstance(u, Tensor) or not on_cpu(weights):
         return hub_inverse_cdf(weights, u)
     draws = np.empty(u.shape, np.int64)
@@ -88,9 +106,9 @@ def draw_hub(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
 
 
 def hub_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
-    """The draws of `Hub`, column after column; NONE where nothing is left."""
+    """`draw_hub` in torch, for one column of `u` after the other; weights: as there."""
     rest = weights.clone()  # without the hubs so far
-    own = inverse_cdf(rest, u[:, :1])  # the one draw that is no hub so far
+    own = inverse_cdf(rest, u[:, :1])  # the token that was last drawn at random: no hub so far
     own = own.masked_fill(rest.gather(1, own) <= 0, NONE)
     columns = [own]
     for j in range(1, u.shape[1]):
@@ -107,5 +125,5 @@ def hub_inverse_cdf(weights: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "
 
 
 def on_cpu(weights: Tensor) -> bool:
-    """Whether the compiled loops take these rows."""
+    """Whether the compiled loops take these `weights`: float32 or float64 in CPU memory."""
     return weights.device.type == "cpu" and weights.dtype in (torch.float32, torch.float64)

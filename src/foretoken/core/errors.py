@@ -1,4 +1,7 @@
-"""Errors that a user can mend; the command line prints their one sentence and exits with code 2."""
+"""Errors that a user can mend, whose one sentence the command line prints before it exits with code 2.
+
+DraftError is another matter: decoding goes on after it.
+"""
 
 
 class ForetokenError(ValueError):
@@ -14,9 +17,9 @@ class GrammarError(ForetokenError):
 
 
 class DraftError(Exception):
-    """A drafter raised while a walk asked it something; its own error is the cause.
+    """A drafter raised while a walk called it, as for a price; its own error is the `__cause__`.
 
-    path: what was accepted until then. The token after it may be drawn from p: what was accepted stays decided.
+    path: the nodes accepted until then, the root first. They stay accepted; the token after them may be drawn from p.
     """
 
     def __init__(self, path: tuple[int, ...] = (0,)) -> None:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Reading and writing of files with errors that a user understands; a written file appears whole or not at all."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +11,13 @@ from foretoken.core.errors import ForetokenError
 
 
 def write(path: Path, how: Callable[[Path], object]) -> None:
-    """Written under a temporary name, then moved; nothing is left behind where that fails."""
+    """Write a file under a temporary name, then move it to its place; where that fails nothing is left behind.
+
+    path: the file, which may exist already.
+    how: writes the content to the path that it is called with.
+
+    Raises ForetokenError where the file cannot be written.
+    """
     temporary = Path(f"{path}.tmp")
     try:
         how(temporary)
@@ -24,7 +30,7 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """At the end of a file that grows line by line."""
+    """Append `text` to the file at `path`; raises ForetokenError where it cannot be written."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
@@ -33,7 +39,14 @@ def append(path: Path, text: str) -> None:
 
 
 def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> str:
-    """The UTF-8 text in a file. what: what the file is called where it cannot be read."""
+    """Return the text in a file.
+
+    path: the file.
+    what: what the error calls it.
+    encoding: utf-8, or utf-8-sig to drop a byte order mark.
+
+    Raises ForetokenError where the file cannot be read or is not UTF-8.
+    """
     try:
         return Path(path).read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +55,7 @@ def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> st
 
 
 def check_readable(path: str) -> None:
-    """Before long work: refuse a data file that cannot be read."""
+    """Refuse a data file at `path` that cannot be read; for the time before long work."""
     try:
         Path(path).open("rb").close()
     except OSError as error:
@@ -50,14 +63,14 @@ def check_readable(path: str) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Before long work: refuse a file that cannot be written at its end."""
+    """Refuse a `path` at which no file can be written; for the time before long work."""
     if path.is_dir():
         raise ForetokenError(f"Cannot write {path}: it is a folder.")
     _try_in(path.parent, f"Cannot write {path}")
 
 
 def check_folder(path: Path) -> None:
-    """The same of a folder, which need not be there yet."""
+    """Refuse a `path` at which no folder can be used, or made if there is none; for the time before long work."""
     _try_in(next(folder for folder in (path, *path.absolute().parents) if folder.exists()), f"Cannot use {path}")
 
 

@@ -1,7 +1,7 @@
-"""What the decoding loop needs of a target and of a drafter; it sees nothing else of either.
+"""The interfaces of a target and of a drafter: the decoding loop uses nothing else of either.
 
-Both hand out *sessions*: the state of one batch, row i of which belongs to sequence i of the lists they are called
-with. Rows are joined at the end; when row i leaves, the last row takes its place.
+Both hand out *sessions*. A session is the state of one batch. Its row i belongs to sequence i of the lists that its
+methods are called with. A new row comes at the end; when row i leaves, the last row takes its place.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,12 +16,15 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import NodeScores
 
-Path = tuple[int, ...]  # tree nodes from the root down
+Path = tuple[int, ...]  # indices of tree nodes from the root, which is node 0, down
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A copy of what a session keeps of a row's committed ids from `start` to `end`; parts: as the session made it."""
+    """A copy of what a session keeps of a row's committed ids [start, end), for example their keys and values.
+
+    parts: the copied tensors, in an order that only sessions of the same kind can read.
+    """
 
     start: int
     end: int
@@ -29,48 +32,81 @@ class Saved:
 
     @property
     def num_bytes(self) -> int:
+        """The size of all parts, in bytes."""
         return sum(part.nbytes for part in self.parts)
 
 
 @runtime_checkable
 class TargetSession(Protocol):
-    def join(self) -> None: ...
+    """The state of one batch in the target, such as its cache."""
 
-    def leave(self, row: int) -> None: ...
+    def join(self) -> None:
+        """Add an empty row at the end, for a sequence that joins the batch."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """Forget the row with index `row`; the last row takes its place."""
+        ...
 
     def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[NodeScores]:
-        """The scores of every tree's nodes, by one forward; catches up with the committed ids by itself.
+        """Return the node scores of each tree, all by one forward.
 
-        The forward may run as late as the first use of the scores, which must come before `keep`.
+        Committed ids that a row has not read yet are read first. The forward may run as late as the first use of the
+        scores, which must come before `keep`.
+
+        sequences: those of all rows, in order.
+        trees: the draft of each sequence; its root is the sequence's last committed id.
         """
         ...
 
     def keep(self, paths: Seq[Path]) -> None:
-        """Make each row's accepted path permanent and forget the rest of its tree."""
+        """Make the accepted path of each row permanent and forget the rest of its tree.
+
+        paths: per row the accepted nodes of the tree that was scored last, the root first.
+        """
         ...
 
 
 @runtime_checkable
 class FeatureSession(TargetSession, Protocol):
-    """A target's session that kept the hidden states of its forwards."""
+    """A target's session that keeps the hidden states of its forwards."""
 
     def features(self, sequences: Seq[Sequence]) -> list[Float[Tensor, "_ f"]]:
-        """Those of every committed id but the last, after prefilling what is missing; none costs a forward again."""
+        """Return per row the hidden states of all committed ids but the last [ids - 1, f], as views.
+
+        Ids that a row has not read yet are read first; no other state costs a forward.
+
+        sequences: those of all rows, in order.
+        """
         ...
 
 
 @runtime_checkable
 class DraftSession(Protocol):
-    def join(self) -> None: ...
+    """The state of one batch in the drafter, such as its cache."""
 
-    def leave(self, row: int) -> None: ...
+    def join(self) -> None:
+        """Add an empty row at the end, for a sequence that joins the batch."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """Forget the row with index `row`; the last row takes its place."""
+        ...
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        """One tree per sequence, rooted at its last committed id."""
+        """Return one token tree per sequence, rooted at its last committed id.
+
+        sequences: those of all rows, in order.
+        """
         ...
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        """Called after every step, once the sequences hold the new tokens, with the accepted nodes of its trees."""
+        """Take note of what a step accepted; it is called once the sequences hold the new tokens.
+
+        sequences: those of all rows, in order.
+        trees: what `propose` returned at this step.
+        paths: per tree its accepted nodes, the root first.
+        """
         ...
 
 
@@ -79,15 +115,27 @@ class PrefixSession(Protocol):
     """A session that can read the beginning of a row's text in pieces, and hand it to another session of its kind."""
 
     def read(self, row: int, ids: Seq[int]) -> None:
-        """Read what the row has not read of these ids, with which its text begins; its last id is not among them."""
+        """Read the part of `ids` that the row has not read yet.
+
+        row: the index of the row, which has no tree.
+        ids: the beginning of the row's text, without the text's last id.
+        """
         ...
 
     def save(self, row: int, start: int, end: int) -> Saved | None:
-        """A copy of what is kept of the row's ids [start, end); None where it has not read so far."""
+        """Return a copy of what is kept of a row's ids [start, end); None where the row has read fewer than `end` ids.
+
+        row: the index of the row.
+        start, end: numbers of ids from the beginning of the text.
+        """
         ...
 
     def restore(self, row: int, saved: Saved) -> None:
-        """Take over what another row kept, of the same ids up to `saved.end`; this row has read `saved.start` ids."""
+        """Take over what another row kept of the same ids, instead of reading them.
+
+        row: the index of the row, which has read exactly `saved.start` ids.
+        saved: from `save` of a row whose text has the same ids up to `saved.end`.
+        """
         ...
 
 
@@ -96,7 +144,10 @@ class LearningSession(DraftSession, Protocol):
     """A drafter's session that drafts from the target's hidden states."""
 
     def learn(self, features: list[Float[Tensor, "_ f"]]) -> None:
-        """Called before every `propose` with the states, per row, of all committed ids but the last, as views."""
+        """Take the target's hidden states; it is called before every `propose`.
+
+        features: per row those of all committed ids but the last [ids - 1, f], as views into the target's memory.
+        """
         ...
 
 
@@ -105,48 +156,68 @@ class GuestSession(DraftSession, Protocol):
     """A drafter's session that works in the slot cache of the target's."""
 
     def share(self, target: TargetSession) -> None:
-        """Called once, before any row joins, with the session whose rows will join and leave before this one's."""
+        """Take up the target's session; it is called once, before any row joins.
+
+        target: the session whose cache is shared. Each of its rows joins and leaves before this session's row does.
+        """
         ...
 
 
 @runtime_checkable
 class Target(Protocol):
-    @property
-    def name(self) -> str: ...
+    """The model whose distribution the text must have. It is immutable: the state of a batch is in its session."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def name(self) -> str:
+        """The model's name, for messages."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of columns of its logits."""
+        ...
 
     def open(self, batch: int, slots: int) -> TargetSession:
-        """A session for up to `batch` sequences of up to `slots` tokens, tree nodes included."""
+        """Open a session for up to `batch` sequences of up to `slots` tokens each, tree nodes included."""
         ...
 
 
 @runtime_checkable
 class FeatureTarget(Target, Protocol):
+    """A target whose hidden states can be read."""
+
     def open_with_features(self, batch: int, slots: int, layers: tuple[int, ...]) -> FeatureSession:
-        """As `open`; its session keeps the hidden states of `layers`, side by side."""
+        """Open a session that also keeps hidden states.
+
+        batch, slots: as in `open`.
+        layers: which states, as in `FeatureDrafter.feature_layers`; those of all layers are concatenated, in this
+            order, to one vector of f numbers per id.
+        """
         ...
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Shared and immutable; what belongs to one batch lives in its session."""
+    """Whatever proposes draft tokens. It is shared and immutable: the state of a batch is in its session."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The drafter's name, for messages."""
+        ...
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """The laws of the siblings it proposes, each with its largest number of draws."""
+        """The laws by which children are drawn in its trees, each with its largest number of draws."""
         ...
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of tree nodes it proposes, root included."""
+        """The largest number of nodes of a tree, the root included."""
         ...
 
-    def open(self, batch: int, slots: int) -> DraftSession: ...
+    def open(self, batch: int, slots: int) -> DraftSession:
+        """Open a session for up to `batch` sequences of up to `slots` tokens each, tree nodes included."""
+        ...
 
 
 @runtime_checkable
@@ -155,5 +226,5 @@ class FeatureDrafter(Drafter, Protocol):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Whose states: l for those that enter layer l, -1 for those that the LM head reads."""
+        """Which hidden states it reads: l stands for those that enter layer l, -1 for those that the LM head reads."""
         ...

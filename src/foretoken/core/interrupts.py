@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment of our choosing."""
+"""A context in which Ctrl-C sets a flag, so that work can end at a good moment."""
 
 import signal
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Interrupts:
-    """Inside `with`, the first Ctrl-C is only noted in `asked`; the second one raises KeyboardInterrupt as usual.
+    """Inside `with`, the first Ctrl-C only sets `asked` to True; the second one raises KeyboardInterrupt as usual.
 
     Outside of the main thread, where no signals arrive, nothing changes.
     """
@@ -17,7 +17,7 @@ class Interrupts:
         self._before: Any = None
 
     def __enter__(self) -> "Interrupts":
-        # Who ignores interrupts, as a shell's background jobs do, goes on to ignore them.
+        # A process that ignores interrupts, as a shell's background jobs do, goes on to ignore them.
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before = signal.signal(signal.SIGINT, self._note)

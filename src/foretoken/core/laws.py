@@ -1,7 +1,8 @@
-"""Draft laws: how the children of one tree node were drawn from the drafter's distribution q.
+"""Draft laws: how the children of one tree node are drawn from the drafter's distribution q.
 
-A law is a value with a number `k`, the draws it makes at most. `draw` is a deterministic function of uniforms, so the
-caller owns all randomness; `prob` is the exact probability of a draw tuple, for enumeration at small vocabularies.
+A law is a value with a number `k`, the largest number of draws at one node. `draw` is a deterministic function of
+uniforms, so that all randomness comes from the caller. `prob` is the exact probability of a tuple of draws, by which
+small vocabularies are enumerated.
 
 | law                | draws                                                      |
 |--------------------|------------------------------------------------------------|
@@ -10,7 +11,7 @@ caller owns all randomness; `prob` is the exact probability of a draw tuple, for
 | Paths              | as IID, each draw the beginning of a path of its own       |
 | WithoutReplacement | successive sampling; min(k, support of q) distinct tokens  |
 | Hub                | the k - 1 likeliest tokens, and one draw from q on the rest |
-| Opaque             | deterministic, or of unknown density; verified without q   |
+| Opaque             | deterministic, or of unknown probability: verified without q |
 """
 
 import itertools
@@ -36,30 +37,49 @@ from foretoken.kernel.sizes import NONE
 
 @runtime_checkable
 class Law(Protocol):
+    """A draft law; name: as users write it."""
+
     name: ClassVar[str]
 
     @property
     def k(self) -> int:
-        """Number of draws asked for, the largest one if it is random."""
+        """The number of draws at one node, the largest one where it is random."""
         ...
 
     @property
     def num_uniforms(self) -> int:
-        """Uniforms that `draw` takes for one node."""
+        """The number of uniforms that `draw` takes for one node."""
         ...
 
     def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m _"]:
-        """Draw for m nodes at once, by [m, num_uniforms] uniforms. NONE where nothing is left to draw."""
+        """Draw the children of m nodes at once.
+
+        q: the drafter's weights of the next token after each node, of any positive sum [m, v]; scores for opaque
+            children.
+        u: uniforms in [0, 1) [m, num_uniforms].
+
+        Returns token ids in draw order [m, k], NONE where the law has nothing left to draw.
+        """
         ...
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
-        """P(draws | q), draws in draw order."""
+        """Return the exact probability of a tuple of draws.
+
+        q: the drafter's weights, of any positive sum [v].
+        draws: token ids in draw order, without NONE.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class IID:
-    """N independent draws from q. counts[n] = P(N = n) for n = 0..k, independent of what is drawn; by default N = k."""
+    """N independent draws from q.
+
+    k: the largest N.
+    counts: counts[n] = P(N = n) for n = 0..k, where N is random and independent of the drawn tokens; None: N = k.
+
+    Raises ForetokenError for counts that are not k + 1 probabilities that sum to 1.
+    """
 
     k: int = 1
     counts: tuple[float, ...] | None = None
@@ -77,7 +97,7 @@ class IID:
 
     @property
     def num_uniforms(self) -> int:
-        """One a draw; where N is random one more, the last, which decides it."""
+        """One uniform per draw; where N is random one more, the last, which decides N."""
         return self.k if self.counts is None else self.k + 1
 
     def draw(self, q: Float[Tensor, "m v"], u: Uniforms) -> Int[Tensor, "m k"]:
@@ -106,7 +126,10 @@ class IID:
         return tuple(math.fsum(self.counts[n + 1 :]) for n in range(self.k))
 
     def hit(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """g(x) = 1 - E[(1 - x)^N], the probability that a draw lands in a set of q-mass x; float64, accurate near 0."""
+        """Return g(x) = 1 - E[(1 - x)^N], the probability that some draw is in a token set of probability x under q.
+
+        x: probabilities of sets, of any shape, which the result has too; float64, accurate near 0.
+        """
         x = x.double()
         if self.counts is None:
             return -torch.expm1(self.k * torch.log1p(-x)) if self.k > 0 else torch.zeros_like(x)
@@ -118,16 +141,16 @@ class IID:
 
 @dataclass(frozen=True)
 class Paths(IID):
-    """k independent draws from q, each the beginning of an independent path: below a token drawn n times there are n.
+    """k independent draws from q, each the first token of an independent path: a token drawn n times begins n paths.
 
-    At its node it is IID(k), and rules that decide from node to node see no difference. Rules that choose among whole
-    paths need to know that the k paths are independent of each other and all of one law.
+    At the node itself the law is IID(k), so that rules which decide from node to node treat it alike. Rules that choose
+    among whole paths depend on this law: the k paths are independent of each other and have the same distribution.
     """
 
 
 @dataclass(frozen=True)
 class WithoutReplacement:
-    """Successive sampling: each draw from q restricted to the tokens not drawn yet."""
+    """Successive sampling: each of k draws is from q restricted to the tokens that are not drawn yet."""
 
     k: int = 1
     name: ClassVar[str] = "without_replacement"
@@ -155,11 +178,11 @@ class Hub:
     """The k - 1 likeliest tokens of q, always, and one draw from q restricted to the rest.
 
     In draw order: x_1 is drawn from q. For j = 1 .. k - 1, let t_j be the j-th likeliest token (of equals the one with
-    the lower id): x_{j+1} is t_j, unless the one draw is t_j itself; then x_{j+1} is a new draw, from q without
-    t_1 .. t_j. So the first draw has law q, the first i draws have law Hub(i), and Hub(2) is SpecHub's law: (x, a) with
-    probability q(x), (a, x) with probability q(a) q(x) / (1 - q(a)) (Sun et al. 2024, SpecHub, Algorithm 3).
-    For k > 2 the set of the draws is the greedy construction of Hu et al. 2025. With fewer than k tokens in the
-    support: all of them.
+    the lower id): x_{j+1} is t_j, unless t_j is the token that was last drawn at random; then x_{j+1} is a new draw,
+    from q without t_1 .. t_j. So the first draw has law q, the first i draws have law Hub(i), and Hub(2) is SpecHub's
+    law: (x, a) with probability q(x), (a, x) with probability q(a) q(x) / (1 - q(a)) (Sun et al. 2024, SpecHub,
+    Algorithm 3). For k > 2 the set of the draws is the greedy construction of Hu et al. 2025. Where the support has
+    fewer than k tokens the draws are all of them.
     """
 
     k: int = 2
@@ -189,7 +212,10 @@ class Hub:
         return prob
 
     def marginals(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
-        """P(x is among the draws), float64: 1 for the hubs, q(x) / (1 - q(hubs)) for the rest."""
+        """Return P(x is among the draws) per token x, float64 [m, v]: 1 for the hubs, q(x) / (1 - q(hubs)) else.
+
+        q: the drafter's weights at m nodes, of any positive sum [m, v].
+        """
         if self.k == 0:
             return torch.zeros_like(q, dtype=torch.float64)
         rest = q.double().clone()
@@ -205,7 +231,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Opaque:
-    """Children that no verifier may weigh by q: the k likeliest tokens of q, or tokens from elsewhere (n-grams)."""
+    """Children whose probabilities are not known to the verifier: the k likeliest tokens of q, or a lookup's tokens."""
 
     k: int = 1
     name: ClassVar[str] = "opaque"
@@ -221,16 +247,20 @@ class Opaque:
         raise ForetokenError("The opaque law has no density: verify its draws with exact-match.")
 
     def marginals(self, q: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
-        """1 for the children of `draw`, 0 for the rest; float64."""
+        """Return 1 for the tokens that `draw` would give and 0 for the rest, float64 [m, v]; q: scores [m, v]."""
         children = draw_likeliest(q, self.k)
         chosen = torch.zeros(len(q), q.shape[1] + 1, dtype=torch.float64, device=q.device)
         return chosen.scatter_(1, torch.where(children == NONE, q.shape[1], children), 1.0)[:, :-1]
 
 
 def outcomes(law: Law, q: Float[Tensor, " v"], limit: int = 1_000_000) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every (draws, probability) of `law` at q with probability > 0; for small vocabularies only.
+    """Yield every (draws, probability) of `law` with probability > 0; for small vocabularies only.
 
-    Raises ForetokenError where more than `limit` tuples would have to be visited.
+    law: any but the opaque one, which has no probabilities.
+    q: the drafter's weights, of any positive sum [v].
+    limit: the most tuples of k draws that are visited.
+
+    Raises ForetokenError where there are more.
     """
     support = [int(x) for x in torch.nonzero(q > 0)]
     if len(support) ** law.k > limit:
@@ -247,9 +277,11 @@ def outcomes(law: Law, q: Float[Tensor, " v"], limit: int = 1_000_000) -> Iterat
 
 @dataclass(frozen=True)
 class Coins:
-    """k -> the law of N i.i.d. draws with N ~ Binomial(k, probability), which is decided before q is known.
+    """The law of N i.i.d. draws as a function of k, with N ~ Binomial(k, probability), decided before q is known.
 
-    A chain: one coin a position, so the chain ends before its full length where a coin says so. Probability 1: IID(k).
+    In a chain (k = 1) this is one coin per level: the chain ends early where a coin forbids the draw.
+
+    probability: the draft probability, in [0, 1]; at 1 the law is IID(k).
     """
 
     probability: float
@@ -268,9 +300,16 @@ class Coins:
 
 
 def draw_each(laws: Sequence[Law], q: Float[Tensor, "m v"], u: Uniforms) -> list[tuple[int, ...]]:
-    """draws[i] from row i of q by laws[i]; u: [m, as many as the neediest law takes] uniforms."""
+    """Draw the children of m nodes, each by a law of its own.
+
+    laws: one per node [m].
+    q: the drafter's weights after each node, as in `Law.draw` [m, v].
+    u: uniforms in [0, 1) [m, n], n the largest `num_uniforms` of the laws.
+
+    Returns per node its draws, without NONE.
+    """
     draws: list[tuple[int, ...]] = [()] * len(laws)
-    independent: dict[int, int] = {}  # how many draws
+    independent: dict[int, int] = {}  # node -> its number of draws
     others: dict[Law, list[int]] = {}
     for i, law in enumerate(laws):
         if isinstance(law, IID):
@@ -291,8 +330,13 @@ def draw_each(laws: Sequence[Law], q: Float[Tensor, "m v"], u: Uniforms) -> list
 
 
 def weights_of(draws: Sequence[tuple[int, ...]], q: Float[Tensor, "m v"]) -> np.ndarray:
-    """[m, k] float64: q of every draw; a row of fewer draws than the longest ends in numbers of no meaning. Read in one
-    go, since a read of a tensor costs as much as a hundred numbers."""
+    """Return q of every draw, float64 [m, k], k the largest number of draws; a row with fewer ends in meaningless ones.
+
+    All are read at once, since one read of a tensor costs as much as a hundred numbers.
+
+    draws: token ids at each of m nodes, not all of them without any.
+    q: the drafter's weights after each node [m, v].
+    """
     most = max(map(len, draws))
     padded = np.array([row + (0,) * (most - len(row)) for row in draws], np.int64)  # torch.tensor takes thrice as long
     return q.gather(1, torch.from_numpy(padded).to(q.device)).cpu().double().numpy()
@@ -303,9 +347,9 @@ def _of(places: list[int], q: Tensor, u: Uniforms) -> tuple[Tensor, Uniforms]:
 
 
 def _number(counts: tuple[float, ...], u: Uniforms) -> int:
-    """How many draws, where that is random: drawn from the counts by one uniform [1, 1].
+    """Draw the number of draws from `counts`, as in IID, by one uniform u [1, 1].
 
-    Of a number by Python's own lists, in a twentieth of the time of `draw_iid`, which gives the same.
+    If u is a number, Python's own lists take a twentieth of the time of `draw_iid` and give the same result.
     """
     if not isinstance(u, Tensor):
         return int(draw_iid(torch.tensor([counts], dtype=torch.float64), u))

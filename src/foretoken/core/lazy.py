@@ -1,4 +1,4 @@
-"""Names that are known at once, of things that are imported when they are asked for, since torch takes seconds."""
+"""Tables whose names are known at once and whose values are imported at first use, since torch takes seconds."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """The garbage collector rests meanwhile, and what was made counts as old for it from then on.
+    """Turn the garbage collector off inside `with`; afterwards all objects count as old ones.
 
-    Importing torch and transformers makes a million objects, none of them garbage. To search them takes a quarter of a
-    second, and comes once for each of the three generations.
+    Importing torch and transformers makes a million objects, none of them garbage. The collector would search them
+    three times, once per generation, a quarter of a second each.
     """
     if not gc.isenabled():
         yield
@@ -23,22 +23,25 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # nobody else's are frozen
+        if not gc.get_freeze_count():  # else `unfreeze` would release what other code has frozen
             gc.freeze()
-            gc.unfreeze()  # which leaves all of them in the oldest generation
+            gc.unfreeze()  # which leaves all objects in the oldest generation
         gc.enable()
 
 
 def imported(home: str) -> Any:
-    """The thing at "module:attribute", the module as below `foretoken`."""
+    """Return the object at `home`, "module:attribute" with the module's name inside `foretoken`."""
     module, attribute = home.split(":")
     with uncollected():
         return getattr(import_module(f"foretoken.{module}"), attribute)
 
 
 class Lazy(Mapping[str, T]):
-    """homes: name -> "module:attribute", see `imported`. make: from that attribute to the thing, once; by default it is
-    the attribute itself."""
+    """A read-only mapping whose values are imported at first use.
+
+    homes: name -> "module:attribute", as `imported` takes it.
+    make: makes the value of the attribute, once per name; by default the value is the attribute itself.
+    """
 
     def __init__(self, homes: Mapping[str, str], make: Callable[[Any], T] = lambda found: found) -> None:
         self._homes = homes

@@ -1,4 +1,7 @@
-"""Numbers that may be asked for, refused here without torch, so that the command line tells of a bad one at once."""
+"""Checks of the numbers that a user gives. They need no torch, so that the command line refuses a bad one at once.
+
+Each raises ForetokenError for what it refuses.
+"""
 
 import math
 import operator
@@ -8,11 +11,11 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 
-LARGEST = 1e30  # of what is added to scores, or multiplies them: float32 holds the result
+LARGEST = 1e30  # the largest number that is added to scores, or multiplies them: float32 holds the result
 NO_BIAS: Mapping[int, float] = {}
-MAX_NODES = 4096  # of a token tree, besides the root
-LEAST_SAMPLES = 200  # generations for the goodness-of-fit test of an audit
-MOST_DRAWS = 256  # at one node, where rules are compared by the number of draws
+MAX_NODES = 4096  # the most nodes of a token tree besides the root
+LEAST_SAMPLES = 200  # the fewest generations for the goodness-of-fit test of an audit
+MOST_DRAWS = 256  # the most draws at one node where rules are compared by the number of draws
 
 
 def check_sampling(
@@ -25,7 +28,16 @@ def check_sampling(
     presence_penalty: float = 0.0,
     logit_bias: Mapping[int, float] = NO_BIAS,
 ) -> None:
-    """Refuse settings of core.sampling.Sampling from which no distribution follows."""
+    """Refuse settings of core.sampling.Sampling from which no distribution follows.
+
+    temperature: a finite number >= 0.
+    top_k: a whole number >= 0.
+    top_p: in (0, 1].
+    min_p: in [0, 1].
+    repetition_penalty: from 1 / LARGEST to LARGEST.
+    frequency_penalty, presence_penalty: from -LARGEST to LARGEST.
+    logit_bias: token id -> -inf, or a number from -LARGEST to LARGEST.
+    """
     finite = number("temperature", temperature) >= 0 and math.isfinite(temperature)
     _require(finite, "temperature", temperature, "a finite number >= 0")
     _require(whole("top_k", top_k) >= 0, "top_k", top_k, "0 (off) or a positive integer")
@@ -48,13 +60,17 @@ def check_sampling(
 
 
 def check_counts(**counts: int | None) -> None:
-    """Refuse numbers below 1; None stands for a default."""
+    """Refuse whole numbers below 1; counts: name -> number, or None, which stands for a default."""
     for name, value in counts.items():
         _require(value is None or whole(name, value) >= 1, name, value, "at least 1")
 
 
 def check_audited(temperature: float, samples: int) -> None:
-    """Refuse a goodness-of-fit test that would test nothing. samples: generations for it."""
+    """Refuse a goodness-of-fit test that would test nothing.
+
+    temperature: that of its texts, which must be above 0.
+    samples: the number of generations, at least LEAST_SAMPLES.
+    """
     if temperature <= 0:
         raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
     if samples < LEAST_SAMPLES:
@@ -62,29 +78,38 @@ def check_audited(temperature: float, samples: int) -> None:
 
 
 def check_seed(seed: int | None, prompts: int = 1) -> None:
-    """Refuse seeds that torch's CPU generator, which takes 32 bits, has none for; prompt i of a list has seed + i."""
+    """Refuse seeds of more than the 32 bits that torch's CPU generator takes.
+
+    seed: that of the first prompt, prompt i of a list has seed + i; None stands for a random one.
+    prompts: the number of prompts.
+    """
     if seed is not None and not 0 <= whole("seed", seed) <= 2**32 - max(prompts, 1):
         raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
 
 
 def check_stops(stops: Iterable[str]) -> None:
+    """Refuse an empty one among the stop strings `stops`."""
     if "" in stops:
         raise ForetokenError("A stop string is empty: give one character or more, or leave stop out.")
 
 
 def check_temperatures(temperatures: Iterable[float] | None) -> None:
+    """Refuse `temperatures` of which one is no finite number >= 0; None stands for a default."""
     for temperature in temperatures or ():
         check_sampling(temperature=temperature)
 
 
 def check_probability(draft_probability: float | None) -> None:
-    """Refuse a coin of randomised drafting that can be none."""
+    """Refuse a `draft_probability` outside [0, 1]; None: there are no coins."""
     if draft_probability is not None and not 0 <= draft_probability <= 1:
         raise ForetokenError(f"The draft probability is {draft_probability}: it must be in [0, 1].")
 
 
 def whole(name: str, value: Any) -> int:
-    """The number as an int. Raises ForetokenError for what only looks like a whole number, such as 1.0."""
+    """Return `value` as an int; `name` stands for it in the error.
+
+    Raises ForetokenError for all but whole numbers, also for a float such as 1.0.
+    """
     try:
         return operator.index(value)
     except TypeError as error:
@@ -92,7 +117,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> Any:
-    """The value itself. Raises ForetokenError for what is no real number."""
+    """Return `value` as it is; raises ForetokenError for what is no real number. name: its name in the error."""
     if not isinstance(value, Real):
         raise ForetokenError(f"{name} is {value!r}: it must be a number.")
     return value

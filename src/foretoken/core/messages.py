@@ -1,4 +1,4 @@
-"""Texts and conversations as they come in, checked without torch or a tokenizer: bad ones are refused at once."""
+"""Checks of texts and conversations that a user gives; they need no torch and no tokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,12 @@ CALL = '{"type": "function", "id": "...", "function": {"name": "...", "arguments
 
 
 def check_text(text: str, which: str) -> None:
-    """Refuse a text that is no Unicode: Python keeps bytes that are not UTF-8, and half characters, as surrogates.
+    """Refuse a text with lone surrogates, by which Python keeps bytes that are not UTF-8, and half characters.
 
-    which: names the text in the message, as "The prompt".
+    text: the text.
+    which: what the error calls it, such as "The prompt".
+
+    Raises ForetokenError.
     """
     try:
         text.encode("utf-8")
@@ -29,7 +32,11 @@ def check_text(text: str, which: str) -> None:
 def check_messages(messages: object, which: str = "The conversation") -> None:
     """Refuse what is no list of messages, each with a text as role and a text as content.
 
-    An assistant's message may have `tool_calls` in OpenAI's form instead of, or beside, its content.
+    messages: what was given. An assistant's message may have `tool_calls` in OpenAI's form instead of, or beside, its
+        content.
+    which: what the error calls it.
+
+    Raises ForetokenError.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes, bytearray)):
         raise ForetokenError(f"{which} is a {type(messages).__name__}: give a list of messages, {SHAPE} each.")
@@ -53,9 +60,11 @@ def check_messages(messages: object, which: str = "The conversation") -> None:
 
 
 def call_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the `function` of a tool call, as an object; OpenAI's form has its JSON text, or an empty one.
+    """Return the arguments of a tool call as a dict.
 
-    Raises ValueError for what is no object.
+    function: the call's `function`; its `arguments` are a dict, or in OpenAI's form JSON text, which may be empty.
+
+    Raises ValueError for arguments that are no JSON object.
     """
     given = function.get("arguments")
     read = (json.loads(given) if given else {}) if isinstance(given, str) else given
@@ -65,9 +74,12 @@ def call_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_templates_read(message: Message, template: str) -> dict[str, Any]:
-    """A message as a chat template reads it: arguments of calls as objects, and no content as an empty one.
+    """Return a message as chat templates expect it: the arguments of calls as dicts, and a missing content as "".
 
-    A developer's message, which most templates would drop, is the system's where the template does not name the role.
+    A developer's message, which most templates would drop, becomes the system's if the template does not name the role.
+
+    message: one that `check_messages` accepts.
+    template: the source of the chat template.
     """
     read = {"content": "", **{key: value for key, value in message.items() if value is not None}}
     if read["role"] == "developer" and "developer" not in template:
@@ -80,7 +92,7 @@ def as_templates_read(message: Message, template: str) -> dict[str, Any]:
 
 
 def _check_calls(calls: object, role: object, name: str) -> None:
-    """Refuse tool calls that no template could write. name: of the message."""
+    """Refuse tool calls that no template could write; role, name: the message's role, and what the error calls it."""
     if role != "assistant":
         raise ForetokenError(f"{name} has tool_calls, which only the assistant's messages may have: leave them out.")
     for number, call in enumerate(calls if isinstance(calls, Sequence) else [calls], start=1):
@@ -95,5 +107,5 @@ def _check_calls(calls: object, role: object, name: str) -> None:
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether it is meant as a list of messages: what begins with one, be it well made or not."""
+    """Whether `prompt` is meant as a list of messages: a sequence that begins with a mapping, well formed or not."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

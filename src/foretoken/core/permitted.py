@@ -1,9 +1,9 @@
-"""Draft tokens that a grammar forbids are not scored: the part of a drafted tree that constraints allow.
+"""The part of a drafted tree that constraints such as a grammar allow: forbidden draft tokens are not scored.
 
-What is left out is chosen by the constraints and by the text before a node, never by p or q. Children of opaque law are
-matched exactly, so that any of them may be left out without a change of the law. A priced draw that is forbidden is
-rejected with certainty, as p is 0 there, which is what the rule makes of no draw. Children that were sampled from a
-recorded q are left as they are: that q was made by the same sampling, and is 0 where a constraint forbids.
+The constraints and the text before a node decide which nodes are left out, never p or q. Children of opaque law are
+matched exactly, so that any of them may be left out and the text's distribution stays the same. A priced draw that is
+forbidden would be rejected with certainty, since p is 0 there; to leave it out has the same effect. Children that were
+sampled from a recorded q all stay: that q was made by the same sampling and is 0 where a constraint forbids.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,8 +16,11 @@ from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 
 
 def permitted(sequence: Sequence, tree: TokenTree) -> tuple[TokenTree, Seq[int]]:
-    """The part of a sequence's drafted tree that the constraints of its sampling allow, and of each of its nodes the
-    one of the tree that was drafted."""
+    """Return the part of a drafted tree that is allowed, and for each of its nodes the index in the drafted tree.
+
+    sequence: the text, whose sampling has the constraints.
+    tree: the drafted tree.
+    """
     constraints = sequence.sampling.constraints
     if not constraints or len(tree) == 1:
         return tree, range(len(tree))
@@ -38,7 +41,7 @@ def permitted(sequence: Sequence, tree: TokenTree) -> tuple[TokenTree, Seq[int]]
 
 
 def _allowed(constraints: Seq[Constraint], sequence: Sequence, tree: TokenTree, node: int) -> bool:
-    """Whether the node may be a draft: a sampled one always may."""
+    """Whether the constraints allow the node; one that was sampled from a recorded q always stays."""
     record = tree.siblings[tree.parents[node]]
     if record is not None and record.q is not None:
         return True
@@ -48,7 +51,11 @@ def _allowed(constraints: Seq[Constraint], sequence: Sequence, tree: TokenTree, 
 
 
 def _record(siblings: Siblings | None, node: int, children: set[tuple[int, int]]) -> Siblings | None:
-    """The record of a kept node's children, without the draws that were left out."""
+    """Return the record of a kept node's children without the draws that were left out.
+
+    siblings: the record in the drafted tree. node: the parent's index in the allowed part. children: (parent, token) of
+    all nodes of the allowed part.
+    """
     if siblings is None or siblings.q is not None:
         return siblings
     draws = tuple(token for token in siblings.draws if (node, token) in children)

@@ -1,4 +1,4 @@
-"""The contract of a tree policy: which children each node gets, decided BEFORE they are drawn."""
+"""The contract of a tree policy. It decides how the children of each node are drawn, BEFORE they are drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,11 @@ from foretoken.core.verifier import LawFamily
 
 @dataclass(frozen=True)
 class Plan:
-    """How the children of one node will be drawn. memo: what the policy itself wants to know again of it."""
+    """How the children of one node will be drawn.
+
+    law: the law of the draws.
+    memo: what the policy needs of this node again in `grow`; nothing else reads it.
+    """
 
     law: Law
     memo: Any = None
@@ -21,24 +25,28 @@ class Plan:
 
 @runtime_checkable
 class TreePolicy(Protocol):
-    """`plan` may look at q and at earlier randomness, never at the draws it decides for: else the law is another.
+    """What chooses the shape of a tree. `plan` may depend on q and on earlier draws, but never on the draws that it
+    decides about: they would have another law.
 
-    A state is whatever the policy wants to remember of a node, a past whatever of a sequence's earlier trees. The
-    policy itself is the same for all sequences and remembers nothing. What has a body here is the answer of most
-    policies, which a class below this one need not repeat.
+    A *state* is what the policy keeps about one node of a tree, in a form of its own; a *past* is what it keeps about
+    the earlier trees of one sequence. The caller stores both. The policy object is the same for all sequences and is
+    never changed. Methods with a body give the answer of most policies, which subclasses need not repeat.
     """
 
     def root(self, past: Any) -> Any:
-        """The root's state, where the sequence's trees so far left `past`: None before the first."""
+        """Return the state of the root of a sequence's next tree.
+
+        past: what the method `past` returned for the sequence's last tree; None before the first.
+        """
         ...
 
     def past(self, states: Sequence[Any]) -> Any:
-        """What the sequence's next tree is to know, from the states of all nodes of this one, as they were drawn."""
+        """Return what the sequence's next tree depends on; states: those of all nodes of the grown tree, in order."""
         return None
 
     @property
     def max_nodes(self) -> int:
-        """The largest tree, root included."""
+        """The number of nodes of the largest tree, the root included."""
         ...
 
     @property
@@ -47,42 +55,66 @@ class TreePolicy(Protocol):
         ...
 
     def sizes(self) -> tuple[int, ...]:
-        """Nodes besides the root, at most, when the tree is cut at depth 0, 1, .. its own."""
+        """Return the largest number of nodes besides the root when the tree is cut at depth 0, 1, .. its own.
+
+        It serves to estimate costs, so that a policy without a fixed number may give a typical one.
+        """
         ...
 
     @property
     def weighs(self) -> bool:
-        """Whether q must be a distribution for opaque children too; else any score that ranks the same will do."""
+        """Whether q must be a distribution for opaque children too; else any scores that rank the same are enough."""
         return False
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
-        """The largest laws by which children may be drawn, where laws of `family` are asked for."""
+        """Return the laws that children may be drawn by, each with the largest number of draws at one node.
+
+        family: the kind of laws that the verifier is lossless for.
+        """
         ...
 
     def at(self, family: LawFamily, temperature: float) -> "TreePolicy":
-        """The policy for children of this family at this temperature; itself, if it is the same for all."""
+        """Return the policy for laws of `family` at this sampling temperature; the object itself if it fits all."""
         return self
 
     def plan(self, states: Sequence[Any], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
-        """The law of the children of each of m nodes, all of one level and one tree; None where there are to be none.
+        """Decide how the children of m nodes are drawn, all of one level of one tree.
 
-        q is None for drafters that have none.
+        states: those of the m nodes.
+        q: the drafter's weights of the next token after each node, of any positive sum [m, v] (scores for opaque
+            children of a policy that does not weigh); None in randomised drafting, which decides before q is known.
+        family: the kind of laws that the children are drawn by.
+
+        Returns one plan per node, None where it gets no children.
         """
         ...
 
     def grow(
         self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
     ) -> Sequence[Sequence[Any]]:
-        """The states of the draws of each of m planned nodes, all of one level and one tree: a node's in draw order,
-        where a token drawn twice keeps its first draw's state."""
+        """Return the states of the drawn children of m nodes, all of one level of one tree.
+
+        plans: those of the m nodes, which all have one.
+        q: as in `plan`, of these nodes only.
+        draws: per node the drawn ids, in draw order.
+
+        Returns per node one state per draw, in draw order; of equal draws the state of the first one is used.
+        """
         ...
 
     def select(self, states: Sequence[Any], first: int) -> list[int]:
-        """Of all nodes of a tree, those of its lowest level, from node `first` on, that the drafter has to score."""
+        """Return the nodes of the lowest level that the drafter has to score, since they may get children.
+
+        states: those of all nodes so far, in order.
+        first: the index of the first node of the lowest level.
+        """
         ...
 
     def keep(self, states: Sequence[Any]) -> list[int] | None:
-        """Of all nodes of a grown tree, in order, those that stay; None: all, as it must be where any was sampled."""
+        """Return the nodes of a grown tree that stay in it, in order; None for all, as it must be if any was sampled.
+
+        states: those of all nodes, in order.
+        """
         return None
 
 
@@ -92,19 +124,18 @@ class ShapePolicy(Protocol):
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """The shape: parents[0] = -1 is the root, parents[i] < i."""
+        """The shape as the parent of each node: parents[0] = -1 is the root, parents[i] < i."""
         ...
 
     @property
     def chain_depth(self) -> int:
-        """Levels of one draw each; 0 where the tree is not one path."""
+        """The depth of a tree that is one path; 0 for any other shape."""
         ...
 
     @property
     def floor(self) -> float:
-        """The shape ends below nodes of whose path the drafter is less sure; 0: nowhere.
+        """The least product of q down to a node for the node to get children; 0 where all get those of the shape.
 
-        How sure it is: the product of q down to the node, by which EAGLE-2 (Li et al. 2024) ranks nodes. It is known
-        before the node's children are drawn.
+        EAGLE-2 (Li et al. 2024) ranks nodes by this product. It is known before the node's children are drawn.
         """
         ...

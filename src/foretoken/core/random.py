@@ -1,4 +1,4 @@
-"""Where decoding's random numbers come from: an argument everywhere, so that the audit can pass a source of its own."""
+"""Sources of randomness. One is an argument of all that draws, so that the audit can pass a source of its own."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -11,20 +11,22 @@ from foretoken.core.shapes import Float, Int
 
 @runtime_checkable
 class Choices(Protocol):
-    """Uniforms that are not numbers: the one who draws by them hands over the weights and is given the tokens.
+    """Uniforms that are not numbers: `choose` takes the weights and returns the drawn tokens.
 
-    The audit's are of this kind. Compiled code takes numbers only, so that plain code runs wherever these come.
+    The audit's are of this kind. Compiled code takes numbers only, so that torch code runs where these are passed.
     """
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns, as of a tensor."""
+        ...
 
     def __getitem__(self, index: Any) -> "Choices":
-        """The uniforms in these places, by the rules of tensors."""
+        """Return the uniforms in the places `index`, by the rules of tensors."""
         ...
 
     def choose(self, weights: Float[Tensor, "m v"]) -> Int[Tensor, "m k"]:
-        """The tokens that these [m, k] uniforms draw from each of m rows of weights."""
+        """Return the ids that these [m, k] uniforms draw from each of m rows of `weights`, k from a row."""
         ...
 
 
@@ -41,22 +43,22 @@ class Random(Protocol):
         ...
 
     def uniforms(self, rows: int, columns: int) -> Uniforms:
-        """[rows, columns] independent float64 uniforms in [0, 1)."""
+        """Return the next uniforms: independent float64 numbers in [0, 1), or Choices [rows, columns]."""
         ...
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """The numbers of a CPU generator."""
+    """The source of randomness of a CPU `generator` of torch."""
 
     generator: torch.Generator
     gives_numbers: bool = True
 
     def uniforms(self, rows: int, columns: int) -> Float[Tensor, "rows columns"]:
-        """[rows, columns] float64 uniforms in [0, 1), the generator's next ones."""
+        """Return the generator's next numbers [rows, columns]."""
         return torch.rand(rows, columns, generator=self.generator, dtype=torch.float64)
 
 
 def seeded(seed: int) -> Seeded:
-    """The source that a seed stands for: the same numbers for the same seed on every machine."""
+    """Return the source of randomness of a seed: the same numbers for the same seed on every machine."""
     return Seeded(torch.Generator().manual_seed(seed))

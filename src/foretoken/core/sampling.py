@@ -1,4 +1,7 @@
-"""The one map from logits to probabilities: for the target and for drafters, at the root and at every tree node."""
+"""The one map from logits to probabilities: for the target and for drafters, at the root and at every tree node.
+
+In annotations m is a number of rows, one per prefix or tree node, and v the number of tokens.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,21 +20,25 @@ from foretoken.kernel.sizes import ALL
 Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) -> scores [1, v], as in transformers
 Truncation = tuple[int, float, float]  # top_k, top_p, min_p
 LARGEST = 2**31 - 1  # top_k for compiled loops; no vocabulary is larger
-SMALLEST = 1e-30  # a float32 divisor; scores that differ at all are then infinitely far apart
+SMALLEST = 1e-30  # the least divisor of float32 scores; by it scores that differ at all are infinitely far apart
 TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
 NOT_FINITE = "NaN or infinite logits"
 
 
 @runtime_checkable
 class Constraint(Protocol):
-    """A processor that rules tokens out, as a grammar does: by the ids before them alone, whatever the scores are."""
+    """A processor that forbids tokens, as a grammar does, by the ids before them alone, whatever the scores are."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores [1, v] after ids [1, t], those of forbidden tokens -inf and all others as they were."""
+        """Return the scores with those of forbidden tokens set to -inf [1, v].
+
+        ids: prompt and output so far [1, t].
+        scores: those of the next token [1, v].
+        """
         ...
 
     def allows(self, ids: Sequence[int], token: int) -> bool:
-        """Whether `token` may follow the ids of prompt and output so far."""
+        """Whether `token` may follow `ids`, the prompt and the output so far."""
         ...
 
 
@@ -39,15 +46,22 @@ class Constraint(Protocol):
 class Sampling:
     """Settings of the next-token distribution p, and the map itself.
 
-    temperature: >= 0; at 0 p is one-hot at the largest score.
-    top_k: keep the k best scores (0: all; ties with the k-th stay). top_p: keep the smallest set of best tokens with
-    mass >= top_p. min_p: drop tokens below min_p times the best probability. In this order, after temperature,
-    each as in transformers.
-    repetition_penalty: > 0, over prompt and output (transformers). frequency_penalty, presence_penalty: over the
-    output alone (OpenAI). logit_bias: token id -> added score.
-    processors: any Hugging Face LogitsProcessor; called once per visited node with that node's own prefix, so it must
-    be a function of its arguments (one that counts its calls has no meaning on a tree).
-    Order: logit_bias, penalties, processors, temperature, top_k, top_p, min_p.
+    They act in this order: logit_bias, penalties, processors, temperature, top_k, top_p, min_p.
+
+    temperature: the divisor of the scores, >= 0; at 0 p is one-hot at the largest score.
+    top_k: keep the k best scores (0: all; ties with the k-th stay), as in transformers.
+    top_p: keep the smallest set of best tokens whose probability is >= top_p, as in transformers.
+    min_p: drop tokens whose probability is below min_p times the largest one, as in transformers.
+    repetition_penalty: > 0; divides positive scores of tokens in prompt or output, multiplies negative ones, as in
+        transformers.
+    frequency_penalty, presence_penalty: subtracted from the score of a token that is in the output, the first one as
+        often as the token is there, as in OpenAI's API.
+    logit_bias: token id -> the number that is added to its score; -inf forbids the token.
+    processors: functions (ids [1, t], scores [1, v]) -> scores, such as any Hugging Face LogitsProcessor. Each is
+        called once per visited node with the node's own prefix, so that it must depend on its arguments alone (one that
+        counts its calls has no meaning on a tree).
+
+    Raises ForetokenError for a number out of its range.
     """
 
     temperature: float = 1.0
@@ -62,19 +76,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_sampling(**{name: getattr(self, name) for name in CHECKED})
-        # As Python's own numbers, and in a dict that no caller changes while a text is written.
+        # They are kept as Python's own numbers, and in a dict that no caller changes while a text is written.
         object.__setattr__(self, "top_k", index(self.top_k))
         object.__setattr__(self, "logit_bias", {index(token): bias for token, bias in self.logit_bias.items()})
 
     @property
     def reads_prefix(self) -> bool:
+        """Whether p depends on the ids before the token, apart from the logits."""
         return bool(
             self.processors or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         )
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        """Those of the processors that rule tokens out; draft tokens that they forbid are not scored."""
+        """The processors that forbid tokens; draft tokens that they forbid are not scored."""
         return tuple(processor for processor in self.processors if isinstance(processor, Constraint))
 
     @property
@@ -84,6 +99,7 @@ class Sampling:
 
     @property
     def truncation(self) -> Truncation:
+        """(top_k, top_p, min_p), as compiled loops take them."""
         return min(self.top_k, LARGEST), float(self.top_p), float(self.min_p)
 
     @property
@@ -92,16 +108,20 @@ class Sampling:
         return self.temperature > 0 and self.truncation == ALL and not self.moves_scores
 
     def without_ids(self) -> "Sampling":
-        """The same without bias, penalties and processors, which speak of one vocabulary's ids."""
+        """Return the settings without bias, penalties and processors, whose ids are those of one vocabulary."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def __call__(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
-        """Probabilities, float32 or better, of the token after each of m prefixes of ids.
+        """Return p of the token after each of m prefixes, float32 or float64 [m, v].
 
-        `prefixes` is read only if `reads_prefix`, so a generator costs nothing otherwise; the first `num_prompt` ids
-        of each are the prompt. Raises NotFiniteError where a row has NaN, +inf, or no finite score.
+        logits: the model's scores of the next token [m, v].
+        prefixes: the ids of prompt and output before it, one iterable per row; read only if `reads_prefix`, so that a
+            generator costs nothing else.
+        num_prompt: how many ids of each prefix are the prompt.
+
+        Raises NotFiniteError where a row has NaN, +inf, or no finite score.
         """
         scores = self.scores(logits, prefixes, num_prompt)
         return softmax(scores, self.temperature, self.truncation) if self.temperature > 0 else best(scores)
@@ -109,7 +129,10 @@ class Sampling:
     def scores(
         self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
-        """Logits after bias, penalties and processors, before temperature; float32 or better."""
+        """Return the logits after bias, penalties and processors, before temperature, float32 or float64 [m, v].
+
+        logits, prefixes, num_prompt: as in `__call__`.
+        """
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if not self.moves_scores:
             return scores
@@ -139,13 +162,16 @@ CHECKED = tuple(each.name for each in fields(Sampling) if each.name != "processo
 
 
 def best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
-    """One-hot at `likeliest`: the limit of softmax at temperature 0."""
+    """Return rows that are one-hot at the largest of the `scores` [m, v]: the limit of softmax at temperature 0."""
     return torch.zeros_like(scores).scatter_(-1, likeliest(scores)[:, None], 1.0)
 
 
 def likeliest(scores: Float[Tensor, "m v"]) -> Int[Tensor, " m"]:
-    """The first of each row's largest scores. Raises NotFiniteError where that is not finite; NaN counts as largest."""
-    if scores.device.type == "cpu" and scores.dtype == torch.float32:  # numpy's is several times as fast there
+    """Return the id of the largest of each row's scores, on a CPU the lowest one of equals [m].
+
+    scores: any numbers [m, v]. Raises NotFiniteError where a row's largest is not finite; NaN counts as largest.
+    """
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:  # numpy's argmax is several times as fast there
         rows = scores.detach().numpy()
         tokens = rows.argmax(-1)
         finite = bool(np.isfinite(rows[np.arange(len(rows)), tokens]).all())
@@ -159,10 +185,16 @@ def likeliest(scores: Float[Tensor, "m v"]) -> Int[Tensor, " m"]:
 
 
 def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Truncation = ALL) -> Float[Tensor, "m v"]:
-    """softmax(scores / temperature), temperature > 0, over the tokens that `truncated` keeps; compiled on a CPU.
+    """Return softmax(scores / temperature) over the tokens that `truncated` keeps [m, v]; 0 for all others.
 
-    The compiled one sorts nothing, and is the plain one up to rounding, which may also decide about the token at the
-    cut; it gives 0 for probabilities below 1e-38. Raises NotFiniteError where a row has NaN, +inf, or nothing finite.
+    float32 scores on a CPU take compiled code, which sorts nothing. It gives what the torch code gives up to rounding,
+    which may also decide about the token at the cut, and 0 for probabilities below 1e-38.
+
+    scores: logits after bias, penalties and processors [m, v].
+    temperature: > 0.
+    truncation: (top_k, top_p, min_p) as in Sampling.
+
+    Raises NotFiniteError where a row has NaN, +inf, or no finite score.
     """
     fast = scores.device.type == "cpu" and scores.dtype == torch.float32
     if truncation != ALL and not (fast and temperature >= TINY):
@@ -178,7 +210,7 @@ def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Trunca
 
 
 def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
-    """`softmax` of whole rows in torch."""
+    """Return `softmax` of `scores` [m, v] at a `temperature` > 0 over all tokens, in torch."""
     p = torch.softmax(scaled(scores, temperature), -1)
     # One bad score makes its whole row NaN, so one column shows it.
     if bool(p[:, 0].isnan().any()):
@@ -187,23 +219,26 @@ def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Ten
 
 
 def scaled(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
-    """scores / temperature, up to a constant per row."""
+    """Return scores / temperature, up to a constant per row [m, v]."""
     if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
         scores = scores - scores.amax(-1, keepdim=True)
     return scores if temperature == 1 else scores / max(temperature, SMALLEST)
 
 
 def inverse(temperature: float) -> np.float32:
-    """What the compiled softmax multiplies scores by."""
+    """Return 1 / temperature, by which the compiled softmax multiplies scores, as a positive float32."""
     return np.float32(max(1 / max(temperature, SMALLEST), SMALLEST))
 
 
 def truncated(scores: Float[Tensor, "m v"], truncation: Truncation) -> Float[Tensor, "m v"]:
-    """The scores of the tokens that are kept, of all others -inf.
+    """Return the scores with those of the tokens that are not kept set to -inf [m, v]; as in transformers.
 
-    top_k: the k best ones and those equal to the last of them; 0: all. top_p: of the rest, those above which the mass
-    is below top_p; of equal scores the last ones are above. min_p: of the rest, those with min_p times the largest
-    probability. Each as in transformers.
+    top_k keeps the k best tokens and those equal to the last of them. top_p then keeps each token if those above it
+    have a probability below top_p together; of equal scores the one with the highest id counts as the highest. min_p
+    then keeps those with at least min_p times the largest probability.
+
+    scores: divided by the temperature already [m, v].
+    truncation: (top_k, top_p, min_p) as in Sampling.
     """
     top_k, top_p, min_p = truncation
     if 0 < top_k < scores.shape[-1]:

@@ -1,4 +1,4 @@
-"""One sequence in the making, and the record of one step."""
+"""One text in the making (a sequence), and the record of one step."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,16 +12,17 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 
 ANY_DEPTH = 2**31
-Origin = Literal["plain", "accepted", "corrected", "bonus"]  # of one emitted token; `Step.origins` tells what they mean
+Origin = Literal["plain", "accepted", "corrected", "bonus"]  # of one emitted token; `Step.origins` explains them
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one target forward brought to one sequence.
+    """What one step brought to one sequence.
 
-    tokens: the ids emitted, bonus included. num_drafted: tree nodes besides the root. num_accepted: drafted tokens
-    that were emitted (where the sequence ended inside the path, those before the end). last: the origin of the token
-    after the accepted ones.
+    tokens: the emitted ids, the bonus token included.
+    num_drafted: nodes of the tree besides the root.
+    num_accepted: draft tokens that were emitted; where the text ended inside the accepted path, those up to the end.
+    last: the origin of the token after the accepted ones.
     """
 
     tokens: tuple[int, ...]
@@ -31,23 +32,32 @@ class Step:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Of each token: "accepted" as it was drafted; "corrected", the target's own token where the drafts after the
-        accepted ones were rejected; "bonus", the target's own after a path that was accepted to its end; "plain" where
-        nothing was drafted."""
+        """The origin of each token in `tokens`.
+
+        "accepted": it is a draft token. "corrected": the target's own token in the place of draft tokens that were
+        rejected. "bonus": the target's own token after a path that was accepted to its end. "plain": the target's own
+        token where nothing was drafted.
+        """
         accepted: tuple[Origin, ...] = ("accepted",) * self.num_accepted
         return (*accepted, self.last)[: len(self.tokens)]
 
 
 @dataclass(eq=False)
 class Sequence:
-    """Committed ids, and what decides the next ones. The last id is always the next tree's root.
+    """The committed ids of one text, and what decides the next ones. The last id is always the next tree's root.
 
-    rng: a source of random numbers of this sequence alone, so its text does not depend on the batch around it.
-    depth_limit: of all its trees; 0 is plain decoding.
+    ids: the ids of the prompt and of the output so far.
+    sampling: how logits become probabilities.
+    rng: a source of randomness of this sequence alone, so that its text does not depend on the batch around it.
+    max_new_tokens: the most tokens that are emitted.
+    eos_ids: tokens that end the text; the one that does so is emitted.
+    depth_limit: the largest depth of its trees; 0 is plain decoding.
     shows_logits: whether an observer reads the logits of its nodes, which some compiled calls do not hand out.
-    floors: of the next tree, which is no deeper than there are floors: in a chain, a draft token at depth d has a next
-        one if the product of q down to it is not below floors[d]. None: the tree is as its policy says. Whoever sets
-        them does so before anything of the tree is drawn.
+    num_prompt: the number of ids of the prompt.
+    finished: whether the text has ended.
+    floors: the least products of q in the next tree. The tree is no deeper than their number. In a chain, a draft token
+        at depth d has a next one only if the product of q down to it is at least floors[d]. None: the tree policy alone
+        decides. They must be set before anything of the tree is drawn.
     """
 
     ids: list[int]
@@ -66,21 +76,22 @@ class Sequence:
 
     @property
     def num_new(self) -> int:
+        """The number of tokens emitted so far."""
         return len(self.ids) - self.num_prompt
 
     @property
     def num_left(self) -> int:
-        """Tokens it may still emit."""
+        """The number of tokens that may still be emitted."""
         return self.max_new_tokens - self.num_new
 
     @property
     def depth_left(self) -> int:
-        """Depth at which the next tree ends at the latest; its last token needs no draft."""
+        """The largest depth of the next tree; the last token that may be emitted needs no draft."""
         return min(self.num_left - 1, self.depth_limit, ANY_DEPTH if self.floors is None else len(self.floors))
 
     @property
     def shapes_logits(self) -> bool:
-        """Whether p is more than `sampling` makes of the logits."""
+        """Whether p depends on more than the logits and `sampling`; a subclass may say so."""
         return False
 
     @property
@@ -91,18 +102,30 @@ class Sequence:
         return self.sampling.temperature == 0 or self.sampling.tempers_only
 
     def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
-        """p after the committed ids and each of m suffixes."""
+        """Return p after the committed ids and each of m suffixes [m, v].
+
+        logits: the model's scores of the next token, one row per suffix [m, v].
+        suffixes: the ids that follow the committed ones, per row; read only where `sampling.reads_prefix`.
+        """
         return self.sampling(logits, self._prefixes(suffixes), self.num_prompt)
 
     def scores(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
-        """What p is made of: logits after bias, penalties and processors."""
+        """Return the logits after bias, penalties and processors, before temperature [m, v].
+
+        logits, suffixes: as in `probabilities`.
+        """
         return self.sampling.scores(logits, self._prefixes(suffixes), self.num_prompt)
 
     def _prefixes(self, suffixes: Iterable[Iterable[int]]) -> Iterator[list[int]]:
         return (self.ids + list(suffix) for suffix in suffixes)
 
     def commit(self, tree: TokenTree, path: tuple[int, ...], token: int) -> Step:
-        """Append the accepted tokens and the one after them; stop at the end of text or at the length limit."""
+        """Append the accepted tokens and the one after them, up to an end-of-text token or the length limit.
+
+        tree: the tree that was verified.
+        path: its accepted nodes, the root first.
+        token: the id that follows them.
+        """
         tokens = [tree.tokens[node] for node in path[1:]] + [token]
         tokens = tokens[: self.num_left]
         for i, t in enumerate(tokens):
@@ -116,7 +139,11 @@ class Sequence:
 
 
 def origin_after(tree: TokenTree, path: tuple[int, ...]) -> Origin:
-    """Of the token that follows the accepted path."""
+    """Return the origin of the token that follows the accepted path.
+
+    tree: the tree that was verified.
+    path: its accepted nodes, the root first.
+    """
     if path[-1] in tree.parents:
         return "corrected"
     return "bonus" if len(path) > 1 else "plain"

@@ -13,11 +13,13 @@ from foretoken.core.shapes import Float
 
 @dataclass(frozen=True, eq=False)
 class Siblings:
-    """The children of one node: never split, so that a verifier always sees the q a token was really drawn from.
+    """The record of how the children of one node were drawn; a verifier needs all three parts together.
 
-    draws: token ids (the target's) in draw order; a token drawn twice stands twice.
-    q: [v] the very vector that was drawn from, over the target's vocabulary; None where the law is opaque.
-    law: how they were drawn.
+    draws: the drawn token ids, of the target's vocabulary, in draw order; a token drawn twice stands twice.
+    q: the very weights that the draws were made from, over the target's vocabulary [v]; None where the law is opaque.
+    law: how the children were drawn.
+
+    Raises ForetokenError where q is None under another law than the opaque one, or given under the opaque one.
     """
 
     draws: tuple[int, ...]
@@ -34,11 +36,13 @@ class Siblings:
 
 @dataclass(frozen=True, eq=False)
 class PricedSiblings(Siblings):
-    """One draw, or none, from a distribution that is too large to write down but known entry by entry.
+    """One draw, or none, from a distribution that is too large to write down, but of which each entry can be computed.
 
-    draws: the token drawn, or nothing where what was drawn is no token of the target. q: None; law: opaque, so that
-    exact match takes it. psi(token): the exact probability that the draw is `token`; each new one costs the drafter's
-    time. The probabilities may sum to less than 1: the rest is that of no token.
+    draws: the drawn token; empty where the draw is no token of the target.
+    q: None.
+    law: the opaque one, so that exact-match accepts it.
+    psi: psi(token) is the exact probability that the draw is `token`; each new token costs time of the drafter. The
+        probabilities may sum to less than 1: the rest is the probability that the draw is no token.
     """
 
     psi: Callable[[int], float]
@@ -46,11 +50,12 @@ class PricedSiblings(Siblings):
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """Tokens that the target scores in one forward. Node 0 is the root: the last committed token.
+    """The tokens that the target scores in one forward. Node 0 is the root: the last committed token.
 
-    tokens[i]: token id (the target's); parents[i] < i, parents[0] = -1.
-    siblings[i]: the record of node i's children, None at a leaf. Repeated draws share one node.
-    sure[i]: the product of the drafter's q down to node i; None where nobody asked for it.
+    tokens: the token id of each node, of the target's vocabulary.
+    parents: the parent of each node, an index below the node's own; parents[0] = -1.
+    siblings: per node the record of its children, None where it has none. Equal draws share one node.
+    sure: per node the product of the drafter's q from the root down to it, 1 at the root; None where it is not needed.
 
         tokens   A B C D      parents -1 0 0 1        A -> B -> D
                                                       A -> C
@@ -66,12 +71,12 @@ class TokenTree:
 
     @property
     def num_drafted(self) -> int:
-        """Nodes besides the root."""
+        """The number of nodes besides the root."""
         return len(self.tokens) - 1
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Edges from the root, per node."""
+        """The depth of each node: the number of edges from the root."""
         depths = [0] * len(self.tokens)
         for i in range(1, len(depths)):
             depths[i] = depths[self.parents[i]] + 1
@@ -82,11 +87,11 @@ class TokenTree:
         return {(self.parents[i], self.tokens[i]): i for i in range(1, len(self.tokens))}
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that carries `token`, if any."""
+        """Return the child of `node` whose id is `token`, None where there is none."""
         return self._children.get((node, token))
 
     def path_to(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root to `node`, both included."""
+        """Return the nodes from the root to `node`, both included."""
         path = [node]
         while path[-1] > 0:
             path.append(self.parents[path[-1]])
@@ -95,7 +100,11 @@ class TokenTree:
 
 @dataclass
 class TreeBuilder:
-    """Grows a TokenTree from its root; duplicates among one node's draws become one node."""
+    """A token tree that grows from its root; equal draws at one node become one child.
+
+    root: the id of the root.
+    tokens, parents, siblings: of the nodes so far, as in TokenTree.
+    """
 
     root: int
     tokens: list[int] = field(init=False)
@@ -106,7 +115,13 @@ class TreeBuilder:
         self.tokens, self.parents, self.siblings = [self.root], [-1], [None]
 
     def add(self, node: int, siblings: Siblings) -> dict[int, int]:
-        """Record the children of `node`; {index of a token's first draw: its new node}, in draw order."""
+        """Add the children of a node, with their record.
+
+        node: the index of the parent, which has no children yet.
+        siblings: its draws, which may repeat, and how they were drawn.
+
+        Returns {the index of each token's first draw: its new node}, in draw order.
+        """
         self.siblings[node] = siblings
         known, first = set(), {}
         for j, token in enumerate(siblings.draws):
@@ -119,18 +134,21 @@ class TreeBuilder:
         return first
 
     def append(self, node: int, tokens: Collection[int]) -> None:
-        """Distinct children of `node`, without a record."""
+        """Add children to `node` without a record; tokens: their ids, which are distinct."""
         self.tokens += tokens
         self.parents += [node] * len(tokens)
         self.siblings += [None] * len(tokens)
 
     def build(self, sure: tuple[float, ...] | None = None) -> TokenTree:
-        """sure: as in TokenTree."""
+        """Return the tree; sure: as in TokenTree."""
         return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.siblings), sure)
 
 
 def opaque_tree(tokens: Sequence[int], parents: Sequence[int], sure: tuple[float, ...] | None = None) -> TokenTree:
-    """The tree with these nodes, none of them sampled: every node's children are recorded as opaque, in their order."""
+    """Return the tree with these nodes, none of which was sampled: the law of all children is recorded as opaque.
+
+    tokens, parents, sure: as in TokenTree; the children of a node are recorded in the order of these lists.
+    """
     draws: dict[int, list[int]] = {}
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         draws.setdefault(parent, []).append(token)
@@ -141,12 +159,17 @@ def opaque_tree(tokens: Sequence[int], parents: Sequence[int], sure: tuple[float
 
 
 def root_only(token: int) -> TokenTree:
-    """The tree of plain decoding."""
+    """Return the tree of plain decoding, whose one node is `token`, the last committed id."""
     return TokenTree((token,), (-1,), (None,))
 
 
 def chain(
     tokens: Sequence[int], siblings: Sequence[Siblings | None], sure: tuple[float, ...] | None = None
 ) -> TokenTree:
-    """A path: siblings[i] is the record of the draw of tokens[i + 1], None for the last."""
+    """Return the tree that is one path.
+
+    tokens: the ids from the root down [n].
+    siblings: siblings[i] is the record of the draw of tokens[i + 1], None for the last [n].
+    sure: as in TokenTree [n].
+    """
     return TokenTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(siblings), sure)

@@ -1,4 +1,4 @@
-"""From the target's scores of a token tree to the tokens that are emitted: the scores, and the walk over them."""
+"""The target's scores of a token tree, and the walk over them that yields the emitted tokens."""
 
 import math
 from collections.abc import Callable
@@ -16,40 +16,46 @@ from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 
-Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
-Probabilities = Callable[[range], Float[Tensor, "m v"]]  # p after each node of a range
+Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]  # (p, siblings) -> row, as a Verifier
+Probabilities = Callable[[range], Float[Tensor, "m v"]]  # p after each node of a range of node indices
 
 
 @runtime_checkable
 class NodeScores(Protocol):
-    """The scores of one tree's n nodes. Whatever speeds a backend up happens behind these four.
+    """The target's scores of the n nodes of one tree. A fast backend may compute them in any way and at any time.
 
-    All but `greedy` raise NotFiniteError, which names the model, where the logits they need are not finite.
+    All members but `greedy` raise NotFiniteError, which names the model, where the logits they need are not finite.
     """
 
     @property
     def greedy(self) -> bool:
-        """Whether `argmax` decides every token: at temperature 0, where nothing depends on the text before a node."""
+        """Whether `argmax` decides every token: at temperature 0, if sampling does not read the text before a node."""
         ...
 
     def argmax(self) -> list[int]:
-        """The likeliest token after every node; for `greedy` scores only."""
+        """Return the id of the likeliest token after each node [n]; only for scores that are `greedy`."""
         ...
 
     def p(self, nodes: range) -> Float[Tensor, "m v"]:
-        """The target's distribution after each node of the range."""
+        """Return the target's distribution after each of a range of nodes [m, v]; nodes: their indices in the tree."""
         ...
 
     def draw(self, node: int, rng: Random) -> int:
-        """One token from p(node), by one uniform of `rng`."""
+        """Draw one token from p after `node`, by one uniform of `rng`; returns its id."""
         ...
 
 
 class LogitScores:
-    """The scores of one tree made of logits, when they are asked for."""
+    """The scores of one tree that are computed from logits when they are needed."""
 
     def __init__(self, model: str, sequence: Sequence, tree: TokenTree, logits: Float[Tensor, "n v"]) -> None:
-        """model: its name, for errors. logits: after every node of the tree."""
+        """Keep the logits.
+
+        model: the target's name, for errors.
+        sequence: the text that the tree continues; its sampling makes p of the logits.
+        tree: the tree of n nodes.
+        logits: the target's, after each node [n, v].
+        """
         self._model, self._sequence, self._tree, self.logits = model, sequence, tree, logits
 
     @property
@@ -76,9 +82,10 @@ class LogitScores:
 
 
 class ReadyScores(LogitScores):
-    """Scores whose p was made in the same call as the forward."""
+    """Scores at temperature > 0 whose p was computed in the same compiled call as the forward."""
 
     def __init__(self, p: Float[Tensor, "n v"]) -> None:
+        """p: the target's distribution after each node [n, v]."""
         self._p = p
 
     @property
@@ -90,12 +97,16 @@ class ReadyScores(LogitScores):
 
 
 def draw(row: Float[Tensor, " v"], rng: Random) -> int:
-    """One token from a distribution, by one uniform of `rng`."""
+    """Draw one token by one uniform of `rng` and return its id; row: weights of any positive sum [v]."""
     return int(draw_iid(row[None], rng.uniforms(1, 1)))
 
 
 def explained(model: str, logits: Float[Tensor, "m v"]) -> NotFiniteError:
-    """Why no distribution can be made of these logits."""
+    """Return the error that says why no distribution can be made of these logits.
+
+    model: the target's name.
+    logits: before bias, penalties and processors [m, v].
+    """
     if bool(((logits < math.inf).all(-1) & logits.isfinite().any(-1)).all()):
         return NotFiniteError("The logit bias or a logits processor left no token to choose from.")
     return NotFiniteError(f"Model {model} gave NaN or infinite logits: check its weights and dtype.")
@@ -106,18 +117,28 @@ Walk = Callable[[TokenTree, NodeScores, Random], tuple[tuple[int, ...], int]]
 
 @runtime_checkable
 class PathVerifier(Protocol):
-    """A rule that decides over a whole path at once, and so walks the tree itself."""
+    """A rule that decides over a whole path at once, and so has a walk of its own."""
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
-        """As `walk` below."""
+        """Return the accepted path and the id of the one token that follows it.
+
+        tree: the tree to verify.
+        probabilities: gives p after each node of a range, [m, v]; each call may cost time.
+        rng: the sequence's source of randomness.
+
+        Returns (the accepted nodes, the root first; the id after them).
+        """
         ...
 
 
 def walk_of(verifier: Rule) -> Walk:
-    """The walk of a rule: its own where it decides over whole paths, else node by node.
+    """Return the walk of a rule as a function of a tree, its scores and a source of randomness.
 
-    Greedy scores need no rule: every p is one-hot, so that every rule is exact match (docs/theory.md, section 3).
-    Nor does a tree that is only its root: its token is drawn from p.
+    It is the rule's own walk if it decides over whole paths, else `walk`, from node to node. Greedy scores need no
+    rule: every p is one-hot, so that every rule is exact match (docs/theory.md, section 3). A root without a record of
+    children needs none either: the token is drawn from p.
+
+    verifier: the rule.
     """
     own = verifier.walk if isinstance(verifier, PathVerifier) else partial(walk, verify=verifier)
 
@@ -132,7 +153,11 @@ def walk_of(verifier: Rule) -> Walk:
 
 
 def follow(tree: TokenTree, tokens: Seq[int]) -> tuple[tuple[int, ...], int]:
-    """(path, the token after it) where tokens[i] is the one certain token after node i: the walk at temperature 0."""
+    """Walk a tree at temperature 0 and return the accepted path and the id of the token after it.
+
+    tree: the tree to verify.
+    tokens: per node the one id of probability 1 after it [n].
+    """
     path = [0]
     while (child := tree.child(path[-1], tokens[path[-1]])) is not None:
         path.append(child)
@@ -140,11 +165,14 @@ def follow(tree: TokenTree, tokens: Seq[int]) -> tuple[tuple[int, ...], int]:
 
 
 def walk(tree: TokenTree, probabilities: Probabilities, verify: Rule, rng: Random) -> tuple[tuple[int, ...], int]:
-    """The accepted path (node indices, root first) and the one token that follows it.
+    """Walk a tree from node to node and return the accepted path and the id of the one token that follows it.
 
-    At each node the row verify(p, siblings) is drawn from once; if a child carries the token the walk descends, else
-    it stops. Accepted, recovered and bonus tokens are this one case. `probabilities` is asked for visited nodes only.
-    Children of opaque law, that is without a q, are matched exactly: row = p, which is the optimum for them.
+    At each node one token is drawn from the row verify(p, siblings). If a child has this token the walk goes on there,
+    else it stops. Accepted, corrected and bonus tokens are all drawn in this way. Children of opaque law, which have no
+    q, are matched exactly: their row is p, which is the optimum for them.
+
+    tree, probabilities, rng: as in `PathVerifier.walk`; p is computed for visited nodes only.
+    verify: the rule.
     """
     path = [0]
     while True:

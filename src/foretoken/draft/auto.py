@@ -1,8 +1,8 @@
-"""A drafter that drafts as deep as pays, and not at all where nothing pays: any other drafter under a controller.
+"""A drafter under a controller: it drafts as deep as pays, and not at all where nothing pays.
 
 How far a step drafts is decided before anything of it is drawn, from what earlier steps accepted and how long they
-took: the depth, and for chains how sure the drafter must be at each depth to go on. So every step is one of the other
-drafter's own, with floors that are fixed beforehand, and is lossless as such.
+took: the depth, and for chains the least product of q at each depth with which a path goes on. So every step is a step
+of the inner drafter, with floors that are fixed beforehand, and is lossless as such.
 """
 
 import math
@@ -23,20 +23,20 @@ from foretoken.draft.lookup import LookupSession
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
-CAUGHT_UP = 2  # committed ids that a drafter reads at any step: what the last one accepted last, and the root
+CAUGHT_UP = 2  # committed ids that a drafter reads at an ordinary step: the one accepted last, and the root
 
 
 @dataclass(frozen=True)
 class AutoDrafter(WrappedDrafter[Drafter]):
-    """Another drafter whose trees end, step by step, where one more draft token would not pay.
+    """Another drafter (`inner`) whose trees end, step by step, where one more draft token would not pay.
 
-    experience: what earlier texts taught of costs and acceptance, kept from one text to the next; only where the next
-        one starts depends on it.
-    clock: gives seconds. What it shows steers the depths, and so, at temperature > 0, which of the equally distributed
-        texts comes out for a seed. Without a clock costs are those of `experience`, every batch starts from it anew,
-        and a seed fixes the text (of a batch of prompts: all of them together).
-    alone: whether a single thread of torch does all the work; that thread's own time is taken then, since what other
-        programs take is no cost of drafting.
+    experience: the costs and acceptance learnt from earlier texts, which the controller starts from; it is updated, and
+        kept from one text to the next.
+    clock: gives seconds. The times decide the depths, and so, at temperature > 0, which of the equally distributed
+        texts comes out for a seed. None: the costs are those of `experience`, every batch starts from a copy of it, and
+        a seed fixes the text (of a batch of prompts: all seeds together fix the texts).
+    alone: whether a single thread of torch does all the work; that thread's own time is measured then, since the time
+        of other programs is no cost of drafting.
     """
 
     experience: Experience
@@ -48,24 +48,33 @@ class AutoDrafter(WrappedDrafter[Drafter]):
         return AutoSession(self.inner.open(batch, slots), Controller(experience), self.session_clock())
 
     def session_clock(self) -> Callable[[], float] | None:
-        """The clock of one session, whatever becomes of the number of threads: two clocks have no difference."""
+        """Return the clock of a new session, which keeps it: the times of two different clocks cannot be compared."""
         return time.thread_time if self.alone and torch.get_num_threads() == 1 else self.clock
 
     @property
     def outlook(self) -> tuple[float, float]:
-        """(acceptance a of a draft token, a step with one draft token in plain steps): it pays if 1 + a is more."""
+        """(acceptance a of a draft token, the time t of a step with one draft token, in plain steps).
+
+        One draft token pays if 1 + a > t.
+        """
         return self.experience.drafts.mean, self.experience.costs_of(1).steps(1)
 
 
 class AutoSession(WrappedSession[DraftSession]):
+    """A session whose depths a controller chooses.
+
+    looking: whether this step is to measure what a plain one takes, so that nothing else may be drafted either.
+    """
+
     def __init__(self, inner: DraftSession, controller: Controller, clock: Callable[[], float] | None) -> None:
+        """inner: the session that drafts. controller: has no sequences yet. clock: as in AutoDrafter."""
         super().__init__(inner)
         self.controller = controller
         self.clock = clock
         self._new = False  # whether a sequence joined: the next step reads its prompt
-        self._seen: list[int] = []  # per sequence, the ids that the drafter was shown
+        self._seen: list[int] = []  # per sequence, the number of ids that the drafter has read
         self._depth, self._began, self._asked = 0, 0.0, False
-        self.looking = False  # whether this step is to show what a plain one takes, so that nothing else may be drafted
+        self.looking = False
         self._limits: list[int] = []
         self._lengths: list[int] = []
         if isinstance(inner, PrefixSession):
@@ -74,7 +83,7 @@ class AutoSession(WrappedSession[DraftSession]):
 
     @property
     def steps(self) -> float:
-        """The time of a step that drafts, in plain steps."""
+        """The mean time of a step that drafts, in plain steps."""
         return self.controller.costs.drafted_step
 
     def join(self) -> None:
@@ -90,7 +99,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self._seen.pop()
 
     def _read(self, row: int, ids: Seq[int]) -> None:
-        """Let the drafter read, unless nothing is drafted anyway."""
+        """Read a prompt's beginning with the drafter; if nothing is drafted at present, leave that for later."""
         if self.controller.costs.drafting:
             self._prefix.read(row, ids)
             self._seen[row] = len(ids)
@@ -102,7 +111,7 @@ class AutoSession(WrappedSession[DraftSession]):
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
         limits = [max(min(seq.num_left - 1, seq.depth_limit), 0) for seq in sequences]
-        # A step that reads a prompt drafts nothing: the first token comes as soon as it does without a drafter.
+        # A step that reads a prompt drafts nothing, so that the first token comes as soon as without a drafter.
         chooses = any(limits) and not self._new
         chosen = self.controller.choose(self.clock is not None, limits) if chooses else []
         self._depth = max(map(len, chosen), default=0)
@@ -114,17 +123,17 @@ class AutoSession(WrappedSession[DraftSession]):
         for seq, floors in zip(sequences, chosen, strict=True):
             seq.floors = floors
         trees = self.inner.propose(sequences)
-        # What is left of the text may end a tree earlier, and so may a drafter that is not sure. A model that drafts
-        # nothing took its time in vain; a lookup that finds nothing took none.
+        # The end of the text may cut a tree shorter, and so may the floors. A model that drafts nothing took its time
+        # in vain; a lookup that finds nothing took none.
         least = 0 if isinstance(self.inner, LookupSession) else 1
         depths = [max(least, max(tree.depths)) for tree in trees]
         self._limits = [min(limit, depth) for limit, depth in zip(limits, depths, strict=True)]
-        # Strings may be more tokens of the target than of the drafter, which the floors count.
+        # Floors count the drafter's tokens; the same string may be more tokens of the target.
         self._depth = min(self._depth, max(self._limits))
         return trees
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        if self._new:  # nothing was chosen, and the step's time is a prompt's
+        if self._new:  # nothing was chosen, and the step's time is mostly that of reading a prompt
             self._new = False
             return
         if self.controller.resting:
@@ -142,9 +151,9 @@ class AutoSession(WrappedSession[DraftSession]):
 
 
 def _surprise(tree: TokenTree, last: int) -> float | None:
-    """-ln of the product of q down to the last draft token that was tried, in nats; None where it is not known.
+    """Return -ln of the product of q down to the last draft token that was tried, in nats; None if q is unknown.
 
-    last: the accepted path's last node, after which the surest of its children was tried, if it has any.
+    last: the last accepted node. Its child with the largest product counts as the one that was tried, if there is one.
     """
     if tree.sure is None:
         return None
@@ -155,9 +164,11 @@ def _surprise(tree: TokenTree, last: int) -> float | None:
 def auto_drafter(
     inner: Drafter, sizes: tuple[int, ...], device: torch.device, known: Experience | None = None
 ) -> AutoDrafter:
-    """`inner` under a controller.
+    """Return the drafter `inner` under a controller.
 
-    sizes: as in `expected_extra`. device: of the target. known: costs and acceptance, which then need no clock.
+    sizes: the most nodes besides the root when its tree is cut at depth 0, 1, ..
+    device: that of the target.
+    known: costs and acceptance from a profile, by which a seed fixes the text; None: they are measured as it drafts.
     """
     if known is not None:
         return AutoDrafter(inner, known, None)

@@ -1,4 +1,4 @@
-"""How far to draft at the next step, from what past steps brought and cost: the run-time controller.
+"""The run-time controller: it chooses how far the next step drafts, by what past steps brought and cost.
 
     E(d)   tokens of a step of depth d, summed over the sequences: 1 + a_1 + a_1 a_2 + .. + a_1..a_d
     a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean per sequence
@@ -7,8 +7,8 @@
 
 The depth is the one with the best rate E(d) / T(d), one for all sequences; d = 0 is plain decoding.
 
-A single sequence whose drafter tells q can do better: it drafts on while the next token is expected to bring what its
-time is worth at that rate,
+For a single sequence whose drafter gives q there is a better way: draft on while the next token is expected to bring
+what its time is worth at that rate,
 
     a P(the path so far is accepted)  >=  rate (T(d + 1) - T(d))         (or some next tokens together)
 
@@ -18,9 +18,9 @@ model of P is a constant hazard: a path down to which the product of q is s is a
 rejections per nat of -ln s so far. So the rule is a floor for s at each depth. In a batch the deepest draft sets the
 time of all, and the depth stays one for all.
 
-From plain decoding a new try is made on credit only: every step books what it won or lost against plain decoding, plain
-steps earn ALLOWANCE, and who is in debt does not try. So a useless drafter costs that share and the first tries,
-whatever the estimates say.
+After plain decoding drafting is tried again on credit only: every step books what it won or lost against plain
+decoding, plain steps earn ALLOWANCE, and with a negative balance nothing is tried. So a useless drafter costs that
+share and the first tries, whatever the estimates say.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -35,7 +35,7 @@ from statistics import median
 
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
-READING = 64.0  # the same for losses by reading a prompt, which takes a drafter as long as many short steps
+READING = 64.0  # plain steps: the most that losses by reading a prompt add up to, which takes as long as many steps
 FORGET, FORGET_LONG = 0.97, 0.99  # per step: the last 30 count for a text's acceptance, the last 100 for all else
 HOPE, WEIGHT = 0.7, 8.0  # acceptance assumed of an unknown drafter and at a new try, and its weight in trials
 TRY_WEIGHT = 1.0  # the same weight at a new try, which must not go on for long
@@ -45,14 +45,14 @@ EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards
 DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
 LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps plain ones are measured; the last LOOKS looks count
 SETTLED_S, MEASURED = 0.005, 3  # by the median of 3 behind 5 ms in which caches settle (docs/LOG.md), within 2 * LOOK
-PACE = 0.2  # share of a step's deviation from what was expected that is the machine's pace now
+PACE = 0.2  # the share of a step's deviation from what was expected that is attributed to the machine's pace
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
-FLAT = 1e-9  # nats of drafts of which the drafter was entirely sure; rejections per nat where there were none
+FLAT = 1e-9  # the least surprise, in nats, and the least number of rejections per nat, by which is divided
 
 
 def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXTRA) -> tuple[float, ...]:
-    """What a step of each depth is expected to take beyond a plain one, in plain steps [depth + 1].
+    """Return what a step of each depth is expected to take beyond a plain one, in plain steps [largest depth + 1].
 
     sizes: nodes of the tree at most when it is cut at depth 0, 1, .., the root left out.
     extra: plain steps per drafted step, per level and per node.
@@ -65,23 +65,23 @@ def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXT
 class Costs:
     """What steps cost at one batch size, by the machine's pace, and whether drafting paid there.
 
-    Other programs slow down every step alike. What pays for one text may not pay for sixteen, so that each batch size
-    has an account of its own, which stays as it is while others are in use.
+    Other programs slow down every step alike: times are in units of `pace_s` seconds, which follows the machine. What
+    pays for one text may not pay for sixteen: each batch size has Costs of its own, which rest while others are in use.
 
-    extra: as `expected_extra` gives it.
-    pace_s: seconds that 1 stands for now, None before the first step.
-    plain: a plain step in those.
+    extra: what a step of each depth is expected to take beyond a plain one, as from `expected_extra`.
+    pace_s: seconds of one unit now, about a plain step; None before the first step.
+    plain: what a plain step takes, in units.
     since_look: drafted steps since plain ones were last measured.
     looked: seconds of the plain steps since the last drafted one, while plain steps are measured.
-    looks: times that plain steps were measured, plus 1, LOOKS at most.
-    seen: per depth the number of its steps and the sum of what they took beyond 1; older ones count less.
-    drafted: what all drafted steps took beyond 1, and what was expected of them; older ones count less.
-    number: of the drafted steps; older ones count less.
-    drafting: whether it paid lately.
-    balance: plain steps won, or lost; kept between texts, since a text that pays nothing is no reason to read the next
-        one's prompt with the drafter too.
-    rest: plain steps ahead in which nothing is asked or learnt.
-    borrowed: whether what is expected comes from another batch size, where a step may cost a fraction of it.
+    looks: how often plain steps were measured, plus 1, LOOKS at most.
+    seen: per depth the number of its steps and the sum of what they took beyond one unit; older ones count less.
+    drafted: what all drafted steps took beyond one unit, and what was expected of them; older ones count less.
+    number: the number of drafted steps; older ones count less.
+    drafting: whether drafting paid lately.
+    balance: plain steps won, or lost if negative; kept between texts, since a text on which drafting does not pay is no
+        reason to read the next one's prompt with the drafter too.
+    rest: plain steps ahead at which nothing is chosen or learnt.
+    borrowed: whether `extra` comes from another batch size, where a step may cost a fraction of what it costs here.
     """
 
     extra: Sequence[float]
@@ -99,7 +99,7 @@ class Costs:
     borrowed: bool = False
 
     def learn(self, depth: int, seconds: float) -> None:
-        """A step of this depth took so many seconds."""
+        """Learn from one step that took so many `seconds`; depth: the levels that it drafted, 0 for a plain one."""
         if depth:
             self.looked.clear()
         elif self.since_look:
@@ -133,15 +133,15 @@ class Costs:
         return self.pace_s is None or self.since_look >= LOOK * 2**self.looks
 
     def steps(self, depth: int) -> float:
-        """T, the time of a step in plain steps."""
+        """T, the time of a step of this depth in plain steps."""
         return self._paces(depth, self._scale) / self.plain
 
     def hope(self, depth: int) -> float:
-        """What the time of a step of this depth may come down to, as a share: the less, the fewer were measured."""
+        """What T of this depth may come down to, as a share of it: the fewer steps were measured, the less."""
         return 1 - DARING / (1 + self.seen.get(depth, (0.0, 0.0))[0]) ** 0.5
 
     def times(self) -> list[float]:
-        """T of every depth."""
+        """T of every depth from 0 on, in plain steps."""
         scale = self._scale
         return [self._paces(depth, scale) / self.plain for depth in range(len(self.extra))]
 
@@ -158,7 +158,7 @@ class Costs:
         return seconds / (self.pace_s * self.plain)
 
     def _paces(self, depth: int, scale: float) -> float:
-        """T, where 1 takes pace_s; scale: as `_scale` has it now."""
+        """What a step of this depth takes, in units; scale: the value of `_scale` now."""
         if not depth:
             return self.plain
         count, took = self.seen.get(depth, (0.0, 0.0))
@@ -172,7 +172,7 @@ class Costs:
 
     @property
     def _scale(self) -> float:
-        """What drafted steps take beyond 1, as a share of what was expected; the expectation weighs as one step."""
+        """What drafted steps took beyond one unit, as a share of what was expected, which weighs as one step itself."""
         once = sum(self.extra) / max(len(self.extra) - 1, 1)
         return max((self.drafted[0] + once) / (self.drafted[1] + once), 0.0)
 
@@ -181,9 +181,9 @@ class Costs:
         self.seen, self.drafted, self.number = {}, (0.0, 0.0), 0.0
 
     def like(self) -> "Costs":
-        """A start for another batch size, which owes what this one owes: where one lost, the next one need not.
+        """Return the costs that another batch size starts from; it takes over a debt, but no more than DEBT.
 
-        But for what a prompt took to read, which its text has paid.
+        What is owed beyond DEBT is for the reading of a prompt, which has been done.
         """
         debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
         return Costs(
@@ -198,12 +198,12 @@ def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[floa
 
 @dataclass
 class Acceptance:
-    """How draft tokens fared; older ones count less.
+    """Counts of accepted and tried draft tokens; older ones count less. A token is tried if its parent was accepted.
 
-    accepted, tried: draft tokens, and those that came to be judged; with what is assumed before any trial.
-    surprise: -ln of the product of q down to the last one judged, summed over the drafts, in nats.
-    tells: whether the drafter says q; where it does not, each token counts as one nat.
-    hits, trials: accepted and tried ones of one sequence by depth; empty where nobody asks for them.
+    accepted, tried: numbers of accepted and of tried tokens, including what is assumed before any trial.
+    surprise: -ln of the product of q down to the last tried token, summed over the drafts, in nats.
+    tells: whether the drafter gives q; where it does not, each tried token counts as one nat.
+    hits, trials: accepted and tried tokens of one sequence by depth; empty where they are not needed.
     """
 
     accepted: float = HOPE * WEIGHT
@@ -214,12 +214,19 @@ class Acceptance:
     trials: list[float] = field(default_factory=list)
 
     def new(self, mean: float, weight: float, deepest: int) -> "Acceptance":
-        """A start for a text, by depth: what is assumed of its drafts before any trial, and its weight in trials."""
+        """Return the counts that a text starts from.
+
+        mean, weight: the acceptance that is assumed before any trial, and its weight in trials.
+        deepest: the depth of the largest tree, up to which there are counts by depth.
+        """
         none = [0.0] * deepest
         return Acceptance(mean * weight, weight, self.surprise / self.tried * weight, self.tells, none, none)
 
     def learn(self, limit: int, accepted: int, surprise: float | None, forget: float) -> None:
-        """A draft whose paths had `limit` tokens had so many accepted; surprise: of it, None where q is not known."""
+        """Count one draft, of which at most `limit` tokens could be accepted and `accepted` were.
+
+        surprise, forget: of the tried ones, None if q is unknown; the weight of all that was counted before.
+        """
         tried = min(accepted + 1, limit)
         self.accepted = forget * self.accepted + accepted
         self.tried = forget * self.tried + tried
@@ -230,7 +237,7 @@ class Acceptance:
 
     @property
     def mean(self) -> float:
-        """Share of draft tokens that were accepted where the ones before were."""
+        """The share of tried draft tokens that were accepted."""
         return self.accepted / self.tried
 
     @property
@@ -239,7 +246,7 @@ class Acceptance:
         return (self.tried - self.accepted) / max(self.surprise, FLAT)
 
     def expected(self, by_depth: bool) -> list[float]:
-        """E(d) for d = 0, 1, .., of this sequence; by_depth: with an acceptance for each depth, else with the mean."""
+        """E(d) of this sequence, d = 0, 1, ..; by_depth: with one acceptance per depth, else with the mean of all."""
         reach, found, assumed = 1.0, [1.0], self.mean
         for hits, trials in zip(self.hits, self.trials, strict=True):
             reach *= (hits + ALIKE * assumed) / (trials + ALIKE) if by_depth else assumed
@@ -247,9 +254,9 @@ class Acceptance:
         return found
 
     def floors(self, least: Sequence[float]) -> tuple[float, ...]:
-        """The floors of the next tree, as `Sequence.floors` has them; for a drafter that tells q.
+        """Return the floors of the next tree, as in `Sequence.floors`; for a drafter that gives q.
 
-        least: what a P has to be for a level below depth 1, 2, .. to pay.
+        least: for depth 1, 2, .. the least product a P(the path so far is accepted) at which a next level pays.
         """
         mean, found, power = self.mean, [0.0], 1 / max(self.sharpness, FLAT)
         for worth in least:
@@ -261,11 +268,11 @@ class Acceptance:
 
 @dataclass
 class Experience:
-    """What earlier texts taught: where the next one starts.
+    """What was learnt from earlier texts, where the next one starts.
 
-    extra: as `expected_extra` gives it; a depth that it has no number for is never drafted.
-    drafts: how draft tokens fared in all of them.
-    costs: by batch size.
+    extra: as from `expected_extra`; a depth for which it has no number is never drafted.
+    drafts: the acceptance in all texts.
+    costs: Costs by batch size.
     """
 
     extra: tuple[float, ...]
@@ -273,8 +280,8 @@ class Experience:
     costs: dict[int, Costs] = field(default_factory=dict)
 
     def costs_of(self, batch: int) -> Costs:
-        """The costs at a batch size; until something was drafted there, what is expected is what the nearest one with
-        drafted steps shows by now."""
+        """Return the costs at a batch size. Until something was drafted there, what is expected of it is what the
+        nearest batch size with drafted steps shows by now."""
         costs = self.costs.get(batch)
         if costs is not None and (costs.seen or not costs.borrowed):
             return costs
@@ -291,8 +298,9 @@ class Experience:
 class Controller:
     """Chooses how far each step of one batch drafts.
 
+    experience: what was learnt from earlier texts; it is updated.
     sequences: the acceptance of each sequence of the batch.
-    resting: whether of the present step nothing is to be learnt.
+    resting: whether nothing is learnt from the present step.
     """
 
     experience: Experience
@@ -301,7 +309,7 @@ class Controller:
 
     @property
     def costs(self) -> Costs:
-        """Those of the present batch size."""
+        """The costs at the present batch size."""
         return self.experience.costs_of(len(self.sequences))
 
     @property
@@ -310,17 +318,17 @@ class Controller:
         return len(self.experience.extra) - 1
 
     def join(self) -> None:
-        """A sequence joins at the end."""
+        """Add a sequence at the end."""
         drafts = self.experience.drafts
         self.sequences.append(drafts.new(drafts.mean, WEIGHT, self.deepest))
 
     def leave(self, index: int) -> None:
-        """A sequence leaves; the last one takes its place."""
+        """Remove the sequence at `index`; the last one takes its place."""
         self.sequences[index] = self.sequences[-1]
         self.sequences.pop()
 
     def choose(self, timed: bool = True, limits: Sequence[int] | None = None) -> list[tuple[float, ...]]:
-        """How far the next step drafts: the floors of each sequence's next tree, or nothing where none drafts.
+        """Choose how far the next step drafts: per sequence the floors of its next tree; an empty list for a plain one.
 
         timed: whether this step's time can be measured.
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
@@ -351,12 +359,12 @@ class Controller:
         return [(0.0,) * depth] * len(self.sequences)
 
     def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
-        """One draft token each where a step may be drafted again after plain ones, else none."""
+        """Choose one draft token per sequence if drafting may be tried again after plain steps, else none."""
         if costs.balance < 0:
             return []
         if not any(depth + 1 > costs.steps(depth) for depth in range(1, len(self.experience.extra))):
-            # It would not win if everything were accepted. Only drafted steps could tell that it has become cheaper:
-            # so it will be tried as if it had lost so much and were not known.
+            # Drafting would not pay if everything were accepted. Only drafted steps can show that it has become
+            # cheaper: so it is tried again as if it had lost DEBT and its costs were unknown.
             costs.balance = -DEBT
             costs.forget()
             return []
@@ -368,8 +376,11 @@ class Controller:
     def learn_acceptance(
         self, limits: Sequence[int], accepted: Sequence[int], surprises: Sequence[float | None]
     ) -> None:
-        """What a drafted step brought, per sequence: the most tokens that it could accept, those accepted, and the
-        surprise of those judged, as in `Acceptance`."""
+        """Learn from the draft of each sequence at one step.
+
+        limits, accepted: the most tokens that could be accepted, and those that were; with limit 0 nothing is learnt.
+        surprises: of the tried tokens, as in `Acceptance`; None where q is unknown.
+        """
         for sequence, limit, count, surprise in zip(self.sequences, limits, accepted, surprises, strict=True):
             if limit == 0:  # nothing was to be drafted for it
                 continue
@@ -377,11 +388,11 @@ class Controller:
             self.experience.drafts.learn(limit, count, surprise, FORGET_LONG)
 
     def learn_cost(self, depth: int, tokens: float, seconds: float | None, usual: bool = True) -> None:
-        """What a step took.
+        """Learn from the time of one step.
 
-        tokens: emitted, per sequence.
-        seconds: None where nobody measures: it took what was expected.
-        usual: False where the drafter caught up after plain steps, which is paid for, but no measure of the next step.
+        depth, tokens: the levels that it drafted, and the mean number of tokens that it emitted per sequence.
+        seconds: its time; None where there is no clock: it took what was expected.
+        usual: False where the drafter caught up after plain steps: that is booked, but does not predict the next step.
         """
         if self.resting:
             return
@@ -392,7 +403,7 @@ class Controller:
             if not costs.drafting:
                 _earn(costs)
         elif costs.pace_s is not None or seconds is None:
-            # By what such steps are known to take: a machine that became slower is no loss of drafting.
+            # Booked is the learnt mean of such steps, not this step's time: a slower machine is no loss of drafting.
             one_off = None if usual or seconds is None else min(costs.plain_steps(seconds), READING + tokens)
             spent = costs.steps(depth) if one_off is None else one_off
             least = min(costs.balance, -DEBT if one_off is None else -READING)
@@ -400,9 +411,9 @@ class Controller:
 
 
 def prices(times: Sequence[float], mean: float) -> list[float]:
-    """What levels 2, 3, .. take, in plain steps: each its own time, or the mean time of some levels from it on where
-    that is less, each weighed by how likely it is reached from the first of them. For the next node may begin a block
-    that the nodes after it share.
+    """Return what levels 2, 3, .. take, in plain steps: each its own time, or the mean time of some levels from it on
+    if that is less, each level weighed by how likely it is reached from the first of them. For the next node may begin
+    a block that the nodes after it share.
 
     times: of steps of depth 0, 1, .., in plain steps. What the first level takes is no part of it: with it comes what a
         drafted step takes once.
@@ -420,14 +431,14 @@ def prices(times: Sequence[float], mean: float) -> list[float]:
 
 
 def _until(limit: int, expected: list[float]) -> list[float]:
-    """E(d) of a sequence whose paths end at `limit`."""
+    """E(d) of a sequence whose paths end at depth `limit`."""
     return [expected[min(depth, limit)] for depth in range(len(expected))]
 
 
 def _earn(costs: Costs) -> None:
-    """Book the allowance of a plain step, and of those until the next try at once if they are many.
+    """Book the allowance of a plain step; if the next try is many steps away, book theirs at once.
 
-    These rest then, since to ask and to learn takes a twentieth of a small model's step.
+    At these steps nothing is chosen or learnt, which would take a twentieth of a small model's step.
     """
     if costs.rest:  # booked already
         return

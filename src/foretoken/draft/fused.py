@@ -1,4 +1,4 @@
-"""Drafting for one sequence in compiled calls that do what growing level by level does, bit for bit, in less time."""
+"""Drafting a chain for one sequence in one compiled call, which gives bit for bit what growing level by level gives."""
 
 from collections.abc import Sequence as Seq
 
@@ -13,11 +13,11 @@ from foretoken.heads.serial import SerialRows
 from foretoken.models.chains import ChainDraws
 from foretoken.models.fused_rows import FusedRows
 
-LOOKED_UP = 4096  # tokens of a text in which its next ones are looked up: 60 microseconds of each step
+LOOKED_UP = 4096  # the last tokens of a text in which its next ones are looked up, in 60 microseconds per step
 
 
 def suits(seq: Sequence, g: Growth) -> bool:
-    """Whether the call that drafts a whole chain draws as the sequence's sampling and law ask."""
+    """Whether the compiled call for a whole chain draws as the sampling of `seq` and the law of its tree `g` ask."""
     if not isinstance(g.uniforms, Tensor) or seq.sampling.moves_scores or seq.shapes_logits:
         return False
     if not g.needs_probabilities(seq.sampling):
@@ -26,8 +26,11 @@ def suits(seq: Sequence, g: Growth) -> bool:
 
 
 def fused_chain(rows: FusedRows | SerialRows, seq: Sequence, g: Growth, pending: Seq[int]) -> TokenTree | None:
-    """The chain of a sequence that it suits; None where its nodes do not fit the rows, and nothing was done.
+    """Draft a chain and return its tree; None, and nothing is changed, where its nodes do not fit the rows.
 
+    rows: the drafter's cache of a batch of one.
+    seq: the sequence, which `suits`.
+    g: its tree, which has the root alone; its `num_pending` and `scored` are set.
     pending: the committed ids that the drafter has not read, the root last.
     """
     u, opaque = g.uniforms, g.law is Opaque

@@ -1,4 +1,4 @@
-"""A token tree while it grows level by level, for drafters that score it themselves."""
+"""A token tree that grows level by level, for drafters that score its nodes themselves."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -17,21 +17,21 @@ from foretoken.core.verifier import LawFamily
 
 @dataclass
 class Growth:
-    """One sequence's tree while it grows.
+    """The tree of one sequence while it grows.
 
-    policy: decides which children a node gets.
-    law: how they are drawn.
+    policy: the tree policy.
+    law: how children are drawn.
     builder: the nodes so far.
-    states: the policy's memory of each node.
-    scored: per node its index among the sequence's scored nodes in the cache.
-    num_pending: scored nodes up to the root, that is the committed ids that the cache had not seen.
-    frontier: nodes that will have children.
-    depth: levels drawn so far.
+    states: the policy's state of each node.
+    scored: per node that the drafter has scored its index among the sequence's scored nodes in the cache.
+    num_pending: scored nodes up to the root, that is the number of committed ids that the cache did not have.
+    frontier: the nodes that will have children.
+    depth: the number of levels drawn so far.
     floor, floors: a node gets no children if the product of q down to it is below `floor`, or below floors[d] where it
-        is at depth d and there are any.
-    sure: that product per node; only kept where there is a floor.
-    uniforms: of a chain, one per level.
-    decided: per node the law with the number of draws that a coin decided before q was known.
+        is at depth d and there are floors.
+    sure: that product per node; beyond the root only where there is a floor.
+    uniforms: those of a chain, one per level [levels, 1]; None for other trees.
+    decided: per node the law with the number of draws that coins decided before q was known.
     """
 
     policy: TreePolicy
@@ -50,20 +50,20 @@ class Growth:
 
     @property
     def asks(self) -> bool:
-        """Whether somebody asks how sure the drafter is of its path."""
+        """Whether the product of q down to each node is needed."""
         return self.floor > 0 or len(self.floors) > 0
 
     @property
     def weighs(self) -> bool:
-        """Whether q must be a distribution where the likeliest tokens are taken too."""
+        """Whether q must be a distribution even where the likeliest tokens are taken."""
         return self.asks or self.policy.weighs
 
     def needs_probabilities(self, sampling: Sampling) -> bool:
-        """Whether q must be made as `sampling` says. Else the likeliest tokens are taken, for which scores will do."""
+        """Whether q must be made as `sampling` says; else the likeliest tokens are taken, by scores."""
         return self.law is not Opaque or (self.weighs and sampling.temperature > 0)
 
     def select(self, first: int) -> list[int]:
-        """Of the nodes of the lowest level, from node `first` on, those that will have children."""
+        """Return the nodes of the lowest level that will have children; first: the index of its first node."""
         chosen = self.policy.select(self.states, first)
         if not self.asks:
             return chosen
@@ -71,11 +71,11 @@ class Growth:
         return [node for node in chosen if self.sure[node] >= floor]
 
     def floor_at(self, depth: int) -> float:
-        """The least product of q down to a node at this depth for it to have children."""
+        """Return the least product of q down to a node at this depth with which it gets children."""
         return max(self.floor, self.floors[depth] if self.floors else 0.0)
 
     def suffix(self, node: int) -> list[int]:
-        """Drafted tokens from below the root down to `node`."""
+        """Return the draft tokens from below the root down to `node`."""
         tokens = []
         while node > 0:
             tokens.append(self.builder.tokens[node])
@@ -91,9 +91,14 @@ class Growth:
         states: Seq[Seq[Any]],
         weights: Seq[Seq[float]] | None,
     ) -> None:
-        """The children of m nodes. What was not sampled is put on record by `finish`, since not all of it is kept.
+        """Add the children of m nodes. Children that were not sampled are recorded by `finish`, which keeps only some.
 
-        weights: q of each draw; None where nobody asks for it.
+        nodes: the parents [m].
+        laws: the law of the children of each [m].
+        q: the weights that they were drawn from, over the target's vocabulary [m, v]; not used if they are opaque.
+        draws: per node the drawn ids, of the target's vocabulary.
+        states: per node the policy's state of each draw.
+        weights: per node q of each draw; None where the product of q is not needed.
         """
         for i, (node, drawn, of_drawn) in enumerate(zip(nodes, draws, states, strict=True)):
             if self.law is Opaque:
@@ -106,7 +111,10 @@ class Growth:
                 self.sure += [self.sure[node] * weights[i][j] for j in added]
 
     def finish(self) -> TokenTree:
-        """The tree, and `scored` by its nodes. Only children that were not sampled may be left out."""
+        """Return the tree, without the nodes that the policy drops; `scored` then has the indices of the tree's nodes.
+
+        Only children that were not sampled may be dropped.
+        """
         kept, sure = self.policy.keep(self.states), tuple(self.sure) if self.floors else None
         if self.law is not Opaque:
             assert kept is None

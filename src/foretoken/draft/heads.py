@@ -1,4 +1,4 @@
-"""A draft head as drafter: its tree grows as a language model's does, on the states of the target's scoring forward."""
+"""A draft head as drafter: its tree grows as a language model's does, from the target's hidden states."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -18,7 +18,10 @@ from foretoken.heads.rows import HeadRows
 
 
 class HeadDrafter(LMDrafter):
-    """lm: a HeadLM. A tree deeper than the head's levels is cut there, which is decided before anything is drawn."""
+    """Draws each node's children from a draft head's next-token distribution.
+
+    A tree that is deeper than the head's levels is cut there; this is decided before anything is drawn.
+    """
 
     lm: HeadLM
 
@@ -31,8 +34,11 @@ class HeadDrafter(LMDrafter):
 
 
 class HeadDraftSession(LMDraftSession):
-    """A head that scores a vocabulary of its own is asked for q, and drawn from, over that one alone: q is zero
-    elsewhere. Its trees speak of the target's tokens."""
+    """The head's cache of one batch, and the trees of the present step.
+
+    Where a head scores only some of the target's tokens, its *columns*, q is computed and drawn from over these alone
+    (over all, if bias, penalties or processors act). The trees have the target's ids, and q is 0 for all other tokens.
+    """
 
     drafter: HeadDrafter
     rows: HeadRows[Any]
@@ -50,7 +56,7 @@ class HeadDraftSession(LMDraftSession):
         lm.usefulness.count(trees, paths, lm.name, lm.head.target.name)
 
     def _deepest(self, seq: Sequence) -> int:
-        if len(seq.ids) < 2:  # there is no state before the first token, so nothing to draft from
+        if len(seq.ids) < 2:  # there is no hidden state before the first token, so nothing to draft from
             return 0
         return seq.depth_left if self.drafter.lm.depth is None else min(seq.depth_left, self.drafter.lm.depth)
 
@@ -60,7 +66,7 @@ class HeadDraftSession(LMDraftSession):
     def _weights(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m c"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m _"]:
-        if seq.sampling.moves_scores or seq.shapes_logits:  # which speak of the target's tokens
+        if seq.sampling.moves_scores or seq.shapes_logits:  # which need columns of the target's ids
             logits = self.rows.whole(logits, float("-inf"))
         return self._q(seq, g, logits, suffixes)
 
@@ -69,5 +75,5 @@ class HeadDraftSession(LMDraftSession):
     ) -> tuple[Float[Tensor, "m _"], list[tuple[int, ...]]]:
         if self._columns is None or q.shape[1] == self.drafter.vocab_size:
             return q, draws
-        whole = q if g.law is Opaque else self.rows.whole(q, 0.0)  # of opaque children it is not kept
+        whole = q if g.law is Opaque else self.rows.whole(q, 0.0)  # the q of opaque children is not recorded
         return whole, [tuple(self._columns[token] for token in drawn) for drawn in draws]

@@ -4,10 +4,11 @@ At every step each text takes the draft whose tokens per time are expected to be
 
     (1 + accepted draft tokens) / (1 + what the draft takes, in plain steps).
 
-A lookup expects the sum of its draft tokens' reach, a model what its drafts for this text brought lately; where the
-lookup finds nothing, the model drafts. Under method auto a batch of several texts is left to the model, whose
-controller knows what a node costs them. A choice depends on the text so far and on earlier steps, never on a draw of
-the step that it decides for, so that every step is lossless as one of the drafter that was chosen.
+Of a lookup's draft the sum of its tokens' reach (the probability that a path comes to them) is expected to be accepted,
+of a model's draft what its drafts for this text brought lately; where the lookup finds nothing, the model drafts. Under
+method auto a batch of several texts is left to the model, whose controller measures what a node costs them. A choice
+depends on the text so far and on earlier steps, never on a draw of the step that it decides about, so that every step
+is lossless as a step of the drafter that was chosen.
 
 Source: Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975 (its hybrid: a model where the score of the suffix tree is
 low; here both sides are expected gains).
@@ -24,17 +25,16 @@ from foretoken.draft.controller import EXTRA, FORGET, HOPE, expected_extra
 from foretoken.draft.lookup import LookupDrafter, LookupSession
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
-WEIGHT = 2.0  # of what is assumed of a model that is new to a text, in its steps
+WEIGHT = 2.0  # the weight, in drafted steps, of what is assumed of a model that has not drafted for a text yet
 
 
 @dataclass(frozen=True)
 class HybridDrafter(WrappedDrafter[Drafter]):
-    """A model behind a lookup. Its laws are the model's: any walk matches draft tokens without a q exactly.
+    """A model (`inner`) behind a lookup. Its laws are the model's: any walk matches draft tokens without a q exactly.
 
-    lookup: what drafts first. At temperatures above 0 it looks in the text itself alone: which drafter is chosen
-        decides there what the random numbers are spent on, and a seed shall give the same text whatever earlier
-        requests said.
-    sizes: nodes of the model's tree at most when it is cut at depth 0, 1, .., the root left out.
+    lookup: the lookup. At temperatures above 0 it looks in the text itself alone. The choice of the drafter decides
+        there which random numbers are used for what, and a seed must give the same text after any earlier requests.
+    sizes: the most nodes of the model's tree besides the root when it is cut at depth 0, 1, ..
     """
 
     lookup: LookupDrafter
@@ -56,7 +56,8 @@ class HybridDrafter(WrappedDrafter[Drafter]):
 class Brought:
     """What a model's drafts brought to one text; older steps count less.
 
-    accepted: draft tokens. steps: those at which it drafted.
+    accepted: the number of accepted draft tokens.
+    steps: the number of steps at which the model's draft was taken.
     """
 
     accepted: float
@@ -64,23 +65,25 @@ class Brought:
 
     @property
     def gain(self) -> float:
-        """The draft tokens that are expected to be accepted of its next draft."""
+        """The number of draft tokens that are expected to be accepted of its next draft."""
         return self.accepted / self.steps
 
     def learn(self, accepted: int) -> None:
+        """Count one draft, of which `accepted` tokens were accepted."""
         self.accepted = FORGET * self.accepted + accepted
         self.steps = FORGET * self.steps + 1
 
 
 class HybridSession(WrappedSession[DraftSession]):
-    """Both sessions. The model's falls behind where it is not asked, and catches up when it is."""
+    """The sessions of a model and of a lookup. While the model does not draft it reads no text; it catches up later."""
 
     def __init__(self, inner: DraftSession, lookup: LookupSession, sizes: tuple[int, ...]) -> None:
+        """inner: the model's session. lookup: that of the lookup. sizes: as in HybridDrafter."""
         super().__init__(inner)
         self._lookup, self._sizes = lookup, sizes
         self._hope = WEIGHT * sum(HOPE**depth for depth in range(1, len(sizes)))
         self._models: list[Brought] = []
-        self._drawn: list[TokenTree] | None = None  # the model's trees of this step, None where it was not asked
+        self._drawn: list[TokenTree] | None = None  # the model's trees of this step, None where it drafted none
         self._taken: list[bool] = []  # per text, whether the model's tree is the one that is scored
         if isinstance(inner, PrefixSession):
             self.read, self.save, self.restore = inner.read, inner.save, inner.restore
@@ -97,7 +100,7 @@ class HybridSession(WrappedSession[DraftSession]):
         self._models.pop()
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        # In a batch every node takes time from the other texts, and the model's controller knows how much.
+        # In a batch every node takes time from the other texts, and the model's controller measures how much.
         crowded = len(sequences) > 1 and isinstance(self.inner, AutoSession)
         found, taken = [], []
         for text, seq, model in zip(self._lookup.texts, sequences, self._models, strict=True):
@@ -113,21 +116,21 @@ class HybridSession(WrappedSession[DraftSession]):
         if isinstance(self.inner, AutoSession) and self.inner.looking:
             self._taken = [False] * len(sequences)
             return self._drawn
-        # A model under a controller may not draft: then what was looked up is better than nothing. Not so where it drew
-        # that there is no draft token, which its root records: that draw is the rule's to judge.
+        # A model under a controller may draft nothing: then the lookup's tree is better than none. But where the draw
+        # at the root was that there is no draft token, the root has a record of it: the rule must decide over that one.
         self._taken = [mine and tree.siblings[0] is not None for mine, tree in zip(taken, self._drawn, strict=True)]
         drafts = zip(self._taken, self._drawn, found, strict=True)
         return [drawn if mine else tree for mine, drawn, tree in drafts]
 
     @property
     def _model_steps(self) -> float:
-        """The time of a step with the model's draft, in plain steps."""
+        """The expected time of a step with the model's draft, in plain steps."""
         if isinstance(self.inner, AutoSession):
             return self.inner.steps
         return 1 + expected_extra(self._sizes)[-1]
 
     def _draw(self, sequences: Seq[Sequence], taken: Seq[bool]) -> list[TokenTree]:
-        """The model's trees; those of texts that are looked up are their roots."""
+        """Return the model's trees; taken: per text whether the model drafts; if not, its tree is the root alone."""
         limits = [seq.depth_limit for seq in sequences]
         for seq, mine in zip(sequences, taken, strict=True):
             if not mine:

@@ -1,4 +1,4 @@
-"""A language model with the target's vocabulary as drafter: its tree grows level by level, a forward each or fewer."""
+"""A language model with the target's vocabulary as drafter: a tree grows level by level, by at most a forward each."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -25,17 +25,20 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.rows import Rows
 
-CHAIN = 16  # pending ids up to here ride along with the first tree node instead of a forward of their own
-FAINT = -1e15  # a score that counts for nothing beside any other of a model, at every temperature that is not tiny
+CHAIN = 16  # so many unread ids are read in the same forward as the root; more get a forward of their own
+FAINT = -1e15  # the least score where there are constraints; beside an ordinary score its probability is 0
 
 
 @dataclass(frozen=True)
 class LMDrafter:
     """Draws each node's children from the model's own next-token distribution.
 
-    vocab_size: the target's; missing columns get probability 0, columns beyond it are dropped before normalising.
+    lm: the model, or a draft head.
+    policy: the tree policy.
     law: how children are drawn at temperature > 0. At temperature 0 they are the likeliest tokens (opaque), since
-    every rule then is exact match and likeliest is best.
+        every rule is exact match then, by which the likeliest are accepted most.
+    vocab_size: that of the target; columns that the model lacks get probability 0, columns beyond it are dropped
+        before probabilities are made.
     """
 
     lm: CausalLM | HeadLM
@@ -60,22 +63,26 @@ class LMDrafter:
 
 
 def same(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
-    """The drafter that a model with the target's vocabulary makes."""
+    """Return the drafter that draws from a language model with the target's vocabulary.
+
+    source: the model. policy: the tree policy. law: how children are drawn.
+    """
     return LMDrafter(source.model, policy, law, source.vocab_size)
 
 
 class LMDraftSession:
-    """The cache of one batch, and the trees of the step under way.
+    """The drafter's cache of one batch, and the trees of the present step.
 
-    Trees grow level by level, all sequences of the batch together. Where it is one sequence, compiled calls of the rows
-    may do the same in less time: whether there are any is asked here, once.
+    Trees grow level by level, all sequences of the batch together. For a single sequence compiled calls may do the same
+    in less time; `__init__` finds out which of them the rows have.
     """
 
     def __init__(self, drafter: LMDrafter, rows: Rows | HeadRows[Any]) -> None:
+        """drafter: whose trees are drafted. rows: the cache of its model, with no row in use."""
         self.drafter = drafter
         self.rows = rows
         self.growths: list[Growth] = []
-        self.pasts: list[Any] = []  # per sequence, what its policy remembers of earlier trees
+        self.pasts: list[Any] = []  # per sequence, what `TreePolicy.past` returned for its last tree
         self._chain_depth = drafter.policy.chain_depth if isinstance(drafter.policy, ShapePolicy) else 0
         same_vocabulary = drafter.lm.vocab_size == drafter.vocab_size
         self._chains = rows if same_vocabulary and isinstance(rows, FusedRows | SerialRows) else None
@@ -107,7 +114,7 @@ class LMDraftSession:
         return self._finish(sequences)
 
     def _begin(self, row: int, seq: Sequence) -> Growth:
-        """The tree of one sequence as its root alone."""
+        """Return a new tree of one sequence with its root alone; row: the index of the sequence."""
         law = Opaque if seq.sampling.temperature == 0 else self.drafter.law
         policy = self.drafter.policy.at(law, seq.sampling.temperature)
         root = policy.root(self.pasts[row])
@@ -116,24 +123,30 @@ class LMDraftSession:
             return g
         if isinstance(policy, ShapePolicy):
             g.floor = policy.floor
-            # Floors of 0 end nothing, but of a text alone it is learnt how sure the drafter was.
+            # Floors of 0 end nothing. For a text that is alone they are kept, so that the tree records `sure`, from
+            # which the controller learns.
             if self._chain_depth and seq.floors and (any(seq.floors) or len(self.pasts) == 1):
                 g.floors = seq.floors
         g.frontier = policy.select([root], 0)
         levels = min(self._chain_depth, seq.depth_left)
         if levels > 0:
-            # A chain takes the uniforms of all its levels at once, reached or not, so that a compiled call draws by the
-            # same ones. Opaque draws take none: a seed then gives the text that it gives without drafts.
+            # A chain takes the uniforms of all its levels at once, also of levels that it does not reach, so that a
+            # compiled call draws by the same ones. Opaque draws take none, so that a seed gives the text that it gives
+            # without drafts.
             g.uniforms = torch.zeros(levels, 1, dtype=torch.float64) if law is Opaque else seq.rng.uniforms(levels, 1)
         return g
 
     def _choose(self, seq: Sequence, g: Growth) -> list[int]:
-        """The nodes of the lowest level that are to have children."""
+        """Return the nodes of the lowest level that are to have children."""
         nodes, g.frontier = g.frontier, []
         return nodes
 
     def _weights_after(self, sequences: Seq[Sequence], nodes: Seq[list[int]]) -> list[Float[Tensor, "_ _"]]:
-        """q after nodes of every sequence, by one forward; the ids that its cache has not seen go before its root."""
+        """Return q after some nodes of each sequence, per sequence [m, v], by one forward.
+
+        nodes: per sequence the nodes, which may be none. Where they are the root alone, the committed ids that the
+            cache does not have yet are read in the same forward.
+        """
         tokens: list[Seq[int]] = []
         parents: list[Seq[int]] = []
         for row, (seq, g, wanted) in enumerate(zip(sequences, self.growths, nodes, strict=True)):
@@ -161,7 +174,10 @@ class LMDraftSession:
     def _weights_at_once(
         self, seq: Sequence, g: Growth, tokens: Seq[int], parents: Seq[int]
     ) -> Float[Tensor, "n v"] | None:
-        """`_weights` after new nodes, by one compiled call; None where there is none, or some q is not finite."""
+        """Return `_weights` after new nodes by one compiled call; None if there is no such call, or q is not finite.
+
+        tokens: the ids of the new nodes. parents: their indices among the scored nodes, as `Rows.score` takes them.
+        """
         if self._scoring is None or not seq.softmax_only:
             return None
         if g.needs_probabilities(seq.sampling):
@@ -170,11 +186,12 @@ class LMDraftSession:
         return scores.softmax(-1) if g.weighs and scores is not None else scores
 
     def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ _"]]:
-        """The model's logits after nodes of every sequence."""
+        """Return the model's logits after new nodes of each sequence; tokens, parents: as in `Rows.score`."""
         return self.rows.score(tokens, parents)
 
     def _pending(self, row: int, seq: Sequence) -> list[int]:
-        """Committed ids that the cache has not seen, the root last; all but a few are read."""
+        """Return the committed ids that the cache does not have, the root last; if they are many, read all but the root
+        first."""
         if len(seq.ids) - self.rows.lengths[row] > CHAIN:
             self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
         return self._known(seq.ids[self.rows.lengths[row] :])
@@ -183,14 +200,17 @@ class LMDraftSession:
         self.rows.extend(row, self._known(list(ids[self.rows.lengths[row] :])))
 
     def _known(self, ids: list[int]) -> list[int]:
-        """Ids of the target's padding columns, which the drafter cannot embed, become its last id: a poor context."""
+        """Return ids that the drafter can embed: the target's padding ids beyond its vocabulary become its last id."""
         last = self.drafter.lm.vocab_size - 1
         return [min(token, last) for token in ids] if self.drafter.vocab_size > last + 1 else ids
 
     def _weights(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m d"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m _"]:
-        """q over the target's vocabulary; for opaque children scores, which rank the same, if the policy is content."""
+        """Return q over the target's vocabulary [m, v]; for opaque children scores, unless the policy weighs.
+
+        logits: the drafter's, after m nodes [m, d]. suffixes: per node the drafted ids from below the root down to it.
+        """
         missing = self.drafter.vocab_size - logits.shape[1]
         if missing > 0:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
@@ -201,9 +221,9 @@ class LMDraftSession:
     def _q(
         self, seq: Sequence, g: Growth, logits: Float[Tensor, "m _"], suffixes: Iterable[list[int]]
     ) -> Float[Tensor, "m _"]:
-        """`_weights` from logits of the same columns.
+        """Return `_weights` from logits that have the columns of q already.
 
-        Where a constraint leaves none of the drafter's own tokens, the others that it allows are all alike.
+        Constraints may forbid all tokens that the drafter has: then the other allowed tokens are equally likely.
         """
         if seq.sampling.constraints:
             logits = (logits if logits.dtype == torch.float64 else logits.float()).clamp(min=FAINT)
@@ -213,7 +233,10 @@ class LMDraftSession:
         return scores.softmax(-1) if g.weighs else scores
 
     def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
-        """Draw the children of a level's nodes; the new frontier is those that will have children themselves."""
+        """Draw the children of some nodes of one level; the new frontier is those that will have children themselves.
+
+        nodes: the m nodes. q: the drafter's weights after them [m, _].
+        """
         g.depth += 1
         plans = g.policy.plan([g.states[node] for node in nodes], q, g.law)
         planned = [plan for plan in plans if plan is not None]
@@ -237,21 +260,21 @@ class LMDraftSession:
             g.frontier = g.select(first)
 
     def _deepest(self, seq: Sequence) -> int:
-        """The depth at which the sequence's next tree ends at the latest."""
+        """Return the largest depth of the sequence's next tree."""
         return seq.depth_left
 
     def _of_target(
         self, g: Growth, q: Float[Tensor, "m _"], draws: list[tuple[int, ...]]
     ) -> tuple[Float[Tensor, "m _"], list[tuple[int, ...]]]:
-        """q and the draws of m nodes, by the target's tokens."""
+        """Return q and the draws of m nodes in the ids of the target's vocabulary, for drafters with other columns."""
         return q, draws
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        """The trees, once they have grown."""
+        """Return the grown trees."""
         return [g.finish() for g in self.growths]
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        """Keep what the cache holds of the accepted paths; the rest is pending at the next step."""
+        """Keep in the cache what it has of the accepted paths; the other accepted ids are read at the next step."""
         self.pasts = [g.policy.past(g.states) for g in self.growths]
         kept = [
             [*range(g.num_pending), *(g.scored[node] for node in path[1:] if node in g.scored)]

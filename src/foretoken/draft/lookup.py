@@ -1,7 +1,7 @@
-"""Drafting without a model: what followed the same words earlier, in the text itself or in texts of earlier requests.
+"""Drafting without a model: the draft is what followed the same tokens earlier, in the text or in earlier requests.
 
-How far it drafts follows from how likely that is accepted: a draft token's chance is learnt for each text by how many
-tokens match before it, and a path ends where the product of the chances falls below FLOOR.
+How far it drafts depends on acceptance, which is learnt for each text by how many tokens match before a draft token. A
+path ends where the probability that it is accepted up to there (its *reach*) falls below FLOOR.
 
 Sources: Saxena 2023, Prompt Lookup Decoding (drafts from the prompt); Oliaro et al. 2024, SuffixDecoding,
 arXiv:2411.04975 (drafts from earlier outputs, scored by frequency, as long as their match allows).
@@ -24,19 +24,20 @@ from foretoken.draft.source import Source
 from foretoken.draft.store import Store
 from foretoken.kernel.suffixes import LONGEST, draft, empty_draft
 
-ASSUMED = np.array([0.2, 0.5, 0.8, 0.9, 0.93, 0.97, 0.99])  # acceptance by the group of the match: as in docs/LOG.md
-WEIGHT = 8.0  # of what is assumed, in trials
+# Acceptance by the group of the match (1, 2-3, 4-7, .. tokens): as in docs/LOG.md
+ASSUMED = np.array([0.2, 0.5, 0.8, 0.9, 0.93, 0.97, 0.99])
+WEIGHT = 8.0  # the weight of what is assumed, in trials
 FLOOR = 0.05  # the least probability with which a path comes to a draft token
 
 
 @dataclass(frozen=True)
 class LookupDrafter:
-    """Proposes continuations found earlier; costs no forward. The children are opaque.
+    """Proposes what followed the same tokens earlier; it costs no forward. The children are opaque.
 
     policy: the largest tree, whose shape is fixed.
-    store: texts of earlier requests; None for the text itself alone.
+    store: texts of earlier requests; None to look in the text itself alone.
 
-    Raises ForetokenError for a tree that goes by the drafter's probabilities.
+    Raises ForetokenError for a tree whose shape depends on the drafter's probabilities.
     """
 
     policy: TreePolicy
@@ -66,27 +67,35 @@ class LookupDrafter:
 
 
 def lookup(source: Source, policy: TreePolicy, law: LawFamily) -> LookupDrafter:
-    """The drafter that looks the text up; a law means nothing to it."""
+    """Return the drafter that looks the text up.
+
+    source: has the texts of earlier requests, if they are looked up. policy: the tree policy. law: is not used.
+    """
     return LookupDrafter(policy, source.store)
 
 
 class Text:
-    """One sequence as it is looked up: its index, and what was learnt of its drafts.
+    """One sequence with its index, and the acceptance of its drafts.
 
+    ids: the sequence's ids, as `read` last had them.
     gain: the number of tokens of the present draft that are expected to be accepted.
     """
 
     gain = 0.0
 
     def __init__(self, shape: np.ndarray, slots: int) -> None:
-        """shape: the parent list of the largest tree. slots: the most tokens that the text may have."""
+        """shape: the parent of each node of the largest tree [nodes]. slots: the most tokens that the text may have."""
         self.ids: Seq[int] = ()
         self._shape, self._index = shape, Index(slots)
         self._drafted, self._nodes = empty_draft(len(shape)), 1
         self._hits, self._trials = WEIGHT * ASSUMED, np.full(len(ASSUMED), WEIGHT)
 
     def draft(self, seq: Sequence, store: Store | None) -> TokenTree:
-        """The tree for the next step. store: where else to look."""
+        """Return the tree for the next step.
+
+        seq: the sequence of this text.
+        store: texts of earlier requests, which give the draft where more tokens match there; None: they are not used.
+        """
         self.read(seq)
         tail = np.array(seq.ids[-LONGEST:], np.int32)
         matches = self._index.matches(tail)
@@ -99,7 +108,7 @@ class Text:
         return opaque_tree(self._drafted.tokens[: self._nodes].tolist(), self._drafted.parents[: self._nodes].tolist())
 
     def read(self, seq: Sequence) -> None:
-        """Index what was committed, after learning from it whether the last draft was right."""
+        """Index what was committed to `seq` since the last call, and learn from it how much of the draft was right."""
         new = seq.ids[len(self._index) :]
         if new:
             self._learn(new)
@@ -107,7 +116,10 @@ class Text:
             self._index.extend(new)
 
     def _learn(self, new: Seq[int]) -> None:
-        """Count the draft tokens that were tried: those of the committed path, and the likeliest one after it."""
+        """Count the draft tokens that were tried: those on the committed path, and the likeliest one after it.
+
+        new: the ids that were committed since the draft was made.
+        """
         tokens, parents, groups = self._drafted.tokens, self._drafted.parents, self._drafted.groups
         node = 0
         for token in new:
@@ -127,6 +139,7 @@ class LookupSession:
     """The texts of one batch."""
 
     def __init__(self, shape: np.ndarray, store: Store | None, slots: int) -> None:
+        """shape, slots: as in Text. store: as in LookupDrafter; each text is added to it when it leaves."""
         self.texts: list[Text] = []
         self.store = store
         self._shape, self._slots = shape, slots
@@ -145,6 +158,6 @@ class LookupSession:
         return [text.draft(seq, self.store) for text, seq in zip(self.texts, sequences, strict=True)]
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        """Read what was committed: a sequence that leaves now is not seen again."""
+        """Read what was committed, at once: a sequence that leaves now does not come back."""
         for text, seq in zip(self.texts, sequences, strict=True):
             text.read(seq)

@@ -1,7 +1,8 @@
 """The target itself as drafter: its own weights in fewer bits, in its own slot cache.
 
-Nothing is trained and nothing is read twice: the quantised model drafts behind the keys and values that the target made
-of the text. The target then scores the draft tokens, which puts its own keys and values in the place of the drafter's.
+Nothing is trained and no text is read twice: the quantised model drafts behind the keys and values that the target
+computed for the text. The target then scores the draft tokens, and so overwrites the drafter's keys and values with its
+own.
 
 Source: Zhao et al. 2024, QSpec, arXiv:2410.11305: drafting by quantised arithmetic in the cache of the exact one.
 """
@@ -24,21 +25,25 @@ from foretoken.models.target import LMTargetSession
 
 @dataclass(frozen=True)
 class OwnDrafter(LMDrafter):
-    """Draws from the target's quantised weights. lm: those weights."""
+    """Draws each node's children from the target's own model with quantised weights, which is `lm`."""
 
     def open(self, batch: int, slots: int) -> "OwnDraftSession":
         return OwnDraftSession(self)
 
 
 def own(source: Source, policy: TreePolicy, law: LawFamily) -> OwnDrafter:
-    """The drafter that the target's quantised weights make."""
+    """Return the drafter that draws from the target's quantised weights.
+
+    source: these weights. policy: the tree policy. law: how children are drawn.
+    """
     return OwnDrafter(source.model, policy, law, source.vocab_size)
 
 
 class OwnDraftSession(WrappedSession[LMDraftSession]):
-    """Trees drafted in the cache of the target's session, which `share` names."""
+    """A session that drafts in the cache of the target's session, which `share` receives."""
 
     def __init__(self, drafter: OwnDrafter) -> None:
+        """drafter: whose trees are drafted."""
         self._drafter = drafter
 
     def share(self, target: TargetSession) -> None:

@@ -1,8 +1,9 @@
 """The product tree of a head with parallel levels: full tree attention, exactly (Li et al. 2025, Gumiho, s. 3.3).
 
-What a parallel level drafts does not depend on the tokens between, so any combination of them is a path. In the
-published form a token is appended to another path together with the target's logits of the path it came from; those
-are logits of another context, so the text's law changes: tests/test_product_tree.py.
+What a parallel level drafts does not depend on the tokens between it and the serial levels, so that any combination of
+its tokens is a path. In the published form a token is appended to another path together with the target's logits of
+the path that it came from. Those are logits of another context, which changes the distribution of the text:
+tests/test_product_tree.py. Here every node is scored below its own ancestors.
 """
 
 import heapq
@@ -23,12 +24,13 @@ from foretoken.heads.flat import LevelRows
 
 @dataclass(frozen=True)
 class ProductDrafter(HeadDrafter):
-    """The tree holds the `budget` best nodes of the whole product by the sum of log q along the path, each node with
-    its own ancestors.
+    """Drafts the `budget` best nodes of the whole product by the sum of log q along the path.
 
-    policy: grows the `serial` levels that are drafted one after the other, by the likeliest, and selects the nodes of
-    the last of them that the parallel levels belong to; its states are those of a RankedTree.
-    wide: children considered at a node of the other levels.
+    policy: grows the serial levels, by the likeliest tokens, and selects those nodes of the last one for which the
+        parallel levels are computed; its states are those of a RankedTree.
+    serial: the number of levels that are drafted one after the other.
+    budget: the most nodes of the tree besides the root.
+    wide: the most children considered at a node of the parallel levels.
     """
 
     serial: int
@@ -45,8 +47,12 @@ class ProductDrafter(HeadDrafter):
 
 @dataclass(frozen=True)
 class Level:
-    """The likeliest tokens below a node, best first, with log q. below: for each the node that says what comes next:
-    itself, or the one that the parallel levels belong to."""
+    """The likeliest tokens below a node, best first.
+
+    tokens, log_q: their ids, and ln of their q.
+    below: per token the serial node by which its own children are found: its own node, or, in the parallel levels, the
+        node that these levels were computed for.
+    """
 
     tokens: list[int]
     log_q: list[float]
@@ -54,11 +60,13 @@ class Level:
 
 
 class ProductSession(HeadDraftSession):
+    """The head's cache of one batch; the serial levels grow as usual, and `_finish` makes the tree of all levels."""
+
     drafter: ProductDrafter  # pyright: ignore[reportIncompatibleVariableOverride]
     rows: GumihoRows | LevelRows  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _draw(self, seq: Sequence, g: Growth, nodes: list[int], q: Float[Tensor, "m _"]) -> None:
-        if g.depth < self.drafter.serial:  # nodes below have their parallel levels read instead
+        if g.depth < self.drafter.serial:  # below the last serial level the parallel levels take over
             super()._draw(seq, g, nodes, q)
 
     def _finish(self, sequences: Seq[Sequence]) -> list[TokenTree]:
@@ -66,7 +74,7 @@ class ProductSession(HeadDraftSession):
         return [self._best(seq, g, levels) for seq, g, levels in zip(sequences, self.growths, parallel, strict=True)]
 
     def _parallel_levels(self, sequences: Seq[Sequence]) -> list[dict[int, list[Level]]]:
-        """Of each row, {node: the levels that belong to it}; all rows in one call."""
+        """Return per row {node of the last serial level: its parallel levels}, all rows in one call."""
         serial = self.drafter.serial
         owners = [[node for node in g.scored if g.states[node][1] == serial] for g in self.growths]
         places = [(row, self.growths[row].scored[node]) for row, nodes in enumerate(owners) for node in nodes]
@@ -92,7 +100,7 @@ class ProductSession(HeadDraftSession):
         }
 
     def _serial_levels(self, g: Growth) -> dict[int, Level]:
-        """{node: its children}, of the nodes that the serial part expanded."""
+        """Return {node: its children} for the nodes that have children in the serial levels."""
         out: dict[int, Level] = {}
         for node in range(1, len(g.builder.tokens)):
             parent, log_score = g.builder.parents[node], g.states[node][0]
@@ -103,7 +111,10 @@ class ProductSession(HeadDraftSession):
         return out
 
     def _best(self, seq: Sequence, g: Growth, parallel: dict[int, list[Level]]) -> TokenTree:
-        """Best first: a node enters when it is the best not yet in; then its next sibling and first child may enter."""
+        """Return the tree of the best nodes of all levels.
+
+        The best node that is not in the tree yet enters it; then its next sibling and its first child may enter too.
+        """
         serial, depth = self._serial_levels(g), self.drafter.serial
         deepest = min(self.drafter.lm.depth or depth, seq.depth_left)
         tokens, parents, owners, depths, scores = [g.builder.tokens[0]], [-1], [0], [0], [0.0]

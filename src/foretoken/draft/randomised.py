@@ -1,11 +1,11 @@
 """Randomised drafting (Toner et al. 2025) on chains and trees: coins decide how many draws a node has before its q.
 
-A node whose coins all said no gets no draws, but its verification needs q all the same. So q is computed for all such
-nodes in one last forward of the drafter, at the same time as the target's own forward: nobody waits for a draft there.
-A node at the tree's last level has no coin, no record, and is verified as a leaf: its token comes from p.
+A node whose coins allow no draw needs q for its verification all the same. So q is computed for all such nodes in one
+last forward of the drafter, at the same time as the target's own forward, which does not wait for it. A node at the
+tree's last level has no coin and no record, and is verified as a leaf: its token comes from p.
 
-The law of a node is IID(N), N ~ Binomial(k, a) (`core.laws.Coins`), so any rule for it is lossless; `randomised` is the
-paper's rule for k = 1, `transport` the optimum for any k. At temperature 0 there is nothing to win: no coins there.
+The law of a node is IID(N), N ~ Binomial(k, a) (`core.laws.Coins`), so that any rule for it is lossless; `randomised`
+is the paper's rule for k = 1, `transport` the optimum for any k. At temperature 0 coins gain nothing: there are none.
 """
 
 from collections.abc import Callable
@@ -31,19 +31,23 @@ Scored = list[Tensor]  # q of the nodes of each row
 
 @dataclass(frozen=True)
 class RandomisedDrafter(LMDrafter):
-    """As LMDrafter, with `law` a Coins and a policy that does not look at q."""
+    """An LMDrafter whose `law` is a Coins, and whose policy does not depend on q."""
 
     def open(self, batch: int, slots: int) -> "RandomisedSession":
         rows = self.lm.open(batch, slots)
-        assert isinstance(rows, Rows)  # a head has no state of its own to catch up with
+        assert isinstance(rows, Rows)  # randomised drafting is for language models, not for heads
         return RandomisedSession(self, rows)
 
 
 class PendingSiblings(Siblings):
-    """A record without draws whose q is computed while the target works; asking for it waits.
+    """A record without draws whose q is computed while the target works; reading q waits until it is there.
 
-    q is None where the drafter failed, which `observe` then raises: the node's draws would have failed alike, so that
-    its token comes from p whatever the coins said.
+    q is None where the drafter failed. The node's draws would have failed too, so that its token comes from p, whatever
+    the coins decided; the error is raised by `observe`.
+
+    law: the node's law, with a random number of draws.
+    work: gives q of all such nodes, per row [nodes, v].
+    row, i: the row of the node's sequence, and the node's place among those of the row.
     """
 
     def __init__(self, law: Law, work: "Future[Scored]", row: int, i: int) -> None:
@@ -59,18 +63,20 @@ class PendingSiblings(Siblings):
 
 
 class RandomisedSession(LMDraftSession):
+    """The drafter's cache of one batch, and the trees of the present step, whose numbers of draws coins decide."""
+
     def __init__(self, drafter: LMDrafter, rows: Rows) -> None:
         super().__init__(drafter, rows)
-        self._chain_depth = 0  # whose uniforms are taken at once: here coins say which levels there are
+        self._chain_depth = 0  # so that no uniforms are taken for all levels at once: coins decide which levels exist
         self._thread: ThreadPoolExecutor | None = None
         self._work: Future[Scored] | None = None
 
     def _choose(self, seq: Sequence, g: Growth) -> list[int]:
-        """The frontier's nodes to which the coins give draws."""
+        """Return the nodes of the frontier at which the coins allow a draw."""
         return [node for node in super()._choose(seq, g) if self._decide(seq, g, node).k]
 
     def _decide(self, seq: Sequence, g: Growth, node: int) -> Law:
-        """A node's law with the number of its draws decided."""
+        """Decide by coins how many draws a node has, and return its law with that fixed number."""
         (plan,) = g.policy.plan([g.states[node]], None, g.law)
         assert plan is not None
         law = plan.law
@@ -87,10 +93,13 @@ class RandomisedSession(LMDraftSession):
         return super()._finish(sequences)
 
     def _compute_meanwhile(self, sequences: Seq[Sequence], nodes: list[list[int]]) -> None:
-        """q of the nodes without draws: in a thread, so that the target's forward begins at once.
+        """Compute q of the nodes without draws, in a thread, so that the target's forward begins at once.
 
-        With more than one thread per forward the two take turns: torch's number of threads is one for the process, and
-        the pool of the compiled loops serves one caller at a time.
+        On other devices than the CPU, and if a forward uses several threads, q is computed before the target's forward:
+        torch's number of threads holds for the whole process, and the pool of the compiled loops serves one caller at a
+        time.
+
+        nodes: per sequence its nodes without draws.
         """
         past = [copy(seq) for seq in sequences]  # the target's walk appends to the sequences' own ids
         for seq in past:
@@ -118,5 +127,5 @@ class RandomisedSession(LMDraftSession):
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         if self._work is not None:
             work, self._work = self._work, None
-            work.result()  # its cache must rest before it is touched, and a failure is raised here
+            work.result()  # the thread must be done before the cache is changed; its error is raised here
         super().observe(sequences, trees, paths)

@@ -1,4 +1,4 @@
-"""What a drafter is made of beside a recipe: a language model or a head, or nothing that has weights."""
+"""The source of a drafter: the language model or the head that drafts, or neither of them."""
 
 from dataclasses import dataclass, field
 
@@ -12,11 +12,11 @@ from foretoken.models.identity import fingerprint, fingerprint_of_weights
 class Source:
     """The weights that draft, if any do. See vocab/source.py for a model with another vocabulary than the target's.
 
-    kind: of `recipe.KINDS`, the usual one for these weights.
-    vocab_size: columns of the target's logits.
-    lm: None where no weights draft.
+    kind: the usual kind of drafter for these weights, a name in `recipe.KINDS`.
+    vocab_size: the number of columns of the target's logits.
+    lm: the weights; None where the drafter has none.
     first: the kind of the lookup that drafts before these weights, None where there is none.
-    store: the texts of earlier requests, where they are looked up.
+    store: the texts of earlier requests; None where they are not looked up.
     """
 
     kind: str
@@ -27,14 +27,14 @@ class Source:
 
     @property
     def model(self) -> CausalLM:
-        """The language model that drafts; for kinds that have one."""
+        """The language model that drafts; only for kinds that have one."""
         assert isinstance(self.lm, CausalLM), f"{self.kind} has no language model"
         return self.lm
 
     def fingerprint(self, kind: str) -> str:
-        """The identifier of the weights that draft, and of how they do so where that is open.
+        """Return an identifier of the weights that draft, and of how they draft where there are several ways.
 
-        kind: the kind that drafts now, which may be another one of two vocabularies than the usual one.
+        kind: the kind of the drafter, which between two vocabularies may be another one than the usual one.
         """
         if self.lm is None:
             return "" if kind == "none" else kind

@@ -1,4 +1,4 @@
-"""Texts of earlier requests, which later ones are looked up in: bounded, and shared by threads."""
+"""The store of texts of earlier requests, in which later ones are looked up: bounded in size, and shared by threads."""
 
 from collections.abc import Sequence as Seq
 from threading import Lock
@@ -8,14 +8,15 @@ import numpy as np
 from foretoken.draft.index import Index
 from foretoken.kernel.suffixes import BORDER, LONGEST, Draft, draft
 
-CAPACITY = 2**19  # tokens, in some 32 MB; the oldest go first
-SHORTEST = 4  # tokens of a match: what follows a word or two in a text on something else is a guess
+CAPACITY = 2**19  # tokens, in some 32 MB; the oldest are dropped first
+SHORTEST = 4  # the fewest tokens of a match: what follows a word or two in another text is only a guess
 
 
 class Store:
     """The latest tokens of all texts that were finished, prompts included."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
+        """capacity: the least number of tokens and borders that are remembered."""
         self._capacity, self._lock = capacity, Lock()
         self._index = Index(capacity)
 
@@ -25,24 +26,27 @@ class Store:
             self._index = Index(self._capacity)
 
     def tokens(self) -> np.ndarray:
-        """The tokens and borders that are remembered, oldest first [n] int32."""
+        """Return the tokens and borders that are remembered, oldest first [n] int32."""
         with self._lock:
             return self._index.tokens()
 
     def __len__(self) -> int:
-        """Tokens and borders that are remembered."""
+        """The number of tokens and borders that are remembered."""
         return min(len(self._index), len(self._index.ring.tokens))
 
     def add(self, ids: Seq[int]) -> None:
-        """Append a text, but for the beginning that the store has already: conversations send all they had before."""
+        """Append the text with these token ids, without its beginning if the store has it already.
+
+        Each request of a conversation repeats all that was said before.
+        """
         with self._lock:
             self._index.extend([*ids[self._known(ids) :], BORDER])
 
     def _known(self, ids: Seq[int]) -> int:
-        """How many tokens of a text's beginning need not be appended.
+        """Return how many tokens of a text's beginning need not be appended.
 
-        The beginning is compared by LONGEST tokens; the last of those that are known are appended once more, so that
-        what is new stands behind its context.
+        The beginning is compared in blocks of LONGEST tokens; the last known block is appended once more, so that the
+        new part stands behind its context.
         """
         known = 0
         while known + LONGEST <= len(ids):
@@ -55,16 +59,16 @@ class Store:
     def draft(
         self, tail: np.ndarray, longer: int, shape: np.ndarray, depth: int, rates: np.ndarray, floor: float, out: Draft
     ) -> int:
-        """Fill a tree with what followed the end of a text elsewhere, where more tokens match than in the text itself.
+        """Fill a tree with what followed the end of a text in other texts, if more tokens match there than in itself.
 
         Args:
-            tail: the last LONGEST tokens of the text, or all of them [n] int32.
-            longer: the tokens that match in the text itself.
+            tail: the last LONGEST tokens of the text, or all if they are fewer [n] int32.
+            longer: the number of tokens that match in the text itself, to be exceeded.
             shape, depth, rates, floor: as in `kernel.suffixes.draft`.
-            out: is filled; its root is there already.
+            out: the tree that is filled; its root is there already.
 
         Returns:
-            The number of nodes, the root included; 0 where the text itself is the better source.
+            The number of nodes, the root included; 0 where no match here is long enough.
         """
         with self._lock:
             matches = self._index.matches(tail)

@@ -1,4 +1,4 @@
-"""A store of earlier texts that a file keeps from one process to the next."""
+"""A store of texts of earlier requests that a file keeps from one process to the next."""
 
 import atexit
 import time
@@ -27,7 +27,11 @@ class KeptStore(Store):
     """A store that begins with the texts of a file, and is written there now and then and when the process ends."""
 
     def __init__(self, path: str, vocab_size: int, capacity: int = CAPACITY) -> None:
-        """path: the file, which need not be there yet. vocab_size: of the target, whose token ids it has.
+        """Read the file, if there is one.
+
+        path: the file.
+        vocab_size: that of the target, whose token ids the file has.
+        capacity: as in Store.
 
         Raises ForetokenError for a file that cannot be written, is none of ours, or is of another vocabulary.
         """
@@ -45,7 +49,7 @@ class KeptStore(Store):
             self.save()
 
     def save(self) -> None:
-        """Write the file as a whole. Where that fails one warning says so: a text is not lost for it."""
+        """Write the whole file. Where that fails a warning says so, and no error, by which a text would be lost."""
         about = {"format": FORMAT, "vocab_size": str(self._vocab_size)}
         with self._saving:
             self._written = time.monotonic()
@@ -56,7 +60,10 @@ class KeptStore(Store):
 
 
 def read(path: str, vocab_size: int) -> np.ndarray:
-    """The token ids and borders in a file [n] int32.
+    """Return the token ids and borders in a file, oldest first [n] int32.
+
+    path: the file.
+    vocab_size: that of the target, whose token ids the file must have.
 
     Raises ForetokenError for a file that cannot be read, is none of ours, or is of another vocabulary.
     """

@@ -1,4 +1,4 @@
-"""A drafter around another: what it does not change it passes on."""
+"""Base classes of a drafter around another one, and of its session: each call is passed on to the inner one."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ S = TypeVar("S", bound=DraftSession)
 
 @dataclass(frozen=True)
 class WrappedDrafter(Generic[D]):
-    """Everything but `open`."""
+    """A drafter around `inner`; a subclass adds `open`."""
 
     inner: D
 
@@ -37,7 +37,10 @@ class WrappedDrafter(Generic[D]):
 
 
 class WrappedSession(Generic[S]):
+    """A session around another one. It offers `share` and `learn` where the inner one does."""
+
     def __init__(self, inner: S) -> None:
+        """inner: the session that calls are passed on to."""
         self.inner = inner
         if isinstance(inner, GuestSession):
             self.share = inner.share

@@ -1,4 +1,4 @@
-"""The architectures that are read from GGUF files: what transformers calls them and their tensors."""
+"""The architectures that are read from GGUF files: the names of models and tensors there and in transformers."""
 
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ class Architecture:
     """How one architecture of a GGUF file differs from the transformers model of the same weights.
 
     model_type, class_name: transformers' names of the configuration and of the causal language model.
-    layer: name of a module inside one layer, from the GGUF file's to transformers'.
-    interleaved: the file stores the rows of a query or key head pair by pair (0, h, 1, h + 1, ... of a head with 2h
-    rows), as llama.cpp rotates neighbouring rows; transformers rotates row i with row h + i.
-    norm_offset: what the file's norm weights have been raised by; transformers adds it as it runs.
+    layer: the modules inside one layer: name in the GGUF file -> name in transformers.
+    interleaved: whether the file stores the rows of a query or key head pair by pair (0, h, 1, h + 1, ... of a head
+        with 2h rows), since llama.cpp rotates neighbouring rows; transformers rotates row i with row h + i.
+    norm_offset: what was added to the norm weights in the file; transformers adds it when the model runs.
     """
 
     model_type: str
@@ -69,7 +69,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(reader: Reader) -> Architecture:
-    """The architecture that the file names. Raises ForetokenError if it is none of those above."""
+    """Return the architecture that the file in `reader` names. Raises ForetokenError if it is none of ARCHITECTURES."""
     name = reader.metadata("general.architecture")
     if name not in ARCHITECTURES:
         raise ForetokenError(

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file -> transformers' configuration of the model and of its generation."""
+"""Turn the metadata of a GGUF file into transformers' configurations of the model and of its generation."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from foretoken.gguf.tensors import FREQUENCIES
 END_TOKENS = (
     "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>", "<|end|>",
 )  # fmt: skip
-ROTARY_BASES = {"gemma3": 1_000_000.0}  # where the file does not tell it
+ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
 
 
 def gguf_config(reader: Reader) -> PreTrainedConfig:
-    """The configuration of the model in the file.
+    """Return the configuration of the model in the file of `reader`.
 
     Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions of
     a kind that is not known.
@@ -57,8 +57,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         options["head_dim"] = head_dim
     rotary = _rotary(reader, prefix, head_dim)
     if prefix == "gemma3":
-        # The file tells neither the pattern of the layers (five local ones, then a global one) nor the local layers'
-        # rotary base: both are the same in every model of this family, as is a query scale of the width of a head
+        # The file has neither the pattern of the layers (five local ones, then a global one) nor the local layers'
+        # rotary base: both are the same in every model of this family. So is a query scale of the width of a head,
         # except in the largest one.
         options["query_pre_attn_scalar"] = head_dim
         local = {"rope_type": "default", "rope_theta": _shortest(value("rope.freq_base_swa", 10_000.0))}
@@ -74,7 +74,10 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
 
 
 def gguf_generation_config(reader: Reader) -> GenerationConfig:
-    """What ends a text: the file's own end token and every token that ends one in a known chat format."""
+    """Return the generation configuration of the model in the file of `reader`.
+
+    A text ends at the file's own end token and at every token that ends a text or a turn in a known chat format.
+    """
     eos = reader.metadata("tokenizer.ggml.eos_token_id")
     tokens: list[str] = reader.metadata("tokenizer.ggml.tokens", [])
     types: list[int] = reader.metadata("tokenizer.ggml.token_type", [])
@@ -91,7 +94,7 @@ def gguf_generation_config(reader: Reader) -> GenerationConfig:
 
 
 def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
-    """The rotary positions of the model, of its global layers where there are two sorts.
+    """Return transformers' `rope_parameters` of the model; where there are two sorts of layers, of the global ones.
 
     Raises ForetokenError for a scaling that is not known.
     """
@@ -116,9 +119,15 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, Any]:
-    """Llama 3's scaling, of which the file has the result, what each frequency is divided by [width / 2].
+    """Return the parameters of Llama 3's scaling of rotary positions, of which the file has only the result.
 
-    The longest waves are divided by the whole factor; the rest of the rule is the same in every model of this family.
+    The lowest frequencies are divided by the whole factor; the rest of the rule is the same in every model of this
+    family.
+
+    factors: what each frequency is divided by [width / 2].
+    base: the rotary base.
+    width: number of channels of a head that are rotated.
+
     Raises ForetokenError for divisors that do not follow from that rule.
     """
     factor, low, high, context = float(factors.max()), 1.0, 4.0, 8192
@@ -139,5 +148,5 @@ def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, 
 
 
 def _shortest(value: float | None) -> float | None:
-    """A float32 of the file as the shortest decimal that means it: 1e-05 and not 9.999999747378752e-06."""
+    """Return a float32 of the file as the shortest decimal that stands for it: 1e-05, not 9.999999747378752e-06."""
     return None if value is None else float(str(np.float32(value)))

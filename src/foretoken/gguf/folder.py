@@ -1,4 +1,4 @@
-"""A GGUF file -> an ordinary Hugging Face folder: configuration, tokenizer, and weights in bfloat16."""
+"""Turn a GGUF file into a folder: an ordinary Hugging Face one with weights in bfloat16, or one with packed weights."""
 
 import json
 from collections.abc import Callable
@@ -15,12 +15,15 @@ from foretoken.gguf.stored import in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight, gguf_weights
 from foretoken.gguf.tokenizer import gguf_tokenizer
 
-Progress = Callable[[int, int], None]  # the weights done so far, and their number
+Progress = Callable[[int, int], None]  # called with the number of weights done so far, and that of all
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a GGUF file holds; `weights` are those of the model of `config`, in the order in which it uses them."""
+    """What a GGUF file holds.
+
+    weights: those of the model with the configuration `config`, in the order of the model's state_dict.
+    """
 
     config: PreTrainedConfig
     generation_config: GenerationConfig
@@ -29,7 +32,7 @@ class Contents:
 
 
 def contents(source: Path) -> Contents:
-    """What is in a file; its weights stay on disk.
+    """Return what the GGUF file at the path `source` holds; its weights stay on disk.
 
     Raises ForetokenError for a file that is not a whole GGUF file of a known architecture.
     """
@@ -40,10 +43,14 @@ def contents(source: Path) -> Contents:
 
 
 def write_folder(source: Path, folder: Path, progress: Progress = lambda done, total: None) -> None:
-    """Write what is in the GGUF file `source` into `folder`, which is made.
+    """Write a GGUF file as an ordinary Hugging Face folder.
 
     Weights are dequantised, rounded to bfloat16 and written a few rows at a time, so that memory stays small.
-    progress: called with the weights written so far and their number.
+
+    source: the path of the file.
+    folder: the folder to make, which must not exist.
+    progress: called with the number of weights written so far, and that of all.
+
     Raises ForetokenError for a file that is not a whole GGUF file of a known architecture; OSError where writing fails.
     """
     found = contents(source)
@@ -54,9 +61,10 @@ def write_folder(source: Path, folder: Path, progress: Progress = lambda done, t
 
 
 def write_packed(source: Path, folder: Path, name: str) -> None:
-    """The same with the weights as they are in the file, in the form that the kernel reads.
+    """Write a GGUF file as a folder whose weights stay quantised, in the form that the kernel reads.
 
-    name: of the file for them, which transformers cannot read.
+    source, folder: as in `write_folder`, as are the errors.
+    name: the name of the file for the weights, which transformers cannot read.
     """
     found = contents(source)
     folder.mkdir(parents=True)
@@ -65,14 +73,20 @@ def write_packed(source: Path, folder: Path, name: str) -> None:
 
 
 def write_texts(found: Contents, folder: Path) -> None:
-    """All but the weights. Raises OSError where writing fails."""
+    """Write all but the weights: configurations and tokenizer.
+
+    found: what the GGUF file holds.
+    folder: where to write; it exists.
+
+    Raises OSError where writing fails.
+    """
     found.config.save_pretrained(folder)
     found.generation_config.save_pretrained(folder)
     try:
         found.tokenizer.save_pretrained(folder)
     except OSError:
         raise
-    except Exception as error:  # what the tokenizers library raises where it cannot write is of no class of its own
+    except Exception as error:  # the tokenizers library raises a bare Exception where it cannot write
         raise OSError(f"{folder / 'tokenizer.json'}: {error}") from error
     # Where these are not listed, transformers parses the whole vocabulary once more to find them.
     settings = folder / "tokenizer_config.json"
@@ -82,7 +96,7 @@ def write_texts(found: Contents, folder: Path) -> None:
 
 
 def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:
-    """The weights in the order of the model.
+    """Return the weights in the order of the model's state_dict.
 
     Raises ForetokenError where they are not exactly those of the model that the file's metadata describe.
     """

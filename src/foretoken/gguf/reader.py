@@ -1,4 +1,4 @@
-"""A GGUF file, opened: its tensors stay on disk, mapped into memory, and its metadata are read once."""
+"""Open GGUF files: tensors stay on disk, mapped into memory, and each value of the metadata is read at most once."""
 
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,29 @@ from foretoken.core.errors import ForetokenError
 
 
 class Reader(GGUFReader):
-    """The library's reader, with every value of the metadata unpacked once.
+    """The reader of the library `gguf`, with every value of the metadata unpacked at most once.
 
     The file's bytes are kept as a plain array over the mapped file: the library takes millions of small slices to read
     a vocabulary, and each costs several times as much on a `numpy.memmap`.
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file at `path`; the library raises errors of several classes where it cannot be read."""
         self._metadata: dict[str, Any] = {}
         super().__init__(path)
 
     @property
     def data(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The bytes of the file."""
         return self._bytes
 
     @data.setter
     def data(self, mapped: NDArray[np.uint8]) -> None:
+        """Keep `mapped`, the library's memmap of the file, as a plain array."""
         self._bytes = mapped.view(np.ndarray)
 
     def metadata(self, key: str, default: Any = None) -> Any:
-        """One value of the file's metadata, or `default` where the file does not have it."""
+        """Return the value of the file's metadata under `key`, or `default` where the file does not have it."""
         if key not in self._metadata:
             field = self.get_field(key)
             self._metadata[key] = None if field is None else field.contents()
@@ -38,12 +41,15 @@ class Reader(GGUFReader):
         return default if value is None else value
 
     def of_model(self, key: str, default: Any = None) -> Any:
-        """The same for a value whose key begins with the name of the architecture."""
+        """Return the value whose key is the architecture's name, a dot and `key`; `default` where there is none."""
         return self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
 
 
 def open_gguf(path: Path) -> Reader:
-    """Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, or is one part of a model."""
+    """Open the GGUF file at `path`.
+
+    Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, or is one part of a model.
+    """
     try:
         reader = Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:

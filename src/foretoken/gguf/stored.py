@@ -1,4 +1,4 @@
-"""The weights of a GGUF file as they are written to a safetensors file, one part after the other."""
+"""Write weights to a safetensors file one part after the other, such as those of a GGUF file."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from foretoken.gguf.tensors import EMBEDDING, HEAD, Weight
 from foretoken.kernel.quantised import KINDS, pack, packed_bytes
 
-LINE = 64  # bytes of a cache line, at whose start every tensor should stand
+LINE = 64  # bytes of a cache line; the first tensor of a file starts at a multiple of it
+# The types of tensors that are written: name in safetensors files -> torch dtype.
 PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
 
 
@@ -21,8 +22,12 @@ PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8
 class Stored:
     """One tensor of a safetensors file.
 
-    dtype: safetensors' name of it. make: its bytes, in parts. kind: the GGUF file's type of it, such as q4_k, where
-    that is a quantised one: of the blocks in a tensor of bytes, or of what was dequantised.
+    name: its name in transformers.
+    dtype: safetensors' name of its type, a key of PLAIN.
+    shape: that of the tensor.
+    make: yields its values or their bytes, in parts, in the order of the file.
+    kind: the kind of blocks that it has or had in the GGUF file, such as q4_k; "" where it was not quantised. A tensor
+        in U8 has such blocks or panels of them, any other was dequantised.
     """
 
     name: str
@@ -33,11 +38,12 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
+        """The size of the tensor in the file, in bytes."""
         return int(np.prod(self.shape)) * PLAIN[self.dtype].itemsize
 
 
 def in_bfloat16(weight: Weight) -> Stored:
-    """A weight, dequantised and rounded."""
+    """Return a `weight` of a GGUF file to be written in bfloat16, dequantised and rounded."""
 
     def make() -> Iterator[NDArray[np.int16]]:
         for values in weight.chunks():
@@ -48,10 +54,13 @@ def in_bfloat16(weight: Weight) -> Stored:
 
 
 def packed(weights: Sequence[Weight]) -> list[Stored]:
-    """The weights in the form that the kernel reads, panels first, each of which starts a cache line.
+    """Return tensors in the form that the kernel reads, panels first, so that each panel starts at a cache line.
 
-    Matrices of a kind that the kernel has: panels, and the rows of the embedding as they are; of other quantised kinds:
-    bfloat16. Vectors are float32, and all else is as in the file. An embedding that is the LM head too is there twice.
+    Matrices of a kind that the kernel has become panels, except the embedding, whose rows stay as they are. Those of
+    other quantised kinds become bfloat16. Vectors become float32, and all else stays as in the file. An embedding that
+    is the LM head too is written twice, as rows and as panels.
+
+    weights: those of the GGUF file.
     """
     panels: list[Stored] = []
     others: list[Stored] = []
@@ -83,10 +92,13 @@ def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
 def write_stored(
     tensors: Sequence[Stored], path: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """A safetensors file: the length of a JSON header, the header, then the tensors one after the other.
+    """Write a safetensors file: the length of a JSON header, the header, then the tensors one after the other.
 
-    The library's own `save_file` needs all tensors in memory at once. progress: called with the values written so far
-    and their number.
+    The library's own `save_file` needs all tensors in memory at once.
+
+    tensors: what the file is to hold, in this order.
+    path: the file to write.
+    progress: called with the number of values written so far, and that of all.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"} | {x.name: x.kind for x in tensors if x.kind}}
     end = 0

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file -> weights under transformers' names, a few rows at a time."""
+"""Read the tensors of a GGUF file as weights under transformers' names, a few rows at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf.architectures import Architecture, architecture_of
 from foretoken.gguf.reader import Reader
 
-CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and some times that as the library works on them
-FREQUENCIES = "rope_freqs.weight"  # no weight: config.py reads it
+CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and a few times as much inside the library
+FREQUENCIES = "rope_freqs.weight"  # a tensor that is no weight: config.py reads it
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
@@ -21,8 +21,11 @@ _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 class Weight:
     """One tensor of the file.
 
-    name: transformers'. shape: of the torch tensor. rows: which row (or element, of a vector) of the file stands at
-    each row of the tensor, None where the order is the same. offset: what is taken from every value.
+    name: its name in transformers.
+    shape: the shape of the torch tensor.
+    stored: the library's description of it, with a view of its bytes.
+    rows: per row of the torch tensor (or element of a vector) its place in the file; None: the order is the same.
+    offset: what is subtracted from every value of the file.
     """
 
     name: str
@@ -37,12 +40,12 @@ class Weight:
         return self.stored.tensor_type.name.lower()
 
     def raw(self) -> NDArray[np.uint8]:
-        """The bytes of each row [out, bytes], blocks of a quantised type, in the order of the torch tensor."""
+        """Return the bytes of each row [out, bytes], as stored, in the order of the torch tensor."""
         data = self.stored.data.view(np.uint8)
         return data if self.rows is None else data[self.rows]
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The values in the order of the torch tensor, as flat float32 arrays of at most about CHUNK values."""
+        """Yield the values in the order of the torch tensor, in flat float32 arrays of at most about CHUNK values."""
         data = self.stored.data
         step = max(1, CHUNK // int(np.prod(self.shape[1:])))
         for start in range(0, self.shape[0], step):
@@ -52,7 +55,10 @@ class Weight:
 
 
 def gguf_weights(reader: Reader) -> list[Weight]:
-    """All weights of the file. Raises ForetokenError for a tensor that its architecture does not have."""
+    """Return all weights of the file in `reader`.
+
+    Raises ForetokenError for a tensor that the file's architecture does not have.
+    """
     architecture = architecture_of(reader)
     heads = reader.of_model("attention.head_count", 1)
     of_rotary = {"attn_q": heads, "attn_k": reader.of_model("attention.head_count_kv", heads)}
@@ -71,7 +77,7 @@ def gguf_weights(reader: Reader) -> list[Weight]:
 
 
 def _name(stored: str, architecture: Architecture) -> str:
-    """transformers' name of a tensor of the file."""
+    """Return transformers' name of a tensor of the file."""
     match stored.split("."):
         case [outer, kind] if outer in _OUTER:
             return f"{_OUTER[outer]}.{kind}"
@@ -84,5 +90,8 @@ def _name(stored: str, architecture: Architecture) -> str:
 
 
 def _halves(rows: int, heads: int) -> NDArray[np.int64]:
-    """Where in the file each row of a query or key matrix stands; there, rows of a head's two halves take turns."""
+    """Return the place in the file of each row of a query or key matrix [rows].
+
+    In the file, the rows of the two halves of a head alternate.
+    """
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

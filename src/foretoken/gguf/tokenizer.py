@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file -> a transformers tokenizer, with its chat template and special tokens."""
+"""Turn the vocabulary of a GGUF file into a transformers tokenizer, with its chat template and special tokens."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
 
-SPACE = "▁"
+SPACE = "▁"  # how SentencePiece writes a space
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2, LLAMA3 = rf"{_LETTERS}\p{{N}}{_REST}", rf"{_LETTERS}\p{{N}}{{1,3}}{_REST}"  # as their tokenizers publish them
@@ -18,15 +18,15 @@ QWEN2, LLAMA3 = rf"{_LETTERS}\p{{N}}{_REST}", rf"{_LETTERS}\p{{N}}{{1,3}}{_REST}
 WORDS = {
     "gpt-2": None, "smollm": None, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "smaug-bpe": LLAMA3,
 }  # fmt: skip
-UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # special tokens of Phi-3 that take no white space behind them
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens that do not swallow white space behind them
 
 
 def gguf_tokenizer(reader: Reader) -> PreTrainedTokenizerFast:
-    """The tokenizer in the file.
+    """Return the tokenizer in the file of `reader`.
 
     Tokens that the file marks as unused (padding of the embedding matrix) are not in it.
     Raises ForetokenError for a kind of tokenizer, or a way of cutting text into words, that is not known, and for a
-    description that is not whole.
+    description that is incomplete.
     """
     try:
         return _described(reader)
@@ -87,7 +87,10 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
 
 
 def _byte_level(reader: Reader, vocabulary: dict[str, int]) -> Tokenizer:
-    """Byte-level BPE (GPT-2's): the file tells the merges, and by a name how text is cut into words."""
+    """Return a byte-level BPE tokenizer (GPT-2's).
+
+    The file has the merges, and a name for the way in which text is cut into words, see WORDS.
+    """
     if not (lines := reader.metadata("tokenizer.ggml.merges")):
         raise ForetokenError("The GGUF file does not describe its tokenizer (it has no merges): get it again.")
     merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in lines]
@@ -113,12 +116,14 @@ def _byte_level(reader: Reader, vocabulary: dict[str, int]) -> Tokenizer:
 
 
 def _sentencepiece(reader: Reader, vocabulary: dict[str, int], whole: set[str], unknown: str) -> Tokenizer:
-    """SentencePiece's BPE: bytes for what is not in the vocabulary, and merges that follow from the tokens' scores.
+    """Return SentencePiece's BPE tokenizer: text that is not in the vocabulary becomes bytes.
 
-    Two neighbours merge if both and their union are tokens, the union with the best score first. Scores of tokens that
-    are always matched whole (runs of spaces, for instance) are not in the file: they come before all others.
+    The merges follow from the scores of the tokens. Two neighbours merge if both and their union are tokens, the union
+    with the best score first. Tokens that are always matched whole (runs of spaces, for instance) have no score in the
+    file: they come before all others.
 
-    whole: those tokens. unknown: the token for what is none.
+    whole: the tokens that are always matched whole.
+    unknown: the token that stands for text that is no token.
     """
     scores = reader.metadata("tokenizer.ggml.scores", [])
     merges: list[tuple[float, int, str, str]] = []
@@ -130,7 +135,7 @@ def _sentencepiece(reader: Reader, vocabulary: dict[str, int], whole: set[str], 
     merges.sort(key=lambda merge: (merge[0], merge[1], len(merge[2])))
     pairs = [(left, right) for _, _, left, right in merges]
     tokenizer = Tokenizer(BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    # A text that starts with a space more than it shows: before it and behind every special token.
+    # A space is added before the text and behind every special token, and the decoder removes it again.
     prefixed = reader.metadata("tokenizer.ggml.add_space_prefix", True)
     before = [normalizers.Prepend(SPACE)] if prefixed else []
     after = [decoders.Strip(" ", 1, 0)] if prefixed else []

@@ -9,7 +9,8 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 
-# In the order in which a checkpoint's keys are held against their layouts: EAGLE's are among those of the four before.
+# A checkpoint is of the first kind whose marks are all among its keys. EAGLE's one mark is among the keys of the four
+# kinds before it too, hence the order.
 HEADS: Lazy[Any] = Lazy(
     {
         "dflash": "heads.dflash:DFlash",
@@ -24,6 +25,6 @@ HEADS: Lazy[Any] = Lazy(
 
 
 def check_head(kind: str) -> None:
-    """Raises ForetokenError where no head is called `kind`."""
+    """Raise ForetokenError where no head is called `kind`."""
     if kind not in HEADS:
         raise ForetokenError(f"Unknown head {kind}: choose one of {', '.join(HEADS)}.")

@@ -1,4 +1,4 @@
-"""Draft heads from folders and to folders, in their published layouts.
+"""Draft heads are read from folders and written to folders, in their published layouts.
 
 | head   | file                                       | keys                                                          |
 |--------|--------------------------------------------|---------------------------------------------------------------|
@@ -10,9 +10,9 @@
 | jetflow | the same                                  | the same                                                      |
 | hydra  | hydra_lm_head.pt or .safetensors           | hydra_mlp.i.j, hydra_lm_head.i.1, prefix_embeding_layer       |
 
-Other names of theirs: heads/layouts.py. Sizes are read off the tensors. config.json may add "feature_scale" and
-"target", which tells the target that a head was trained for, and holds what tensors do not show (head sizes, rotary
-positions, EAGLE-3's flags and layers, what Gumiho's MLPs read).
+heads/layouts.py translates other names of the keys to these. Sizes are read off the tensors. config.json tells what
+tensors do not show: widths of attention heads, rotary positions, EAGLE-3's flags and layers, what Gumiho's MLPs read.
+It may also have "feature_scale", and "target", the target that a head was trained for.
 """
 
 import json
@@ -42,25 +42,31 @@ from foretoken.models.parts import TargetParts
 from foretoken.models.rotary import LlamaConfig, Rotary, configured, llama_config
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states EAGLE-3 reads
-UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's layer reads states
+UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's prefix layer reads states, no embeddings
 INNER = (
     "transformer_layer_config",
     "eagle_config",
     "dflash_config",
-)  # objects in config.json that speak of the head (speculators; NVIDIA; DFlash)
-ROWS = 8192  # of an embedding that are compared at once
-ROUNDED = 2.0**-7  # of a value: two roundings to 16 bits differ by less
-SAMPLES = 32  # values of the target's embedding in config.json
-CLOSE = 0.02  # of the largest; rounding to 16 bits moves a value by less than 0.004 of itself
+)  # objects in config.json that describe the head (of speculators; NVIDIA; DFlash)
+ROWS = 8192  # rows of an embedding that are compared at once
+ROUNDED = 2.0**-7  # relative difference up to which values are equal; two roundings of one to 16 bits differ by less
+SAMPLES = 32  # number of values of the target's embedding that config.json keeps, by which the target is recognised
+CLOSE = 0.02  # by how much these may differ, as a share of the largest; rounding to 16 bits moves a value by < 0.004
 
 
 class UnknownTargetWarning(UserWarning):
-    """A head does not tell which target it was trained for; with another one it would draft badly."""
+    """A warning that a head's files do not name the target it was trained for; with another one it drafts badly."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published head as it is read: its weights by published names, its configuration, the target that it is for."""
+    """The content of a published head's files, and the target that the head is wanted for.
+
+    path: the file of the weights, for messages.
+    weights: the weights by their published names.
+    config: the entries of config.json, inner objects merged into it.
+    parts: what the head borrows of its target.
+    """
 
     path: Path
     weights: dict[str, Tensor]
@@ -68,24 +74,36 @@ class Checkpoint:
     parts: TargetParts
 
     def count(self, pattern: str) -> int:
-        """One more than the largest index that `pattern` finds at the beginning of a key; 0 for none."""
+        """Return one more than the largest index that is found at the beginning of a key; 0 if none is found.
+
+        pattern: a regular expression, whose first group matches the index.
+        """
         return max((int(match[1]) + 1 for key in self.weights if (match := re.match(pattern, key))), default=0)
 
     def size(self, key: str) -> tuple[int, ...]:
-        """The shape of a weight. Raises ForetokenError where it is missing."""
+        """Return the shape of the weight called `key`. Raises ForetokenError where it is missing."""
         if key not in self.weights:
             raise ForetokenError(f"{self.path} lacks {key}.")
         return tuple(self.weights[key].shape)
 
     def check(self, what: str, found: int, wanted: int) -> None:
-        """Raises ForetokenError where a size is not the target's."""
+        """Raise ForetokenError where a size is not the target's.
+
+        what: name of the size, for the message.
+        found, wanted: the size in the checkpoint, and that of the target.
+        """
         if found != wanted:
             raise ForetokenError(
                 f"{self.path} is for a target with {what} {found}, and {self.parts.name} has {wanted}."
             )
 
     def layer_shape(self, prefix: str) -> LayerShape:
-        """The sizes of the layer under `prefix`; only the width of one attention head cannot be seen in the tensors."""
+        """Return the sizes of a decoder layer, by the shapes of its weights and, for attention heads, config.json.
+
+        prefix: what the layer's keys begin with, its dot included.
+
+        Raises ForetokenError where a weight is missing, or the width of attention heads does not divide its channels.
+        """
         config, parts, llama = self.config, self.parts, self.llama()
         queries, width = self.size(f"{prefix}self_attn.q_proj.weight")
         keys, _ = self.size(f"{prefix}self_attn.k_proj.weight")
@@ -104,13 +122,15 @@ class Checkpoint:
         return LayerShape(hidden, queries // dim, keys // dim, dim, inner, eps, width, bias)
 
     def llama(self) -> LlamaConfig | None:
-        """What config.json says as transformers reads it, see `llama_config`."""
+        """Return config.json's entries on norms and positions as transformers reads them, see `llama_config`."""
         return llama_config(self.config, f"{self.path.parent}/config.json")
 
     def rotary(self, dim: int) -> Rotary:
-        """The rotary positions of heads of width `dim`: the target's, where config.json is none of transformers.
+        """Return the rotary positions of config.json; the target's where transformers did not write that file.
 
-        Raises ForetokenError where they are of another width or a kind that is not known.
+        dim: width of the head's attention heads.
+
+        Raises ForetokenError where the positions are for another width or of a kind that is not supported.
         """
         llama = self.llama()
         if llama is None:
@@ -118,7 +138,10 @@ class Checkpoint:
         return configured(llama, dim, f"{self.path.parent}/config.json", self.parts.device)
 
     def targets_rotary(self, dim: int) -> Rotary:
-        """The target's. Raises ForetokenError where they are for heads of another width than `dim`."""
+        """Return the target's rotary positions.
+
+        dim: width of the head's attention heads. Raises ForetokenError where the target's have another width.
+        """
         found = self.parts.rotary
         if found.dim != dim:
             raise ForetokenError(
@@ -128,7 +151,12 @@ class Checkpoint:
 
 
 def head_kind(folder: str | Path) -> str | None:
-    """The kind of head in a folder, None where there is none (a language model, say)."""
+    """Return the kind of the draft head in a folder, None where the folder holds none (but a language model, say).
+
+    For JetFlow's heads, which have the weights of DFlash's, it is "dflash".
+
+    folder: path of the folder. Raises ForetokenError where the file of the weights cannot be read.
+    """
     path = head_file(folder)
     if path is None:
         return None
@@ -142,10 +170,13 @@ def head_kind(folder: str | Path) -> str | None:
 
 
 def load_head(folder: str | Path, parts: TargetParts) -> PublishedHead:
-    """The head in `folder` for a target, frozen, in the target's dtype.
+    """Read a head, and return it frozen, in the target's dtype and on its device.
 
-    Raises ForetokenError naming missing and unexpected keys, the size that does not fit the target, or the other target
-    that it was trained for.
+    folder: path of the folder that holds the head.
+    parts: what the head borrows of its target.
+
+    Raises ForetokenError where files cannot be read, keys are missing or unexpected, or a size does not fit the target,
+    or where the head was trained for another target. Warns where it does not name its target.
     """
     head, config = _loaded(folder, parts)
     _check_origin(config, parts, folder)
@@ -153,12 +184,20 @@ def load_head(folder: str | Path, parts: TargetParts) -> PublishedHead:
 
 
 def load_to_train(folder: str | Path, parts: TargetParts) -> PublishedHead:
-    """The head in `folder` in float32, whatever target of these sizes it was trained for. Raises ForetokenError."""
+    """Read a head, and return it in float32, also one that was trained for another target with these sizes.
+
+    folder, parts: as in `load_head`. Raises ForetokenError as `load_head` does, but not for another target.
+    """
     return _loaded(folder, parts)[0].float()
 
 
 def save_head(head: PublishedHead, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a head in its published layout, as safetensors, beside a config.json: its scale, its shape, its target."""
+    """Write a head in its published layout: the weights as safetensors, and config.json.
+
+    head: the head.
+    folder: path of the folder, which is made where it does not exist.
+    dtype: that of the weights in the file.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -222,7 +261,7 @@ def _by_authors(loaded: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_targets(key: str, value: Tensor, parts: TargetParts) -> bool:
-    """Whether a weight is a copy of the target's embedding, as most heads have it; one that was trained is not."""
+    """Whether a weight is a copy of the target's embedding, as in most heads, and not an embedding that was trained."""
     if key != EMBEDDING or tuple(value.shape) != (parts.vocab_size, parts.hidden):
         return False
     ids = torch.arange(parts.vocab_size, device=parts.device)
@@ -233,7 +272,7 @@ def _is_targets(key: str, value: Tensor, parts: TargetParts) -> bool:
 
 
 def _fill(head: PublishedHead, weights: dict[str, Tensor], path: Path) -> None:
-    """Every weight of the head from the file, and nothing left over."""
+    """Load every weight of the head from `weights`. Raises ForetokenError where one is missing, left over or unfit."""
     own = head.state_dict()
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     if missing or unexpected:
@@ -251,7 +290,7 @@ def _fill(head: PublishedHead, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What config.json says, its inner configurations unfolded; {} where there is none."""
+    """Return the entries of config.json, those of the objects in INNER merged into them; {} where there is no file."""
     path = folder / "config.json"
     if not path.exists():
         return {}
@@ -295,7 +334,8 @@ def _or_null(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or good(value)
 
 
-# What is read of config.json, and in words; null stands for the default where published heads write it.
+# Per entry of config.json that is read: a check of its value, and in words what it must be. Where published heads write
+# null for the default, null passes.
 WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(INNER, (_object, "an object")),
     "feature_scale": (_positive, "a number above 0"),
@@ -315,7 +355,7 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _origin(parts: TargetParts) -> dict[str, Any]:
-    """What distinguishes a target from others of its sizes, whatever dtype it is loaded in."""
+    """Return what distinguishes a target from others of its sizes, whatever dtype it is loaded in."""
     table: Any = parts.embedding
     width = table.embedding_dim
     count = table.num_embeddings * width
@@ -329,7 +369,7 @@ def _origin(parts: TargetParts) -> dict[str, Any]:
 
 
 def _check_origin(config: dict[str, Any], parts: TargetParts, folder: str | Path) -> None:
-    """Refuse a head of another target; warn of one that names none, as published ones do."""
+    """Refuse a head of another target; warn where a head names no target, as heads of other projects do not."""
     named = config.get("target")
     if named is None:
         warnings.warn(

@@ -1,9 +1,9 @@
 """DFlash and JetFlow: all levels from one forward over a block, which reads the states of several target layers.
 
-The block is the last committed token and then masks, one for each level. Its layers attend to the block, and to keys
-and values that they make of the target's states of the committed text; the state at mask i, below the target's LM head,
-gives the scores of the children of nodes at depth i - 1. As with Medusa they depend on the depth alone. In a block of
-DFlash every place sees all others, in one of JetFlow those before it.
+The block is the last committed token followed by mask tokens, one per level. Its layers attend to the block, and to
+keys and values that they make of the target's states of the committed text. From the head's state at mask i the
+target's LM head makes the logits of the children of nodes at depth i - 1. As in Medusa, these logits depend on the
+depth alone. In a block of DFlash every token sees all others, in one of JetFlow only those before it.
 
 Sources: Chen, Liang, Liu 2026, DFlash, arXiv:2602.06036; Hu et al. 2026, JetFlow, arXiv:2606.18394. The layout is that
 of the package dflash 0.1.0 and of JetFlow's heads, which are the same but for the flag `causal_head`.
@@ -29,21 +29,26 @@ from foretoken.models.parts import TargetParts
 if TYPE_CHECKING:
     from foretoken.heads.head import Backend
 
-LAYERS, BLOCK = 5, 16  # of a new head, as published
-ROWS = 8192  # of an embedding that are looked at once
-READ = "target_layer_ids"  # config.json's name for the layers whose states it reads, counted as they come out
+LAYERS, BLOCK = 5, 16  # number of layers, and tokens per block, of a new head, as published
+ROWS = 8192  # rows of an embedding that are looked at at once
+READ = "target_layer_ids"  # config.json's name for the layers whose states it reads: i is for those that leave layer i
 
 
 class NormedAttention(Attention):
     """Attention whose queries and keys are normed head by head, as in Qwen3."""
 
     def __init__(self, shape: LayerShape) -> None:
+        """Make the untrained linear layers and norms; shape: the sizes of the layer."""
         super().__init__(shape)
         self.q_norm = RMSNorm(shape.head_dim, shape.eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.eps)
 
     def keys_values(self, x: Float[Tensor, "b n d"], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of these places, [b, kv_heads, n, head_dim] each."""
+        """Return (keys, turned by their positions; values), each [b, kv_heads, n, head_dim].
+
+        x: what they are made of [b, n, width].
+        cos, sin: cosines and sines of the positions' rotary angles [1 or b, n, head_dim].
+        """
         k, v = (p(x).view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2) for p in (self.k_proj, self.v_proj))
         return turned(self.k_norm(k), cos, sin), v
 
@@ -54,10 +59,11 @@ class NormedAttention(Attention):
 
 
 class DFlash(PublishedHead):
-    """Level i: the target's LM head on the state at mask i + 1 of a block, all of whose places see each other.
+    """DFlash: level i, from 0 on, is the target's LM head on the state at mask i + 1 of a block.
 
-    block: places of the block, the last committed token's among them. mask_token: the token whose embedding stands for
-    what is not drafted yet. layers: whose states it reads, see models/features.py.
+    block: number of tokens of the block, the last committed token included.
+    mask_token: the token whose embedding the block has at each mask.
+    causal: whether a token of the block sees only those before it and itself.
     """
 
     kind = "dflash"
@@ -70,6 +76,13 @@ class DFlash(PublishedHead):
         self, parts: TargetParts, shape: LayerShape, num_layers: int, block: int, mask_token: int,
         layers: tuple[int, ...],
     ) -> None:  # fmt: skip
+        """Make an untrained head.
+
+        parts: what the head borrows of its target.
+        shape, num_layers: sizes and number of its layers.
+        block, mask_token: as in the class's docstring.
+        layers: the target's layers whose states it reads, see models/features.py.
+        """
         super().__init__(parts)
         self.shape, self.block, self.depth, self.mask_token = shape, block, block - 1, mask_token
         self.feature_layers = layers
@@ -117,17 +130,25 @@ class DFlash(PublishedHead):
         }  # fmt: skip
 
     def context(self, features: Float[Tensor, "b n f"]) -> Float[Tensor, "b n d"]:
-        """What the layers make keys and values of, from the target's states."""
+        """Return what the layers make keys and values of [b, n, d]; features: the target's states [b, n, f]."""
         return self.hidden_norm(self.fc(features / self.feature_scale))
 
     def blocks(self, roots: Int[Tensor, "b m"]) -> Float[Tensor, "b _ d"]:
-        """The embeddings of a block below each root, one block behind the other [b, m * block, d]."""
+        """Return the embeddings of one block per root, one block behind the other [b, m * block, d].
+
+        roots: the tokens that the blocks begin with [b, m].
+        """
         ids = roots.new_full((*roots.shape, self.block), self.mask_token)
         ids[..., 0] = roots
         return self.target.embed(ids.flatten(1))
 
     def run(self, x: Float[Tensor, "b n d"], cos: Tensor, sin: Tensor, attends: Sequence[Attend]) -> Tensor:
-        """The normed states of whole blocks, from their embeddings and positions. attends: of each layer."""
+        """Return the normed states of whole blocks [b, n, d].
+
+        x: the embeddings of the blocks [b, n, d].
+        cos, sin: cosines and sines of the rotary angles of their positions [1 or b, n, head_dim].
+        attends: the attention of each layer.
+        """
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, cos, sin, attend)
         return self.norm(x)
@@ -137,16 +158,20 @@ class DFlash(PublishedHead):
 
 
 class JetFlow(DFlash):
-    """DFlash whose block is causal: a place sees those before it."""
+    """JetFlow is DFlash with a causal block: a token of the block sees only those before it and itself."""
 
     kind = "jetflow"
     causal = True
 
 
 class DFlashRows(LevelRows):
-    """One forward per row and step; the block's keys and values stand behind those of the text, and are overwritten."""
+    """The rows of DFlash and JetFlow: one forward over a block per row and step.
+
+    In the cache, the block's keys and values stand behind those of the text. The next step overwrites them.
+    """
 
     def __init__(self, head: DFlash, batch: int, slots: int) -> None:
+        """Allocate the cache, with room for a block; head: the head that drafts; batch, slots: as in `Head.open`."""
         room = slots + head.block
         self._cache = SlotCache(planes_of(head.shape, len(head.layers), head.target), batch, room)
         super().__init__(head.target, batch, FlatRow, HeadSlots(self._cache, room))
@@ -156,13 +181,14 @@ class DFlashRows(LevelRows):
         return [self._of_block(i, self.rows[i]) for i in fresh]
 
     def _of_block(self, i: int, row: FlatRow) -> Float[Tensor, "k v"]:
+        """Read the new states of `row`, whose index is i, and return the logits of all k levels."""
         head, device = self.head, self.target.device
         for start in range(row.read, len(row.features), CHUNK):
             self._read(i, start, row.features[start : start + CHUNK])
         row.read = at = len(row.features)
         root = row.tokens[row.above(len(row.tree) - 1)[0]]
         self._cache.place(slice(i, i + 1), at, head.block, at + head.block)
-        mask = None  # all of a block sees all
+        mask = None  # every token of a block sees the text and the whole block
         if head.causal:
             mask = torch.ones(head.block, at + head.block, dtype=torch.bool, device=device).tril(at)
         x = head.blocks(torch.tensor([[root]], device=device)).to(self.target.dtype)
@@ -171,7 +197,7 @@ class DFlashRows(LevelRows):
         return self.target.logits(states[0, 1:])
 
     def _read(self, i: int, start: int, features: Float[Tensor, "n f"]) -> None:
-        """Put the keys and values of these states into the cache, from slot `start` on."""
+        """Write keys and values made of the target's states into the cache of row i, from slot `start` on."""
         n = len(features)
         self._cache.place(slice(i, i + 1), start, n, start + n)
         cos, sin = self.head.rotary.angles(torch.arange(start, start + n, device=features.device)[None])
@@ -183,14 +209,20 @@ class DFlashRows(LevelRows):
 
 @torch.no_grad()
 def _least_token(parts: TargetParts) -> int:
-    """The token of the smallest embedding: where that is the LM head too, a block that begins with another one's scores
-    that token above all until it is trained."""
+    """Return the token with the smallest embedding, for the masks of a new head.
+
+    Until the head is trained, the state at a mask is close to the mask token's embedding. Where the embedding is the LM
+    head too, a mask token with a larger one would therefore get the highest logit of all tokens.
+    """
     ids = torch.arange(parts.vocab_size, device=parts.device)
     return int(torch.cat([parts.embed(some).float().square().sum(-1) for some in ids.split(ROWS)]).argmin())
 
 
 def _usual_layers(parts: TargetParts, count: int) -> tuple[int, ...]:
-    """The layers that a head of so many layers reads where nothing else is said: evenly spread, as published."""
+    """Return the target's layers whose states a head of `count` layers reads by default: evenly spread, as published.
+
+    Raises ForetokenError where the target has fewer than 4 layers.
+    """
     if parts.layers < 4:
         raise ForetokenError(f"Such a head needs a target of 4 layers, and {parts.name} has {parts.layers}.")
     if count == 1:
@@ -199,7 +231,11 @@ def _usual_layers(parts: TargetParts, count: int) -> tuple[int, ...]:
 
 
 def _layers_read(config: dict[str, Any], parts: TargetParts, count: int) -> tuple[int, ...]:
-    """The layers whose states a published head reads, counted as the states enter. Raises ForetokenError."""
+    """Return the target's layers that the states read by a published head enter; FINAL for those after the last layer.
+
+    config: the entries of config.json. count: number of the head's layers. Raises ForetokenError where the target
+    lacks a layer.
+    """
     named: list[int] | None = config.get(READ)
     if named is None:
         return _usual_layers(parts, count)

@@ -1,4 +1,4 @@
-"""EAGLE and Gumiho: decoder layers on (embedding, state); Gumiho drafts its later levels with MLPs side by side."""
+"""EAGLE and Gumiho draft with decoder layers on (embedding, state); Gumiho drafts later levels with MLPs at once."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,12 +18,21 @@ if TYPE_CHECKING:
 
 
 class Eagle(SerialLayers):
-    """EAGLE-1/2: one decoder layer without input norm on Linear(embedding, state). Li et al. 2024, EAGLE."""
+    """EAGLE-1 and 2: decoder layers on Linear(embedding, state), as published one without input norm.
+
+    Source: Li et al. 2024, EAGLE.
+    """
 
     kind = "eagle"
     marks = (r"fc\.weight$",)
 
     def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int = 1, bias: bool = True) -> None:
+        """Make an untrained head.
+
+        parts: what the head borrows of its target.
+        shape, num_layers: sizes and number of its decoder layers.
+        bias: whether the linear layer in front of them has a bias.
+        """
         super().__init__(parts, shape, num_layers)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=bias)
         self.layers = nn.ModuleList(DecoderLayer(shape, input_norm=i > 0) for i in range(num_layers))
@@ -42,11 +51,15 @@ class Eagle(SerialLayers):
 
     @classmethod
     def _more(cls, checkpoint: Checkpoint) -> dict[str, int]:
-        """Further sizes that the head is made with."""
+        """Return further arguments of `__init__`, read off a checkpoint."""
         return {}
 
     def joined(self, embedded: Float[Tensor, "*n d"], states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """What the layers read of tokens: the linear layer on their embeddings and the states before them."""
+        """Return what the layers read for tokens: the linear layer on their embeddings and states [*n, d].
+
+        embedded: the embeddings of the tokens [*n, d].
+        states: the states before the tokens [*n, d].
+        """
         return self.fc(torch.cat((embedded.to(states.dtype), states), -1))
 
     def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
@@ -57,30 +70,32 @@ class Eagle(SerialLayers):
 
 
 class Block(nn.Module):
-    """x + SiLU(Linear x); without the residual where the width changes."""
+    """A block of Gumiho's MLPs: x + SiLU(Linear x), without the residual x where the width changes."""
 
     def __init__(self, width: int, hidden: int) -> None:
+        """Make an untrained block; width, hidden: channels of x and of the result."""
         super().__init__()
         self.linear = nn.Linear(width, hidden)
         self.residual = width == hidden
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the block makes of x [..., width], as [..., hidden]."""
         y = torch.nn.functional.silu(self.linear(x))
         return x + y if self.residual else y
 
 
 class Gumiho(Eagle):
-    """Two layers draft the first two tokens, then MLPs side by side the next ones, each from both of these tokens.
+    """Gumiho: two decoder layers draft two levels one after the other, then MLPs draft all further levels at once.
 
-    Of the tokens y, z at depths 1 and 2 below root x_{i+1}, drawn from the states o_i and o_{i+1} that stand for
-    h_{i+1} and h_{i+2}, the MLPs read joined(y, o_i) and joined(z, o_{i+1}). MLP j gives the state of position
-    i + 3 + j, from which the token at depth 3 + j is drawn, whatever stands at the depths between. Li et al. 2025,
-    Gumiho, equations 7 to 10; blocks as in its Table 5 and its released code.
+    Let y and z be the tokens at depths 1 and 2 below the root x_{i+1}. They are drawn from the states o_i and o_{i+1},
+    which stand for h_{i+1} and h_{i+2}. Every MLP reads joined(y, o_i) and joined(z, o_{i+1}). MLP j, from 0 on, makes
+    the state of position i + 3 + j, from which the token at depth 3 + j is drawn, whatever tokens stand between depth 2
+    and that one. Source: Li et al. 2025, Gumiho, equations 7 to 10; blocks as in its Table 5 and its released code.
     """
 
     kind = "gumiho"
     marks = (r"fc\.weight$", r"mlp\.")
-    SERIAL: ClassVar[int] = 2  # levels drafted by the serial part
+    SERIAL: ClassVar[int] = 2  # number of levels that the decoder layers draft
     least_levels = SERIAL + 1
     parallel_from = SERIAL
 
@@ -88,6 +103,12 @@ class Gumiho(Eagle):
         self, parts: TargetParts, shape: LayerShape, num_layers: int = 2, num_mlps: int = 5, num_blocks: int = 6,
         bias: bool = True,
     ) -> None:  # fmt: skip
+        """Make an untrained head.
+
+        parts, shape, num_layers, bias: as in `Eagle`.
+        num_mlps: number of MLPs, one per level below depth 2.
+        num_blocks: blocks per MLP.
+        """
         super().__init__(parts, shape, num_layers, bias)
         d = shape.hidden
         self.mlp = nn.ModuleList(
@@ -116,14 +137,17 @@ class Gumiho(Eagle):
         return {"num_mlps": checkpoint.count(r"mlp\.(\d+)\."), "num_blocks": checkpoint.count(r"mlp\.0\.(\d+)\.")}
 
     def cut(self, levels: int) -> None:
-        """Keep only the MLPs of the first `levels` levels. Raises ForetokenError where it has fewer."""
+        """Drop the MLPs of all levels but the first `levels`.
+
+        Raises ForetokenError for fewer than SERIAL levels, or more than the head has.
+        """
         most = self.SERIAL + len(self.mlp)
         if not self.SERIAL <= levels <= most:
             raise ForetokenError(f"Gumiho's head drafts {self.SERIAL} to {most} levels, not {levels}.")
         self.mlp, self.depth = self.mlp[: levels - self.SERIAL], levels
 
     def parallel(self, both: Float[Tensor, "*n w"]) -> Float[Tensor, "*n m d"]:
-        """The states of all MLPs. both: `joined` of the first two drafted tokens, side by side."""
+        """Return the states that all m MLPs make [*n, m, d]; both: `joined` of y and z side by side [*n, 2d]."""
         return torch.stack([mlp(both) for mlp in self.mlp], -2)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "GumihoRows":
@@ -131,7 +155,7 @@ class Gumiho(Eagle):
 
 
 class GumihoRows(SerialRows):
-    """The first two levels by the serial part, all others at once by the MLPs below each depth-2 node."""
+    """The rows of Gumiho: the decoder layers draft two levels, the MLPs all others at once below each depth-2 node."""
 
     head: Gumiho  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -143,7 +167,7 @@ class GumihoRows(SerialRows):
             return super()._score(firsts)
         if any(level < Gumiho.SERIAL for of_row in levels for level in of_row):
             raise ForetokenError("A forward of Gumiho's head takes nodes of its serial or of its parallel levels only.")
-        # Parallel levels need no slots: their nodes are in the tree as names only.
+        # The MLPs' levels take no slots: nodes there are in the tree only so that they can be named.
         owners = [[row.above(node)[Gumiho.SERIAL] for node in nodes] for row, nodes in zip(self.rows, new, strict=True)]
         self._run_parallel({(row, owner) for row, of_row in enumerate(owners) for owner in of_row})
         out = []
@@ -155,12 +179,12 @@ class GumihoRows(SerialRows):
 
     @torch.inference_mode()
     def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
-        """Scores of all parallel levels below each (row, depth-2 node)."""
+        """Return the logits of all the MLPs' levels below nodes at depth 2 [n, m, v]; places: see `LevelRows`."""
         self._run_parallel(set(places))
         return torch.stack([self.rows[row].parallel[node] for row, node in places])
 
     def _run_parallel(self, places: set[tuple[int, int]]) -> None:
-        """All MLPs and their LM head, for every (row, depth-2 node) not known yet, in one call each."""
+        """Run all MLPs, then the LM head, for every (row, depth-2 node) of `places` that has no logits yet."""
         new = sorted((row, node) for row, node in places if node not in self.rows[row].parallel)
         if not new:
             return

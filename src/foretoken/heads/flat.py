@@ -1,7 +1,7 @@
-"""Heads without a cache of drafted tokens: Medusa guesses every depth from one state, Hydra adds the tokens between.
+"""Heads without a cache of draft tokens: Medusa drafts every level from one state; Hydra also reads the tokens between.
 
-h_t is the target's state before the root x_{t+1}; level i drafts x_{t+2+i}, the children of nodes at depth i. What a
-level's scores depend on is kept per row, not per node.
+h_t is the target's state before the root x_{t+1}. Level i of such a head drafts x_{t+2+i}, the children of nodes at
+depth i. What is made of the target's states is kept per row, not per node.
 """
 
 import re
@@ -28,22 +28,32 @@ if TYPE_CHECKING:
 
 
 class ResidualBlock(nn.Module):
-    """r(x) + SiLU(Linear x); r is a second Linear where the width changes. Starts as r."""
+    """r(x) + SiLU(Linear x), where r is the identity, or a second Linear where the width changes."""
 
     def __init__(self, hidden: int, width: int, bias: bool = True) -> None:
+        """Make a block that starts as r(x), but for what the bias adds.
+
+        hidden, width: channels of the result and of x.
+        bias: whether the linear layer in SiLU has a bias.
+        """
         super().__init__()
         self.linear = nn.Linear(width, hidden, bias=bias)
         nn.init.zeros_(self.linear.weight)
         self.res_connection = nn.Identity() if width == hidden else nn.Linear(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the block makes of x [..., width], as [..., hidden]."""
         return self.res_connection(x) + torch.nn.functional.silu(self.linear(x))
 
 
 @dataclass
 class FlatRow(HeadRow):
-    """read: number of the target's states that stand in a cache. made: what came of all of them: Medusa's and DFlash's
-    scores of all levels [k, v], Hydra's prefix state [d]."""
+    """The state of one sequence in Medusa, Hydra, DFlash or JetFlow.
+
+    read: number of the target's states that were read into the head's cache; always 0 in a head without a cache.
+    made: what came of all states of the text: the logits of all k levels [k, v] in Medusa, DFlash and JetFlow, the
+        prefix state [d] in Hydra.
+    """
 
     read: int = 0
     made: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -54,21 +64,22 @@ class FlatRow(HeadRow):
 
 
 class FlatRows(HeadRows[FlatRow]):
-    """Committed tokens need no forward: their states are the target's."""
+    """The rows of a head that runs no forward on committed tokens, since it reads the target's states of them."""
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self.rows[row].length += len(tokens)
 
     def _fresh(self, firsts: list[int]) -> list[int]:
-        """Rows that score their first node since the last `keep`."""
+        """Return the indices of the rows that score their first node since the last `keep`."""
         return [i for i, (row, first) in enumerate(zip(self.rows, firsts, strict=True)) if first == 0 < len(row.tree)]
 
 
 class Medusa(PublishedHead):
-    """Level i: Linear(d -> V) on (x + SiLU(Linear x)) repeated, x = h_t. q depends on the depth alone. Cai et al. 2024.
+    """Medusa: level i is residual blocks x + SiLU(Linear x) on h_t, then Linear(d -> V). Cai et al. 2024.
 
-    A node's children are drawn from its level's q whatever its path, which any law and rule allows: q is what was
-    drawn from, only a worse guess than one that knows the path.
+    So q depends on the depth alone: the children of all nodes of one depth are drawn from the same q, whatever their
+    paths. Every law and rule allows that, since q is what was drawn from; it is only a worse guess than one from the
+    path.
     """
 
     kind = "medusa"
@@ -80,6 +91,13 @@ class Medusa(PublishedHead):
     def __init__(
         self, parts: TargetParts, num_heads: int = 4, num_blocks: int = 1, bias: bool = False, block_bias: bool = True
     ) -> None:
+        """Make an untrained head.
+
+        parts: what the head borrows of its target.
+        num_heads: number of levels.
+        num_blocks: residual blocks per level.
+        bias, block_bias: whether the linear layers to V tokens, and those of the blocks, have biases.
+        """
         super().__init__(parts)
         self.depth = num_heads
         d, v = parts.hidden, parts.vocab_size
@@ -111,7 +129,7 @@ class Medusa(PublishedHead):
         return last
 
     def levels(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... k v"]:
-        """Scores of every level from h_t."""
+        """Return the logits of all k levels [..., k, v]; states: h_t, the last of the target's states [..., d]."""
         scaled = states / self.feature_scale
         return torch.stack([head(scaled) for head in self.heads], -2)
 
@@ -120,11 +138,11 @@ class Medusa(PublishedHead):
 
 
 class LevelRows(FlatRows):
-    """Scores that depend on the depth alone, of all levels at once."""
+    """The rows of a head whose logits depend on the depth alone, and are computed for all levels at once."""
 
     @abstractmethod
     def _levels(self, fresh: list[int]) -> Iterable[Float[Tensor, "k v"]]:
-        """The scores of all levels of each of these rows."""
+        """Return the logits of all k levels [k, v] of each of the rows with indices `fresh`."""
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
@@ -139,14 +157,19 @@ class LevelRows(FlatRows):
         return out
 
     def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
-        """Scores of all levels below each (row, root)."""
+        """Return the logits of all levels that are drafted at once, m of them, below some nodes [n, m, v].
+
+        places: the n nodes, each as (index of its row, index of the node in the row's tree). The node has the depth
+            `parallel_from`, so that it is the root in this class; its row was scored since the last `keep`.
+        """
         return torch.stack([self.rows[row].made for row, _ in places])
 
 
 class MedusaRows(LevelRows):
-    """One call for all levels of all rows."""
+    """The rows of Medusa: one call for all levels of all rows."""
 
     def __init__(self, head: Medusa, batch: int) -> None:
+        """Make rows; head: the head that drafts; batch: the largest number of rows."""
         super().__init__(head.target, batch, FlatRow)
         self.head = head
 
@@ -155,7 +178,7 @@ class MedusaRows(LevelRows):
 
 
 class Hydra(PublishedHead):
-    """Level i: MLP and Linear(d -> V) on (prefix state, embeddings of the i + 1 tokens from the root on).
+    """Hydra: level i is an MLP and Linear(d -> V) on (prefix state, embeddings of the i + 1 tokens from the root on).
 
     The prefix state comes from one decoder layer over the states h_0..h_t (Hydra++), or is h_t itself. Ankner et al.
     2024.
@@ -169,6 +192,14 @@ class Hydra(PublishedHead):
     def __init__(
         self, parts: TargetParts, shape: LayerShape, num_heads: int = 4, num_blocks: int = 1, prefix: bool = True
     ) -> None:
+        """Make an untrained head.
+
+        parts: what the head borrows of its target.
+        shape: sizes of the prefix layer.
+        num_heads: number of levels.
+        num_blocks: residual blocks per MLP.
+        prefix: whether there is a prefix layer.
+        """
         super().__init__(parts)
         self.depth, self.shape = num_heads, shape
         d = parts.hidden
@@ -213,13 +244,24 @@ class Hydra(PublishedHead):
     def prefix_states(
         self, features: Float[Tensor, "b n d"], cos: Float[Tensor, "_ n h"], sin: Float[Tensor, "_ n h"], attend: Attend
     ) -> Float[Tensor, "b n d"]:
+        """Return the prefix states, one per state of the target [b, n, d].
+
+        features: the target's states [b, n, d].
+        cos, sin: cosines and sines of the rotary angles of their positions [1 or b, n, head_dim].
+        attend: computes attention, as in `Attention`.
+        """
         scaled = features / self.feature_scale
         if self.prefix is None or self.prefix_norm is None:
             return scaled
         return self.prefix_norm(self.prefix(scaled, cos, sin, attend))
 
     def level(self, i: int, prefix: Float[Tensor, "... d"], embedded: list[Tensor]) -> Float[Tensor, "... v"]:
-        """embedded: those of the root and the i tokens below it."""
+        """Return the logits of level i [..., v].
+
+        i: the level, from 0 on.
+        prefix: prefix states [..., d].
+        embedded: embeddings of the root and of the i tokens below it, i + 1 tensors [..., d].
+        """
         return self.lm_heads[i](self.mlps[i](torch.cat((prefix, *(e.to(prefix.dtype) for e in embedded)), -1)))
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "HydraRows":
@@ -227,7 +269,7 @@ class Hydra(PublishedHead):
 
 
 def _hydra_key(key: str) -> str:
-    """The name of a published weight of Hydra in the module."""
+    """Return the name in the module of the weight of Hydra that is published as `key`."""
     key = re.sub(r"^hydra_mlp\.(\d+)\.(\d+)\.", lambda m: f"mlps.{m[1]}.{(int(m[2]) - 1) // 2}.", key)
     key = re.sub(r"^hydra_lm_head\.(\d+)\.1\.", r"lm_heads.\1.", key)
     key = re.sub(r"^prefix_embeding_layer\.layers\.0\.", "prefix.", key)
@@ -235,10 +277,11 @@ def _hydra_key(key: str) -> str:
 
 
 class HydraRows(FlatRows):
-    """One call a level; before the first, the prefix layer on the states that are new."""
+    """The rows of Hydra: one call per level, and before the first level the prefix layer on the new states."""
 
     @torch.inference_mode()
     def __init__(self, head: Hydra, batch: int, slots: int) -> None:
+        """Allocate the cache of a prefix layer; head: the head that drafts; batch, slots: as in `Head.open`."""
         of_prefix = None
         if head.prefix is not None:
             of_prefix = HeadSlots(SlotCache(planes_of(head.shape, 1, head.target), batch, slots), slots)
@@ -270,7 +313,7 @@ class HydraRows(FlatRows):
         return logits
 
     def _read_states(self, rows: list[int]) -> None:
-        """The prefix layer on every state of these rows that it has not seen, in one call where that is one chunk."""
+        """Run the prefix layer on new states until it has read all those of `rows`, by CHUNK per row and call."""
         if self.slots is None:
             for i in rows:
                 self.rows[i].made = self.rows[i].features[-1] / self.head.feature_scale

@@ -23,13 +23,14 @@ class Head(nn.Module, ABC):
     """A draft head of one target.
 
     kind: its name.
-    parallel_from: number of levels that are drafted one after the other, before those that do not depend on the tokens
-        between; None where every level depends on them.
+    parallel_from: number of levels that are drafted one after the other. All levels below these are drafted at once,
+        without the tokens drafted between. None where every level depends on the tokens above it.
     target: what the head borrows of its target.
     depth: number of levels that it can draft, None for any.
-    feature_layers: the target's layers whose states it reads, see models/features.py.
-    feature_scale: what states are divided by inside the head, so that noise and losses mean the same on any target.
-    rotary: the angles of its positions; the target's, where its checkpoint names none of its own.
+    feature_layers: the target's layers whose hidden states it reads, see models/features.py.
+    feature_scale: what the target's states are divided by inside the head, so that noise and losses mean the same for
+        any target.
+    rotary: the rotary angles of its positions; the target's, where its checkpoint names none of its own.
     """
 
     kind: ClassVar[str]
@@ -39,16 +40,19 @@ class Head(nn.Module, ABC):
     feature_scale: float = 1.0
 
     def __init__(self, parts: TargetParts) -> None:
+        """Make a head without weights of its own; parts: what it borrows of its target."""
         super().__init__()
         self.target = parts
         self.rotary = parts.rotary
 
     @abstractmethod
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "HeadRows[Any]":
-        """Rows of up to `batch` sequences of `slots` tokens each.
+        """Return the rows of a batch, none of which is in use yet.
 
-        backend: what runs the head's layers where that is not plain torch: the compiled kernel with the head's weights,
-        or forwards that are recorded.
+        batch: the largest number of sequences.
+        slots: the largest number of tokens of a sequence, tree nodes included.
+        backend: what runs the head's layers: the compiled kernel with the head's weights, or forwards that are recorded
+            on a GPU; None: plain torch. Heads that have only plain torch ignore it.
         """
 
 
@@ -56,9 +60,9 @@ class PublishedHead(Head):
     """A head that is trained for a target and published by itself.
 
     kind: its name in HEADS.
-    marks: patterns of its published layout, each of which some key of a checkpoint begins with.
+    marks: regular expressions that tell its published layout: each matches the beginning of some key of a checkpoint.
     file: name of the weights' file in that layout.
-    least_levels: smallest number of levels that can be asked for; None where the head drafts to any depth.
+    least_levels: smallest number of levels that a new head can have; None where the head drafts to any depth.
     """
 
     marks: ClassVar[tuple[str, ...]]
@@ -68,41 +72,49 @@ class PublishedHead(Head):
     @classmethod
     @abstractmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "PublishedHead":
-        """An untrained head of the published sizes, see `new_head`."""
+        """Return an untrained head of the published sizes.
+
+        parts: what the head borrows of its target.
+        layers, levels, tokens: as in `new_head`, which has checked them; None: as published.
+        """
 
     @classmethod
     @abstractmethod
     def read(cls, checkpoint: "Checkpoint") -> tuple["PublishedHead", dict[str, Tensor]]:
-        """A head with the sizes of a published checkpoint, and the checkpoint's weights by the names of this module.
+        """Return a head with the sizes of a published `checkpoint`, and its weights by the names of this module.
 
-        Raises ForetokenError where they do not fit the target.
+        The weights are not in the head yet. Raises ForetokenError where their sizes do not fit the target.
         """
 
     @staticmethod
     def published_key(key: str) -> str:
-        """The published name of the weight that this module calls `key`."""
+        """Return the published name of the weight that this module calls `key`."""
         return key
 
     def published_weights(self) -> dict[str, Tensor]:
-        """All weights by their published names."""
+        """Return all weights by their published names."""
         return {self.published_key(key): value for key, value in self.state_dict().items()}
 
     def config(self) -> dict[str, Any]:
-        """Entries of config.json that tensors do not show."""
+        """Return the entries of config.json that tell what the shapes of the weights do not show."""
         return {}
 
     def own_lm_heads(self) -> list[nn.Linear]:
-        """LM heads of its own over tokens of the target; they start as the target's."""
+        """Return the LM heads of its own over tokens of the target; training starts them as the target's."""
         return []
 
 
 def new_head(
     kind: str, parts: TargetParts, layers: int | None = None, levels: int | None = None, tokens: Tensor | None = None
 ) -> PublishedHead:
-    """An untrained head of this kind.
+    """Return an untrained head on the target's device.
 
-    layers: number of layers of the Transformer, or of blocks of a Medusa or Hydra MLP. levels: depth drafted.
-    tokens: [m], the target's tokens that the head can draft, in ascending order; None: all of them.
+    kind: its name in HEADS.
+    parts: what the head borrows of its target.
+    layers: number of its decoder layers, or of blocks per MLP of Medusa and Hydra; None: as published.
+    levels: number of levels that it can draft; None: as published.
+    tokens: ids of the target's tokens that the head can draft [m], in ascending order; None: all of them.
+
     Raises ForetokenError for numbers that such a head cannot have.
     """
     check_head(kind)

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 class EagleKernel(KernelLayers):
     """The weights of one head in the form that the kernel reads; shared by all batches.
 
-    blocks: of Gumiho's MLPs, which stay when the head is cut; the addresses in `mlps` point into their panels.
+    module: the head itself.
+    blocks: the linear layers of Gumiho's MLPs, per MLP. They are kept here since the addresses in `mlps` point into
+        their panels, also after the head was cut.
     """
 
     def __init__(self, head: Eagle | Eagle3) -> None:
+        """Read the weights of `head`, whose linear layers are packed."""
         shape, target = head.shape, head.target
         scale, kinds = shape.head_dim**-0.5, [None] * head.num_layers
         super().__init__(
@@ -43,13 +46,16 @@ class EagleKernel(KernelLayers):
 
 
 def eagle_kernel(head: Eagle | Eagle3) -> EagleKernel | None:
-    """None where the head's layers are not packed, or the kernel does not know their sizes."""
+    """Return a head's weights for the kernel; None where they are not packed, or have sizes that it does not support.
+
+    head: the head.
+    """
     unknown = head.shape.head_dim % LANES or (isinstance(head, Gumiho) and head.shape.hidden % LANES)
     return EagleKernel(head) if isinstance(head.fc, PanelLinear) and not unknown else None
 
 
 def _layers(head: Eagle | Eagle3) -> list[Any]:
-    """The decoder layers as KernelLayers takes them: an EAGLE-3 layer's first norms belong to its entry."""
+    """Return the decoder layers as KernelLayers takes them: the first norms of EAGLE-3's layer belong to `_entry`."""
     if isinstance(head, Eagle):
         return list(head.layers)
     layer = head.midlayer
@@ -72,7 +78,7 @@ def _entry(head: Eagle | Eagle3) -> "Entry":
 
 
 def _head(head: Eagle | Eagle3) -> "Head":
-    """Of address 0 where the target's LM head is more than a packed product."""
+    """Return the LM head; its address is 0 where the target's is borrowed and is more than a packed product."""
     from foretoken.kernel.model import Head
 
     eps, target = np.float32(head.shape.eps), head.target

@@ -13,13 +13,22 @@ from foretoken.models.cache import SlotCache
 from foretoken.models.parts import TargetParts
 from foretoken.models.static import TracedCache
 
-# q [b, heads, n, dim], k and v [b, kv_heads, n, dim] -> [b, heads, n, dim]
+# Attention without its linear layers: q [b, heads, n, dim], k and v [b, kv_heads, n, dim] -> [b, heads, n, dim].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a decoder layer. width: of what attention reads; the residual stream has `hidden`. bias: of q, k, v."""
+    """The sizes of a decoder layer.
+
+    hidden: width of the residual stream.
+    heads, kv_heads: numbers of attention heads, and of those that have keys and values of their own.
+    head_dim: width of one attention head.
+    intermediate: width of the MLP.
+    eps: what the norms add to the mean square.
+    width: width of what attention reads, which is twice `hidden` in EAGLE-3.
+    bias: whether the projections to queries, keys and values have biases.
+    """
 
     hidden: int
     heads: int
@@ -31,7 +40,7 @@ class LayerShape:
     bias: bool = False
 
     def config(self) -> dict[str, Any]:
-        """As config.json names what tensors do not show."""
+        """Return the entries of config.json for these sizes, by the names that transformers uses."""
         return {
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
@@ -42,24 +51,35 @@ class LayerShape:
 
 
 def layer_shape(parts: TargetParts, width: int | None = None) -> LayerShape:
-    """A layer as wide as the target's own; width: of what its attention reads, by default the hidden size."""
+    """Return the sizes of a layer like the target's own.
+
+    parts: what the head borrows of its target.
+    width: width of what attention reads; None: the hidden size.
+    """
     return LayerShape(
         parts.hidden, parts.heads, parts.kv_heads, parts.head_dim, parts.intermediate, parts.eps, width or parts.hidden
     )
 
 
 class RMSNorm(nn.Module):
+    """A norm that divides by the root mean square, then multiplies each channel by a weight."""
+
     def __init__(self, size: int, eps: float) -> None:
+        """Make a norm with all weights 1; size: number of channels; eps: what is added to the mean square."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return x normed over its last axis [..., d], in the dtype of x."""
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
+    """Multi-head attention with rotary positions, its four linear layers included."""
+
     def __init__(self, shape: LayerShape) -> None:
+        """Make the untrained linear layers; shape: the sizes of the layer."""
         super().__init__()
         self.shape = shape
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -69,6 +89,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Return what attention adds to the residual stream [b, n, hidden].
+
+        x: what it reads [b, n, width].
+        cos, sin: cosines and sines of the positions' rotary angles [1 or b, n, head_dim].
+        attend: computes attention from turned queries and keys, and values; it decides which positions are seen.
+        """
         b, n, _ = x.shape
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (p(x).view(b, n, -1, self.shape.head_dim).transpose(1, 2) for p in projections)
@@ -77,20 +103,29 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Llama's gated MLP: down(SiLU(gate x) * up x)."""
+
     def __init__(self, shape: LayerShape) -> None:
+        """Make the untrained linear layers; shape: the sizes of the layer."""
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the MLP makes of x, both [..., hidden]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(nn.Module):
-    """x + attention, then + MLP; input_norm False: attention reads x as it is (EAGLE's first layer)."""
+    """A decoder layer: attention is added to x, then the MLP; each reads x through a norm."""
 
     def __init__(self, shape: LayerShape, input_norm: bool) -> None:
+        """Make an untrained layer.
+
+        shape: its sizes.
+        input_norm: whether attention reads x through a norm; in EAGLE's first layer it reads x as it is.
+        """
         super().__init__()
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
@@ -100,19 +135,28 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n d"], cos: Float[Tensor, "_ n h"], sin: Float[Tensor, "_ n h"], attend: Attend
     ) -> Float[Tensor, "b n d"]:
+        """Return x after the layer [b, n, d]; x: the residual stream [b, n, d]; cos, sin, attend: as in `Attention`."""
         read = x if self.input_layernorm is None else self.input_layernorm(x)
         x = x + self.self_attn(read, cos, sin, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every position sees those before it and itself: training on whole texts."""
+    """Return attention [b, heads, n, dim] in which every position sees itself and those before it, for whole texts.
+
+    q: queries [b, heads, n, dim].
+    k, v: keys and values [b, kv_heads, n, dim].
+    """
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def cached(cache: SlotCache | TracedCache, layer: int, mask: Tensor | None) -> Attend:
-    """The new nodes' keys and values go to the slots that were set; the mask, [b, 1, n, used] of 0 and LOW or [n, used]
-    of True and False, says who sees what."""
+    """Return attention that first writes the nodes' keys and values into the slots that `place` has set in the cache.
+
+    cache: the slot cache.
+    layer: the index of the layer in it.
+    mask: which slots the nodes see: 0 or LOW [b, 1, n, used], or True and False [n, used]; None: all of them.
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k, v, layer)
@@ -122,12 +166,13 @@ def cached(cache: SlotCache | TracedCache, layer: int, mask: Tensor | None) -> A
 
 
 class Unrolled:
-    """Attention while a head drafts several steps from every position r of a text at once (EAGLE-3's training).
+    """Attention in EAGLE-3's training, where a head drafts several levels from many positions of a text at once.
 
-    Step j's node of root r stands at position r + j. It sees the text's keys up to r (step 0) and those of its own
-    steps 1..j at the same r. The first call is step 0, of every position; later ones are of `roots` alone.
+    Level j below position r stands at position r + j. It sees the keys that level 0 made at positions up to r, and
+    those of levels 1 to j below the same r. The first call is for level 0, at all n positions of the text. The call
+    after it is for level 1 below `roots` alone, and so on.
 
-    roots: [m], the positions from which later steps are drafted; None: from every position.
+    roots: the positions below which levels 1 and on are drafted [m]; None: all positions.
     """
 
     def __init__(self, roots: Tensor | None = None) -> None:
@@ -136,6 +181,11 @@ class Unrolled:
         self.values: list[Tensor] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention of the next level.
+
+        q: queries [b, heads, n, dim] of level 0, [b, heads, m, dim] of later ones; the result has the same shape.
+        k, v: keys and values of these nodes [b, kv_heads, n or m, dim].
+        """
         rep = q.shape[1] // k.shape[1]
         self.keys.append(k.repeat_interleave(rep, 1))
         self.values.append(v.repeat_interleave(rep, 1))
@@ -155,6 +205,9 @@ class Unrolled:
 
 
 def turned(x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
-    """Queries or keys at their positions. cos, sin: the angles of these, see models/rotary.py."""
+    """Return queries or keys x [b, h, n, d], each turned by the rotary angles of its position.
+
+    cos, sin: cosines and sines of these angles [1 or b, n, d], see models/rotary.py.
+    """
     left, right = x.chunk(2, -1)
     return x * cos[:, None].to(x.dtype) + torch.cat((-right, left), -1) * sin[:, None].to(x.dtype)

@@ -1,13 +1,14 @@
-"""The names that published weights of draft heads go by, and the one of the head's authors for each."""
+"""Names of weights in published draft heads: other projects' names are translated to those of the head's authors."""
 
 import re
 from collections.abc import Iterable
 
 EMBEDDING = "embed_tokens.weight"
-# Frequencies that follow from config.json, and copies of the target's norm and LM head that training compared with.
+# Weights that are not read: rotary frequencies, which follow from config.json, and copies of the target's norm and LM
+# head, which only training needs.
 DERIVED = r"(.*\.)?rotary_emb\.\w+$|verifier_(norm|lm_head)\.weight$"
 
-# Keys of heads that are not read, and what they belong to.
+# Keys that show a head of a kind that cannot be read, and that kind, for messages.
 OTHERS = {
     r"mask_hidden$": "a P-EAGLE head (all levels at once)",
     r"layers\.\d+\.(attention|mlp)_conv\.": "a DFlash 2 head (with convolutions)",
@@ -17,19 +18,23 @@ OTHERS = {
 
 
 def other_head(keys: Iterable[str], own: Iterable[str]) -> str | None:
-    """What makes weights a head that is not read, None where nothing does.
+    """Return what kind of head, of those that cannot be read, some weights belong to; None where they can be read.
 
-    keys: by the authors' names. own: the marks of the head that they are taken for; its keys are no other's.
+    keys: names of the weights, as the authors have them.
+    own: the marks of the head that the weights are taken for; keys that match one are not looked at.
     """
     of_others = [key for key in keys if not any(re.match(mark, key) for mark in own)]
     return next((what for key in of_others for mark, what in OTHERS.items() if re.match(mark, key)), None)
 
 
 def by_authors_names(keys: Iterable[str]) -> dict[str, str]:
-    """Of each weight that a head needs, the key that it has in a file, by the key that the head's authors give it.
+    """Return a dict from the authors' name of each weight that a head needs to its key in a file.
 
-    vLLM writes `model.` before all keys of a head, and Medusa as `blocks.i.layers.j` and `lm_heads.i`, or one `lm_head`
-    of all levels; the others before it `medusa_head.`. Sources: the loaders of vLLM, SGLang, SpecForge and speculators.
+    vLLM's heads have `model.` before all keys; its Medusa heads have `blocks.i.layers.j` and `lm_heads.i`, or one
+    `lm_head` for all levels. In other Medusa heads `medusa_head.` stands before all keys. Sources: the loaders of vLLM,
+    SGLang, SpecForge and speculators.
+
+    keys: all keys of the file.
     """
     plain = {re.sub(r"^(model\.|medusa_heads?\.)+", "", key): key for key in keys if not re.match(DERIVED, key)}
     blocks = {(int(m[1]), int(m[2])) for key in plain if (m := re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", key))}

@@ -18,7 +18,11 @@ from foretoken.models.static import COMPILED_GRAPHS, GRAPHS, StaticForward
 
 
 def ready(head: Head, name: str) -> "HeadLM":
-    """A head for drafting alone, its weights packed where that is faster; it cannot be trained or saved any more."""
+    """Return a head as a drafter's model, its weights packed where that is faster.
+
+    head: the head, which is changed: it can no longer be trained or saved.
+    name: its name, for messages.
+    """
     if isinstance(head, Eagle3):
         head.order_vocabulary()
     if head.target.device.type == "cpu" and head.target.dtype in PACKED:
@@ -32,8 +36,13 @@ def ready(head: Head, name: str) -> "HeadLM":
 
 @dataclass(frozen=True)
 class HeadLM:
-    """name: for messages. backend: what runs a head of serial levels, None for plain modules. usefulness: of its
-    drafts so far."""
+    """A draft head with the attributes and methods that a drafter uses of a language model.
+
+    head: the head.
+    name: its name, for messages.
+    backend: what runs its forwards, as in `Head.open`; None: plain torch.
+    usefulness: the counts of its drafts so far.
+    """
 
     head: Head
     name: str
@@ -54,13 +63,13 @@ class HeadLM:
 
     @property
     def depth(self) -> int | None:
-        """Levels it can draft, None for any number."""
+        """The number of levels that it can draft, None for any."""
         return self.head.depth
 
     def serial_levels(self) -> int:
-        """Levels drafted one after the other, before those that do not depend on the tokens between.
+        """Return the number of levels that are drafted one after the other, before those that are drafted at once.
 
-        Raises ForetokenError for a head whose levels all depend on them.
+        Raises ForetokenError for a head that drafts all its levels one after the other.
         """
         if self.head.parallel_from is None:
             raise ForetokenError(
@@ -70,4 +79,5 @@ class HeadLM:
         return self.head.parallel_from
 
     def open(self, batch: int, slots: int) -> HeadRows[Any]:
+        """Return the rows of up to `batch` sequences of up to `slots` tokens each, tree nodes included."""
         return self.head.open(batch, slots, self.backend)

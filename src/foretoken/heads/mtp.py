@@ -1,8 +1,8 @@
-"""Multi-token prediction: the layer that some models are published with, which predicts the token after the next.
+"""Multi-token prediction: some models are published with a layer that predicts the token after the next one.
 
-The layer was trained together with its model and reads the model's last states. transformers reads it from the model's
-own checkpoint, as far as it knows the architecture. Of several such layers the first one drafts, level after level on
-its own states, as an only one does.
+The layer was trained together with its model, and reads the model's final states. transformers reads it from the
+model's own checkpoint, for architectures that transformers supports. Where there are several such layers, only the
+first one drafts, level after level on its own states.
 """
 
 from typing import Any, no_type_check
@@ -20,7 +20,7 @@ from foretoken.models.parts import parts
 
 
 class Mtp(Serial):
-    """A decoder layer of the target's own kind on Linear(norm(embedding), norm(state)), and a norm.
+    """A decoder layer of the target's own kind on Linear(norm(embedding), norm(state)), followed by a norm.
 
     Source: DeepSeek-AI 2024, DeepSeek-V3 technical report, equations 21 to 23.
     """
@@ -28,12 +28,12 @@ class Mtp(Serial):
     kind = "mtp"
 
     def __init__(self, target: CausalLM, model: MtpModel) -> None:
-        """target: the model that drafts are for. model: its layers of multi-token prediction."""
+        """Take the first layer of `model`; target: the model that drafts are for; model: its prediction layers."""
         super().__init__(parts(target))
         config: Any = model.config
         self.layer = model.layers[0]
         self.after = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
-        for own in (self.layer, self.after):  # the rest of `model` is the target's
+        for own in (self.layer, self.after):  # all else in `model` belongs to the target
             own.to(target.device, target.dtype).requires_grad_(False).eval()
         self.width = config.hidden_size
         sees = (getattr(config, "layer_types", None) or [FULL])[0]
@@ -58,7 +58,7 @@ class Mtp(Serial):
 
     @torch.inference_mode()
     def _planes(self) -> Any:
-        """What the layer keeps of a token, which it is asked for."""
+        """Return the shapes of the keys and values that the layer keeps per token, found by running it on one token."""
         cache, device = DynamicCache(), self.target.device
         states = torch.zeros(1, 1, self.width, dtype=self.target.dtype, device=device)
         self.made(states, states, torch.zeros(1, 1, dtype=torch.int64, device=device), cache, None)
@@ -66,7 +66,7 @@ class Mtp(Serial):
 
 
 def own_mtp(target: CausalLM) -> Mtp:
-    """The layer of multi-token prediction in a target's checkpoint, frozen.
+    """Read the layer of multi-token prediction from the checkpoint of `target`, and return it as a head, frozen.
 
     Raises ForetokenError where there is none, or transformers cannot read it.
     """

@@ -1,8 +1,8 @@
-"""Draft heads that score token trees like a language model: the rows of one batch, and the slots of their caches.
+"""The rows of a batch in a draft head, which score token trees as a language model's do, and the slots of their caches.
 
-A head reads at a token the target's state before it: (x_j, h_{j-1}). So a row's first token is never scored, and a node
-below the known text takes the state that the head itself made at the node's parent. What was scored on the head's own
-states is forgotten at `keep` and scored again on the target's.
+Together with a token x_j, a head reads the target's hidden state before it, h_{j-1}. So a row's first token is never
+scored. A node whose parent has no target state yet takes the state that the head itself made at the parent. What was
+scored on the head's own states is forgotten at `keep`, and scored again on the target's.
 """
 
 from abc import ABC, abstractmethod
@@ -23,17 +23,18 @@ from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import TargetParts
 from foretoken.models.static import StaticRows
 
-LOW = float(torch.finfo(torch.float16).min)  # what a hidden slot adds to its score, in every dtype
+LOW = float(torch.finfo(torch.float16).min)  # what a mask adds to the attention score of a hidden slot, in every dtype
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
 
 @dataclass
 class HeadRow:
-    """One sequence of a batch.
+    """The state of one sequence.
 
-    length: number of committed tokens that the row is done with; its tree's nodes follow them.
-    features: the target's states of all committed tokens but the last [t, f].
-    tokens: of the tree's nodes.
+    length: number of committed tokens that the head has read, the first token included. The tree's nodes follow them.
+    features: the target's hidden states of all committed tokens but the last [t, f].
+    tokens: ids of the tree's nodes.
+    tree: the nodes that were scored since the last `keep`; committed tokens not read before come first in it.
     """
 
     length: int = 1
@@ -42,11 +43,14 @@ class HeadRow:
     tree: GrowingTree = field(default_factory=lambda: GrowingTree(LOW))
 
     def level(self, node: int) -> int:
-        """Its depth below the last committed token, which is in the tree itself; 0 for that token and those above."""
+        """Return the depth of `node` below the last committed token, which is in the tree itself.
+
+        node: index of the node in the row's tree. For the last committed token and those above it the result is 0.
+        """
         return max(0, self.tree.depths[node] - self._root)
 
     def above(self, node: int) -> list[int]:
-        """Nodes from the last committed token down to `node`."""
+        """Return the indices of the nodes from the last committed token down to `node`, both included."""
         path = [node]
         while self.tree.depths[path[-1]] > self._root:
             path.append(self.tree.parents[path[-1]])
@@ -54,15 +58,16 @@ class HeadRow:
 
     @property
     def _root(self) -> int:
-        """Depth in the tree of the last committed token."""
+        """The depth in the tree of the last committed token."""
         return len(self.features) - self.length
 
     @property
     def used(self) -> int:
-        """Number of slots of the head's cache that hold something of the row."""
+        """The number of slots of the head's cache that hold something of the row."""
         return self.length - 1 + len(self.tree)
 
     def forget_tree(self) -> None:
+        """Remove all nodes of the tree, and what was made at them."""
         self.tree.clear()
         self.tokens = []
 
@@ -71,29 +76,38 @@ R = TypeVar("R", bound=HeadRow)
 
 
 class HeadRows(ABC, Generic[R]):
-    """The calls of models.rows.Rows, and `learn`.
+    """The rows of a head, with the methods of models.rows.Rows that drafting needs, and `learn`.
 
-    slots: of the cache of the head's own layers, None where it has none.
-    columns: target ids of the vocabulary that the head scores, None where that is the target's.
+    rows: the rows in use, one per sequence.
+    slots: the slots of the head's cache; None where it has no cache.
+    columns: ids of the target's tokens that the head scores [c], in the order of its scores; None: all, in order.
     """
 
     def __init__(
         self, target: TargetParts, batch: int, new_row: type[R], slots: "HeadSlots | None" = None,
         columns: Int[Tensor, " c"] | None = None,
     ) -> None:  # fmt: skip
+        """Make rows, none of which is in use.
+
+        target: what the head borrows of its target.
+        batch: the largest number of rows.
+        new_row: makes the state of an empty row.
+        slots, columns: as in the class's docstring.
+        """
         self.target, self.batch, self.slots, self.columns = target, batch, slots, columns
         self.rows: list[R] = []
         self._new_row = new_row
 
     @property
     def lengths(self) -> list[int]:
+        """Per row the number of committed tokens that the head has read, the first token included."""
         return [row.length for row in self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def join(self) -> int:
-        """A new empty row at the end; returns its index."""
+        """Add an empty row at the end and return its index. Raises ForetokenError where all are in use."""
         if len(self.rows) == self.batch:
             raise ForetokenError(f"All {self.batch} rows are in use: let one leave first or open more.")
         self.rows.append(self._new_row())
@@ -101,7 +115,7 @@ class HeadRows(ABC, Generic[R]):
 
     @torch.inference_mode()
     def leave(self, row: int) -> None:
-        """Forget a row; the last row moves into its place."""
+        """Forget the row with index `row`; the last row moves into its place."""
         last = len(self.rows) - 1
         if row != last and self.slots is not None:
             self.slots.cache.copy_row(last, row, self.rows[last].used)
@@ -109,22 +123,36 @@ class HeadRows(ABC, Generic[R]):
         self.rows.pop()
 
     def learn(self, features: Sequence[Float[Tensor, "_ f"]]) -> None:
-        """The target's states of every row's committed tokens but the last."""
+        """Take the target's hidden states; features: per row those of its committed tokens but the last [t, f]."""
         for row, of_row in zip(self.rows, features, strict=True):
             row.features = of_row
 
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ v"]]:
-        """Append nodes to the trees; scores of what follows each of them, over the target's vocabulary."""
+        """Append nodes to the trees, and return the logits of the token after each, per row [new nodes, v].
+
+        tokens: per row the ids of the new nodes, which may be none.
+        parents: per row the parent of each new node: the index of an earlier node of the row's tree, those of this call
+            included, or -1 where the node follows the committed tokens that the row has read.
+
+        The logits are over the target's vocabulary, -inf for tokens that the head cannot draft.
+        """
         return [self.whole(scores, float("-inf")) for scores in self.score_own(tokens, parents)]
 
     def whole(self, own: Float[Tensor, "m _"], rest: float) -> Float[Tensor, "m v"]:
-        """Numbers of the head's vocabulary as numbers of the target's, `rest` for tokens that it does not know."""
+        """Return numbers per token of the head's vocabulary as numbers per token of the target's [m, v].
+
+        own: the numbers, in the order of `columns` [m, c].
+        rest: the number of each token that the head's vocabulary lacks.
+        """
         return own if self.columns is None else scattered(own, self.columns, self.target.vocab_size, rest)
 
     def score_own(
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> list[Float[Tensor, "_ c"]]:
-        """`score` over the vocabulary that the head scores."""
+        """Do as `score`, and return logits over the head's own vocabulary, per row [new nodes, c].
+
+        tokens, parents: as in `score`. The order of the columns is that of `columns`.
+        """
         firsts = [len(row.tree) for row in self.rows]
         for row, new, above in zip(self.rows, tokens, parents, strict=True):
             row.tree.grow(above)
@@ -132,7 +160,12 @@ class HeadRows(ABC, Generic[R]):
         return self._score(firsts)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Commit of each row's path what was scored on the target's states; forget the rest of the trees."""
+        """Commit the part of each row's path that was scored on the target's states; forget the rest of the trees.
+
+        paths: per row the indices of a chain of nodes that follows the committed tokens, the first one first.
+
+        Raises ForetokenError where a path is not such a chain.
+        """
         for at, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
             row.tree.check_path(path)
             known = max(0, min(len(path), len(row.features) + 1 - row.length))
@@ -142,16 +175,21 @@ class HeadRows(ABC, Generic[R]):
 
     @abstractmethod
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Commit tokens whose target states are known."""
+        """Read and commit tokens, without computing logits.
+
+        row: the index of the row, whose tree is empty.
+        tokens: ids that follow its committed tokens; the target's state before each of them is known.
+        """
 
     @abstractmethod
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
-        """Scores of every row's nodes from firsts[row] on."""
+        """Return the logits after every row's nodes, from index firsts[row] of its tree on [new nodes, c]."""
 
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
-        """What a cache holds of these nodes, if anything, becomes that of the committed tokens that come next."""
+        """Move what the cache keeps of these nodes, if anything, to the slots after the row's committed tokens."""
 
     def _none(self) -> Float[Tensor, "0 c"]:
+        """Return the logits of a row without new nodes."""
         width = self.target.vocab_size if self.columns is None else len(self.columns)
         return torch.empty(0, width, device=self.target.device)
 
@@ -159,28 +197,51 @@ class HeadRows(ABC, Generic[R]):
 def scattered(
     own: Float[Tensor, "*n c"], columns: Int[Tensor, " c"], vocab_size: int, rest: float
 ) -> Float[Tensor, "*n v"]:
-    """Numbers of some tokens among those of a whole vocabulary, of which all others are `rest`."""
+    """Return numbers of all tokens of a vocabulary, given those of some tokens [*n, v].
+
+    own: the given numbers [*n, c].
+    columns: ids of their tokens [c].
+    vocab_size: v.
+    rest: the number of every other token.
+    """
     return own.new_full((*own.shape[:-1], vocab_size), rest).index_copy_(-1, columns, own)
 
 
 def planes_of(shape: LayerShape, layers: int, target: TargetParts) -> Planes:
-    """What so many layers of a head keep of every token."""
+    """Return the shapes of the keys and values that the layers of a head keep per token.
+
+    shape: the sizes of each layer.
+    layers: the number of layers.
+    target: what the head borrows of its target, whose dtype and device they have.
+    """
     plane = Plane(shape.kv_heads, shape.head_dim, target.dtype, target.device)
     return [(plane, plane)] * layers
 
 
 class HeadSlots:
-    """Where a head's next forward writes in a cache and what it sees.
+    """The slots of a head's cache: which of them the next forward writes, and the mask of what it sees.
 
-    window: how far back a node sees, in positions; None: as far as the text goes.
-    Masks are [b, 1, n, used] of 0 and LOW, None if all is seen.
+    Masks are 0 for a slot that a node sees and LOW for others [b, 1, n, used]; None if every node sees every slot.
     """
 
     def __init__(self, cache: SlotCache | KernelSlots | StaticRows, slots: int, window: int | None = None) -> None:
+        """Wrap a cache.
+
+        cache: the cache.
+        slots: its number of slots per row.
+        window: how many positions a node sees, its own included; None: all before it.
+        """
         self.cache, self.slots, self.window = cache, slots, window
 
     def place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
-        """For the newest nodes of each row's tree, from firsts[row] on, after lengths[row] committed slots."""
+        """Set the slots of the next forward, that of the newest nodes of each row's tree, and return its mask.
+
+        trees: per row all its nodes, the newest included.
+        lengths: per row the number of slots before those of the tree.
+        firsts: per row the index in its tree of the first of the newest nodes.
+
+        Raises ForetokenError where the slots do not suffice.
+        """
         counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
         n, used = max(counts), max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
         starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
@@ -190,17 +251,24 @@ class HeadSlots:
         return additive_mask(trees, lengths, firsts, n, used, self.window)
 
     def place_chain(self, row: int, start: int, n: int) -> np.ndarray:
-        """For n tokens of committed text from slot `start` on."""
+        """Set the slots of the next forward, that of n tokens of committed text of one row, and return its mask.
+
+        row: the index of the row.
+        start: the slot of the first token.
+        n: the number of tokens.
+
+        Raises ForetokenError where the slots do not suffice.
+        """
         self.check_room(start + n)
         self.cache.place(slice(row, row + 1), start, n, start + n)
         return causal_mask(start, n, LOW, self.window)
 
     @staticmethod
     def seen(mask: np.ndarray | None, target: TargetParts) -> Float[Tensor, "b 1 n used"] | None:
-        """A mask as torch takes it."""
+        """Return `mask` as a tensor on the device and in the dtype of `target`, None for None."""
         return None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
 
     def check_room(self, used: int) -> None:
-        """Raises ForetokenError where a row needs more slots than it has."""
+        """Raise ForetokenError where `used`, the number of slots that a row needs, is more than it has."""
         if used > self.slots:
             raise ForetokenError(f"A head's row needs {used} slots and has {self.slots}: open with more slots.")

@@ -1,8 +1,9 @@
 """Heads that draft token after token with a small Transformer of their own: what they share, and the rows that draft.
 
-With h_i the target's state at position i and x_{i+1} the token after it, one step maps (x_{i+1}, h_i) to a state o_i
-that stands for h_{i+1}; the target's LM head on it gives q of x_{i+2}. The next step takes o_i in place of the target's
-state. In the cache of a head's layers slot j - 1 holds token x_j, since a row's first token is never scored.
+Let h_i be the target's state at position i and x_{i+1} the token after it. One forward of the head maps (x_{i+1}, h_i)
+to a state o_i that stands for h_{i+1}; an LM head, the target's or its own, makes q of x_{i+2} from it. The forward for
+the next level takes o_i in place of the target's state. In the cache of a head's layers slot j - 1 holds token x_j,
+since a row's first token is never scored.
 """
 
 from abc import abstractmethod
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 
 
 class Serial(Head):
-    """What drafting needs of such a head.
+    """A head whose next level reads the states that it made itself.
 
-    width: of its states. planes: what each of its layers keeps of a token. window: how far back its layers see, in
-    positions; None: as far as the text goes.
+    width: width of its states.
+    planes: shapes of the keys and values that each of its layers keeps per token.
+    window: how many positions a node sees in its layers, its own included; None: all before it.
     """
 
     width: int
@@ -46,11 +48,14 @@ class Serial(Head):
     window: int | None = None
 
     def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        """What the head reads for a token."""
+        """Return what the head reads for tokens: their embeddings [..., d]; ids: the tokens [...]."""
         return self.target.embed(ids)
 
     def enter(self, features: Float[Tensor, "... f"]) -> Float[Tensor, "... d"]:
-        """The target's states in the form of the head's own."""
+        """Return the target's states in the form of the head's own [..., d].
+
+        features: the states of `feature_layers` side by side [..., f].
+        """
         return features / self.feature_scale
 
     @abstractmethod
@@ -62,27 +67,33 @@ class Serial(Head):
         cache: Cache,
         mask: Float[Tensor, "b 1 n used"] | None,
     ) -> Float[Tensor, "b n d"]:
-        """The states o of new nodes, from their tokens' embeddings and the states before them.
+        """Return the states o that the head makes of nodes [b, n, d].
 
-        positions: of these states. cache: where the nodes' keys and values go, to the slots that were set. mask: 0 for
-        the slots that a node sees, LOW for others; None: it sees all.
+        embedded: the embeddings of the nodes' tokens [b, n, d].
+        states: the states before these tokens: from `enter`, or made by the head itself [b, n, d].
+        positions: the positions of `states`, one less than those of the tokens [b, n].
+        cache: where the nodes' keys and values go, to the slots that were set.
+        mask: 0 for the slots that a node sees, LOW for others [b, 1, n, used]; None: all nodes see all slots.
         """
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Scores of the token that follows a node, from its state o."""
+        """Return the logits of the token after each node [..., v]; states: the nodes' states o [..., d]."""
         return self.target.logits(states * self.feature_scale)
 
     def draft_logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... c"]:
-        """The same over the vocabulary that the head scores."""
+        """Return `logits` of the same states over the vocabulary that the head scores [..., c]."""
         return self.logits(states)
 
     @property
     def columns(self) -> Int[Tensor, " c"] | None:
-        """The target ids of the vocabulary that the head scores, None where that is the target's."""
+        """The target ids of the vocabulary that the head scores [c], None where that is the target's."""
         return None
 
     def forward_of(self, name: str) -> StaticForward:
-        """Its forwards as a GPU records them: plain ones until `compiling` is set. name: for messages."""
+        """Return the head's forwards as a GPU records them; until `compiling` is set they are plain ones.
+
+        name: the head's name, for messages.
+        """
         return StaticForward(self, name, self.planes, compiled=False, step=traced)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
@@ -90,24 +101,26 @@ class Serial(Head):
 
 
 class SerialLayers(Serial, PublishedHead):
-    """One with layers of our own, which can be trained.
+    """A serial head that is published by itself and can be trained, with this project's decoder layers.
 
-    shape, num_layers: of its decoder layers. embed_tokens: an embedding of its own, None where it borrows the target's.
+    shape, num_layers: sizes and number of its decoder layers.
+    embed_tokens: an embedding of its own; None where it borrows the target's.
     """
 
     embed_tokens: nn.Embedding | None
 
     def __init__(self, parts: TargetParts, shape: LayerShape, num_layers: int) -> None:
+        """Make what all such heads have; parts: what the head borrows of its target; shape, num_layers: as above."""
         super().__init__(parts)
         self.shape, self.num_layers = shape, num_layers
         self.width, self.planes = shape.hidden, planes_of(shape, num_layers, parts)
         self.embed_tokens = None
 
     def take_own(self, checkpoint: "Checkpoint") -> None:
-        """Make room for what a checkpoint has instead of the target's: rotary positions and an embedding.
+        """Take the rotary positions of a `checkpoint`, and make room for its embedding where it has one.
 
-        Raises ForetokenError where its embedding is of another vocabulary, or missing though the target's is not as
-        wide as the head.
+        The embedding's weights are loaded later. Raises ForetokenError where that of the checkpoint has another number
+        of tokens than the target, or is missing though the target's is not as wide as the head.
         """
         self.rotary = checkpoint.rotary(self.shape.head_dim)
         if EMBEDDING in checkpoint.weights:
@@ -132,7 +145,12 @@ class SerialLayers(Serial, PublishedHead):
         sin: Float[Tensor, "_ n h"],
         attends: list[Attend],
     ) -> Float[Tensor, "b n d"]:
-        """As `made`. cos, sin: the rotary angles of the positions. attends: the attention of each layer."""
+        """Return the states o that the head makes of nodes [b, n, d], with any attention.
+
+        embedded, states: as in `made`.
+        cos, sin: cosines and sines of the rotary angles of the positions [1 or b, n, head_dim].
+        attends: the attention of each layer.
+        """
 
     @no_type_check
     def made(self, embedded, states, positions, cache, mask):
@@ -140,29 +158,38 @@ class SerialLayers(Serial, PublishedHead):
         return self.step(embedded, states, *self.rotary.angles(positions), attends)
 
 
-KIND = ""  # of all layers of a head
+KIND = ""  # the name of the mask, which all layers of a head share
 
 
 @no_type_check
 def traced(head, of_layer, layers, scored, nodes, states, masks, planes):
-    """`models.static.step` of a head, which gives what `plain_step` does. states: see there."""
+    """Run the forward of a head in the place of `models.static.step`, and return what `plain_step` returns.
+
+    head: the head, in the place of the model.
+    of_layer, layers, scored, nodes: as there; `layers` is not used.
+    states: as in `plain_step`.
+    masks: what is added to the attention scores [b, 1, n, slots].
+    planes: keys and values of every layer in turn, each [b, h, slots, d], which are read and written.
+    """
     ids, positions, slots = nodes
     return plain_step(head, scored, ids, positions, states, TracedCache(planes, of_layer, slots), masks)
 
 
 @no_type_check
 def plain_step(head, scored, ids, positions, states, cache, mask):
-    """Scores of the head's own vocabulary [b, n, c] after nodes, and their states o; the states alone where not
-    `scored`.
+    """Return the head's own logits after nodes [b, n, c] and their states o [b, n, d]; only (o,) where not `scored`.
 
-    ids: of the nodes [b, n]. positions, states, cache, mask: as `Serial.made` takes them.
+    head: the head.
+    scored: whether logits are computed.
+    ids: the tokens of the nodes [b, n].
+    positions, states, cache, mask: as in `Serial.made`.
     """
     made = head.made(head.embed(ids), states, positions, cache, mask)
     return (head.draft_logits(made), made) if scored else (made,)
 
 
 class EagleSlots(KernelSlots):
-    """The slot cache of a batch, the head's `step` and `logits` over it, and whole chains."""
+    """The slot cache of a batch in the kernel, with the forward of EAGLE, EAGLE-3 and Gumiho heads over it."""
 
     layers: "EagleKernel"
 
@@ -173,7 +200,11 @@ class EagleSlots(KernelSlots):
         positions: np.ndarray,
         mask: np.ndarray | None,
     ) -> Float[Tensor, "b n d"]:
-        """For the nodes whose slots were set. positions [b, n]; mask [b, 1, n, used] of 0 and low, or None."""
+        """Return the states o of the nodes whose slots `place` has set [b, n, d], in float32.
+
+        embedded, states, positions: as in `Serial.made`.
+        mask: 0 for the slots that a node sees, LOW for others [b, 1, n, used]; None: all nodes see all slots.
+        """
         from foretoken.kernel.heads import step
 
         of_tokens, before = _rows(embedded), _rows(states)
@@ -182,7 +213,11 @@ class EagleSlots(KernelSlots):
         return torch.from_numpy(x).view(states.shape)
 
     def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        """Over the head's own vocabulary, from states that `step` gave."""
+        """Return the logits over the head's own vocabulary, for `states` that `step` returned.
+
+        Where the kernel cannot compute the LM head, these are the logits of the module over the target's vocabulary,
+        which such a head borrows.
+        """
         from foretoken.kernel.model import scores
 
         head = self.layers.head
@@ -194,7 +229,11 @@ class EagleSlots(KernelSlots):
         return torch.from_numpy(out).view(*states.shape[:-1], -1)
 
     def parallel(self, embedded: Float[Tensor, "n k d"], states: Float[Tensor, "n k d"]) -> Float[Tensor, "n m d"]:
-        """`Gumiho.parallel` from the embeddings of the first drafted tokens and the states before them."""
+        """Return the states that Gumiho's MLPs make [n, number of MLPs, d], as `Gumiho.parallel` does.
+
+        embedded: the embeddings of the first two draft tokens of n paths [n, 2, d].
+        states: the head's states from which these tokens were drawn [n, 2, d].
+        """
         from foretoken.kernel.heads import parallel
 
         of_tokens, before = _rows(embedded), _rows(states)
@@ -205,19 +244,32 @@ class EagleSlots(KernelSlots):
     def draft_chain(
         self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, draws: ChainDraws
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """As KernelRows.draft_chain, with the states that go with the tokens `read`; also the states made of the nodes,
-        which are zeros where no forward was run."""
+        """Draw a chain of draft tokens after those in `read`, in one compiled call.
+
+        row: the index of the row.
+        read: ids that follow the tokens in the cache [m].
+        states: the state before each of these tokens, as in `Serial.made` [m, d].
+        start: the slot of the first of them.
+        draws: how tokens are drawn, and how many at most.
+
+        Returns the chain, and the states made of `read` and of all drawn tokens but the last [m + drawn - 1, d]. States
+        of nodes for which no forward was run are zeros.
+        """
         return self._draft(row, (), read, states.float().numpy(), start, draws)
 
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
-    """As the kernel reads them, one behind the other."""
+    """Return vectors as the kernel reads them, one behind the other in float32."""
     return x.float().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
 @dataclass
 class SerialRow(HeadRow):
-    """states: the head's own, one per node. parallel: Gumiho's scores [m, v] of the levels below a depth-2 node."""
+    """The state of one sequence in a serial head.
+
+    states: the states that the head made of the tree's nodes, one [d] per node.
+    parallel: in Gumiho, per node at depth 2 the logits of all levels below it [number of MLPs, v].
+    """
 
     states: list[Tensor] = field(default_factory=list)
     parallel: dict[int, Tensor] = field(default_factory=dict)
@@ -228,12 +280,13 @@ class SerialRow(HeadRow):
 
 
 class SerialRows(HeadRows[SerialRow]):
-    """One forward a level, each node on its parent's state."""
+    """The rows of a serial head: one forward per level, in which each node reads the state made at its parent."""
 
     slots: HeadSlots  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
     def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend | None") -> None:
+        """Allocate the cache; head: the head that drafts; batch, slots, backend: as in `Head.open`."""
         if backend is None:
             cache = SlotCache(head.planes, batch, slots)
         elif isinstance(backend, StaticForward):
@@ -279,11 +332,11 @@ class SerialRows(HeadRows[SerialRow]):
         return [of_row[: len(new)] for new, of_row in zip(tokens, logits, strict=True)]
 
     def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
-        """The target's states as the head's own; the kernel computes with float32 states."""
+        """Return the target's states as the head's own; in float32 where the kernel reads them."""
         return self.head.enter(features if self.kernel is None else features.float())
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
-        """Whether `draft_chain` can be called where it scores so many nodes."""
+        """Whether `draft_chain` can be called for the row with index `row`; nodes: not used."""
         if len(self.rows[row].tree):
             return False
         if isinstance(self.slots.cache, StaticRows):
@@ -292,8 +345,11 @@ class SerialRows(HeadRows[SerialRow]):
 
     @torch.inference_mode()
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
-        """As models.fused_rows.FusedRows.draft_chain: one compiled call, or recorded forwards, whose tokens and q are
-        those of `score` and draw. Nothing is looked up in `past`, since a head needs the state before each token."""
+        """Draw a chain as models.fused_rows.FusedRows.draft_chain does, with the tokens and q of `score` and draws.
+
+        It takes one compiled call, or recorded forwards. row, tokens, draws: as there. past: not used, since a head
+        needs the state before a token to read it, so that guesses do not help.
+        """
         of_row, draws = self.rows[row], replace(draws, u=draws.u[: self.head.depth])
         self.slots.check_room(of_row.length - 1 + len(tokens) + len(draws.u) - 1)
         if isinstance(self.slots.cache, StaticRows):
@@ -313,7 +369,10 @@ class SerialRows(HeadRows[SerialRow]):
         return drawn
 
     def _recorded(self, cache: StaticRows, tokens: Sequence[int], draws: ChainDraws) -> tuple[DrawnChain, list[Tensor]]:
-        """(the chain of the only row, the states made of the drawn tokens but the last: those of `tokens` are known)"""
+        """Draw the chain of the only row by recorded forwards, one per level.
+
+        Returns the chain, and the states made of all drawn tokens but the last; `score` has kept those of `tokens`.
+        """
         of_level = cache.levels(self.rows[0].used + len(tokens), len(draws.u) - 1, self.head.window)
         (scores,) = self.score([tokens], [range(-1, len(tokens) - 1)])
         made = self.rows[0].states[-1:]
@@ -327,10 +386,10 @@ class SerialRows(HeadRows[SerialRow]):
         return drawn, made[1 : max(1, len(drawn.tokens))]
 
     def _inputs(self, row: SerialRow, first: int, n: int) -> Float[Tensor, "n d"]:
-        """The states that the nodes from `first` on take: the target's where known, else the parent's; padded to n."""
+        """Return the states that a row's nodes from `first` on read, padded to n: the target's, else the parent's."""
         tree, features = row.tree, row.features
         at = [row.length - 1 + depth for depth in tree.depths[first:]]
-        known = sum(i < len(features) for i in at)  # they come first: the pending text, then drafted nodes
+        known = sum(i < len(features) for i in at)  # these come first: committed text, then draft tokens
         parts = [self._enter(features[at[0] : at[0] + known])] if known else []
         parts += [row.states[parent][None] for parent in tree.parents[first + known :]]
         if len(at) < n:
@@ -341,7 +400,7 @@ class SerialRows(HeadRows[SerialRow]):
     def _forward(
         self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None, scored: bool
     ) -> tuple[Tensor, ...]:
-        """As `plain_step`."""
+        """Return the results of `plain_step` for the nodes whose slots were set, by the backend of this batch."""
         if isinstance(self.slots.cache, StaticRows):
             return self.slots.cache.run(ids, positions, {KIND: mask}, scored, (), states)
         nodes = torch.tensor(ids, device=self.target.device)

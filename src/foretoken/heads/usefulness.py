@@ -1,4 +1,4 @@
-"""Whether a head's drafts are of any use: one of another target, or of a layout misread, loads and drafts noise."""
+"""A warning if a head's drafts are of no use: a head of another target, or one misread, loads and drafts noise."""
 
 import warnings
 from collections.abc import Iterable
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from foretoken.core.interfaces import Path
 from foretoken.core.tree import TokenTree
 
-ENOUGH = 50  # drafts after which it is judged
-LEAST = 0.05  # share of drafts with an accepted token below which it is useless; one of 0.2 falls there in 1 of 800
+ENOUGH = 50  # drafts after which a head is judged
+# A head is useless if a smaller share of its drafts has an accepted token. Where each draft has one with probability
+# 0.2, this happens by chance in 1 of 800 cases.
+LEAST = 0.05
 
 
 class UselessHeadWarning(UserWarning):
-    """Next to nothing that a head drafts is accepted."""
+    """A warning that next to nothing of what a head drafts is accepted."""
 
 
 @dataclass
 class Usefulness:
-    """What became of a head's drafts, over all texts since it was loaded.
+    """Counts of a head's drafts, over all texts since it was loaded.
 
-    drafts: trees with anything besides the root. accepted: those of them of which a token was accepted. warned:
-    whether a warning was given.
+    drafts: number of trees with at least one draft token.
+    accepted: number of trees of which at least one draft token was accepted.
+    warned: whether the warning was given.
     """
 
     drafts: int = 0
@@ -28,7 +31,12 @@ class Usefulness:
     warned: bool = False
 
     def count(self, trees: Iterable[TokenTree], paths: Iterable[Path], head: str, target: str) -> None:
-        """The trees of one step, with their accepted paths; warns once. head, target: their names."""
+        """Count the trees of one step, and warn, at most once, if next to nothing of all drafts was accepted.
+
+        trees: one token tree per sequence.
+        paths: per tree its accepted nodes, the root first.
+        head, target: names of the head and of its target, for the warning.
+        """
         for tree, path in zip(trees, paths, strict=True):
             self.drafts += tree.num_drafted > 0
             self.accepted += len(path) > 1

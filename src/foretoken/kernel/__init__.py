@@ -1,9 +1,9 @@
 """Forwards of language models and of draft heads on a CPU, in machine code: arrays in, arrays out, without torch.
 
-A drafted tree has few nodes, so that a forward multiplies few rows with large matrices. Such a product is as fast as
-memory brings the weights, if nothing else is in the way. Here a weight is read once for a handful of rows, what is used
-next is fetched meanwhile, and no operator is dispatched in between: a whole forward, or a whole drafted chain, is one
-compiled call. numba compiles it on first use, and compile.py keeps the machine code on disk.
+A drafted tree has few nodes, so that a forward multiplies few rows with large matrices. Such a product takes the time
+in which memory brings the weights, if nothing else is in the way. Here a weight is read once for a handful of rows,
+what is used next is fetched into the cache meanwhile, and a whole forward, or a whole drafted chain, is one compiled
+call. numba compiles it on first use, and compile.py keeps the machine code on disk.
 
 **A panel** is 64 columns of a matrix, for all of its k inputs, in one stretch of memory. Panels stand one behind the
 other, and matrices in the order in which a forward uses them (memory.py).
@@ -21,17 +21,18 @@ other, and matrices in the order in which a forward uses them (memory.py).
 
 A word has 32 bits: one float32 weight (WHOLE), or the bfloat16 weights of an even and an odd k (HALVED, DOTTED).
 Quantised weights of GGUF files have forms of their own: their panels hold codes of 4 to 8 bits beside scales
-(quantised.py), and meet rows in blocks of 8 bits (dots.py).
+(quantised.py), and are multiplied with rows that are quantised to 8 bits (dots.py).
 
-**A tile** takes one word of each column after the other, multiplies it with x[row, k] of every row, and adds to the
-sums (tile.py). Five to ten rows, by the form of the weights, are one tile; more rows are several tiles per panel, and a
-panel that does not fit the cache goes by in chunks, each for all rows. Where the processor has a matrix unit (AMX), up
-to 32 rows of a model in bfloat16 are one tile (matrix_unit.py). While a tile computes, it fetches what is used next
-into the cache (product.py). Every sum runs over k in the same order, however many rows there are. So a node's
-logits do not depend on the nodes beside it, and a drafted chain gives bit for bit what plain decoding gives.
+**A tile** is some rows times some columns of a panel, whose sums stay in vector registers. It takes one word of each
+column after the other, multiplies it with x[row, k] of every row, and adds to the sums (tile.py). Five to ten rows, by
+the form of the weights, are one tile; more rows are several tiles per panel, and a panel that does not fit the cache is
+used in chunks of its words, each for all rows. Where the processor has a matrix unit (AMX), up to 32 rows of a model in
+bfloat16 are one tile (matrix_unit.py). While a tile computes, it fetches what is used next into the cache (product.py).
+Every sum runs over k in the same order, however many rows there are. So a node's logits do not depend on the nodes
+beside it, and a drafted chain gives bit for bit what plain decoding gives.
 
 **A layer** is six steps, each shared out to the threads by panels or by heads (layer.py), and two more in models with
-norms before the sums, as Gemma 3 has them:
+norms before the residual sums, as Gemma 3 has them:
 
     x ---- norm ---> project ---> cache ---> look ---> mix --- + ---- norm ---> widen ---> narrow --- + ---> x
        |             q | k | v     |          |         out    |            gate | up      down       |
@@ -39,23 +40,23 @@ norms before the sums, as Gemma 3 has them:
                                    |          +-- rotary embedding of queries; attention (attention.py)
                                    +-- rotary embedding of keys; keys and values into their slots
 
-**A call** takes named tuples, which say what every array means and how large it is:
+**A call** from outside takes named tuples, whose docstrings say what every array means and how large it is:
 
     model.score        logits, or probabilities, after n nodes of each sequence of a batch
     chain.draft_chain  a chain of draft tokens: forward, softmax and draw, level after level
     heads.step, heads.parallel, model.scores       the parts of a draft head, level by level
-    softmax.softmax, draws.*, product.times        what is compiled for torch code outside of this room
+    softmax.softmax, draws.*, product.times        what torch code outside of this package uses alone
 
     sizes.py      constants that callers know          compile.py    loops to machine code, kept on disk
-    memory.py     where weights and caches stand       simd.py       exp, softmax, gate, rotary embedding by 16
+    memory.py     memory of weights and caches         simd.py       exp, softmax, gate, rotary embedding by 16
     addresses.py  arrays by their addresses            pointwise.py  norms, biases, gates of rows
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
-    quantised.py  GGUF's blocks as panels              dots.py       their products, in whole numbers
+    quantised.py  GGUF's blocks as panels              dots.py       products with these, in whole numbers
     processor.py  what the processor can do            matrix_unit.py  a tile of up to 32 rows by AMX
 
-An architecture whose layers compute what Llama's do needs a branch in models/decoder_layer.py, which names their
-matrices and norms, if its modules have other names. One whose layers differ needs a step of its own in layer.py, too.
+To add an architecture whose layers compute what Llama's do, name its matrices and norms in models/decoder_layer.py, if
+its modules have other names. If its layers differ, they need a step of their own in layer.py, too.
 
-Threads are used where the work is worth starting them. One thread is None, not 1: a type of its own, for which numba
-leaves the code for threads out.
+Threads are used where the work is worth starting them. An argument `threads` is None for one thread, not 1: None is a
+type of its own, for which numba leaves out the code for threads.
 """

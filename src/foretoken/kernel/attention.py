@@ -28,23 +28,24 @@ from foretoken.kernel.simd import exp_row
 from foretoken.kernel.sizes import COLUMNS, LANES, WHOLE
 from foretoken.kernel.tile import strip
 
-QUERIES = 48  # queries that share one block of scores
+QUERIES = 48  # largest number of queries whose scores are computed together
 
 
 class Attention(NamedTuple):
-    """What the attention of one layer reads and writes, for n nodes of each of `batch` sequences.
+    """What the attention of one layer reads and writes, for n nodes of each of `batch` sequences. Arrays are float32.
 
-    qkv: queries, keys and values of the nodes, ready before they are used [batch * n, (query_heads + 2 key_heads) dim].
-    keys: as above [batch, key_heads, panels, dim or dim / 2, 64].
-    values: as above [batch, key_heads, slots or slots / 2, dim].
-    slots: where each node's key and value go [batch, n].
-    positions: of the nodes [batch * n].
-    mask: what is added to the scores, 0 or `low` [batch, 1, n, used]; no columns where all is seen.
-    used: slots of the longest sequence.
-    rep: query heads of each key head.
+    qkv: queries, keys and values of the nodes [batch * n, (query_heads + 2 key_heads) dim]. The heads that a function
+        reads are ready: bias, norm and rotary embedding are applied to them (layer.py).
+    keys: the cache of these sequences [batch, key_heads, panels, dim or dim / 2, 64], see the module.
+    values: likewise [batch, key_heads, slots or slots / 2, dim].
+    slots: the slot of each node's key and value [batch, n] int64.
+    positions: of the nodes [batch * n] int64.
+    mask: what is added to the scores, 0 or `low` [batch, 1, n, used]; [batch, 1, n, 0] where every node sees all slots.
+    used: number of slots that are read, for the longest sequence.
+    rep: query heads per key head.
     scale: factor of the queries.
-    low: stands for minus infinity.
-    paired: whether two numbers share a word.
+    low: the finite number that stands for minus infinity.
+    paired: whether the cache is in bfloat16, two numbers to a word.
     """
 
     qkv: np.ndarray
@@ -62,7 +63,12 @@ class Attention(NamedTuple):
 
 @fused
 def store(attention, b, group):
-    """Write the nodes' keys and values of key head `group` of sequence b into their slots."""
+    """Write the keys and values of one sequence's nodes into their slots, for one key head.
+
+    attention: an Attention.
+    b: the sequence, by its place among those of the forward.
+    group: the number of the key head.
+    """
     qkv, keys, values, slots = attention.qkv, attention.keys, attention.values, attention.slots
     n, key_heads, dim = slots.shape[1], values.shape[1], values.shape[3]
     bits, key_words, value_words = qkv.view(np.uint32), keys.view(np.uint32), values.view(np.uint32)
@@ -90,10 +96,13 @@ def store(attention, b, group):
 
 @fused
 def weigh(scores, rows, used, low, shares):
-    """Turn the first `used` scores of each row into the weights of a softmax, up to a factor.
+    """Turn the first `used` scores of each row into the weights of a softmax, up to a factor, in place.
 
-    scores: [rows at least, columns], in place; columns from `used` on become 0; 16 divides their number.
-    shares: what each row's weights are to be multiplied by [rows], is written.
+    scores: float32 [rows or more, columns]; columns from `used` on become 0; 16 divides their number.
+    rows: number of rows that are turned.
+    used: number of scores of a row.
+    low: the finite number that stands for minus infinity.
+    shares: is filled with the factor by which each row's weights are to be multiplied, float32 [rows or more].
     """
     wide = scores.shape[1]
     for i in range(rows):
@@ -104,7 +113,12 @@ def weigh(scores, rows, used, low, shares):
 
 @fused
 def used_by(slots, b, used):
-    """The slots that the nodes of sequence b read: up to the last node; padding, at `used` or beyond, is masked."""
+    """Return how many slots the nodes of one sequence read: those up to the last node, and at least 1.
+
+    slots: the slot of each node [batch, n] int64.
+    b: the sequence, by its row of `slots`.
+    used: number of slots of the longest sequence. A node whose slot is `used` or larger is padding and does not count.
+    """
     own = 1
     for i in range(slots.shape[1]):
         if own <= slots[b, i] < used:
@@ -114,10 +128,14 @@ def used_by(slots, b, used):
 
 @fused
 def first_gap(attention, b, i):
-    """The first slot that node i of sequence b does not see although later ones of its path follow; `used` if none.
+    """Return the first slot that a node does not see although later ones of its path follow; `used` if there is none.
 
     A node without siblings before it or its ancestors stands in the slot of its own position. Every slot that it is
     further along is a gap, and the gaps are the last slots before it that it does not see.
+
+    attention: an Attention.
+    b: the sequence, by its place among those of the forward.
+    i: the node, by its place among those of the sequence.
     """
     slot, gap = attention.slots[b, i], attention.used
     if slot >= attention.used or attention.mask.shape[3] == 0:  # padding; all is seen
@@ -133,10 +151,12 @@ def first_gap(attention, b, i):
 
 @fused
 def close_gaps(scores, first, last, seen, gap, low):
-    """Move the scores of the slots that a node sees, from its first gap on, to that slot and those behind it.
+    """Move the scores of the slots that a node sees, from its first gap on, to that slot and those behind it, in place.
 
-    scores: [rows, columns], of which rows first .. last - 1 are the node's.
-    seen: 0 for a slot that the node sees [used].
+    scores: float32 [rows, used or more columns].
+    first, last: rows first .. last - 1 are the node's, one per query head.
+    seen: the node's row of the mask, 0 for a slot that it sees [used].
+    gap: the slot of the first gap; `used` if there is none.
     low: what the places that become free are filled with.
     """
     to = gap
@@ -151,15 +171,19 @@ def close_gaps(scores, first, last, seen, gap, low):
 
 @fused
 def gather(values, paired, seen, start, gap, path):
-    """Copy the values of the slots from `start` on, but those after the first gap that a node does not see, into
-    neighbouring places of `path`.
+    """Copy the values that a node sees, from slot `start` on, into neighbouring places of `path`.
 
-    values: of one key head, as the cache has them [slots or slots / 2, dim]; start is even if they are paired.
-    seen: 0 for a slot that the node sees [used].
-    gap: the first slot of a gap, or `used`.
-    path: [words, dim].
+    Those of slots before the first gap are copied in any case.
 
-    Returns the number of words that were filled.
+    values: of one key head, as the cache has them, float32 [slots or slots / 2, dim].
+    paired: whether a row holds the values of two slots in bfloat16.
+    seen: the node's row of the mask, 0 for a slot that it sees [used].
+    start: the first slot that is copied; an even number if values are paired.
+    gap: the slot of the first gap, at least `start`; `used` if there is none.
+    path: is filled from row 0 on, float32 [words, dim], laid out as `values`.
+
+    Returns the number of rows that were filled. If values are paired and an odd number was copied, half of the last row
+    is zeros.
     """
     words, out, count = values.view(np.uint32), path.view(np.uint32), 0
     for j in range(start, len(seen)):
@@ -178,9 +202,17 @@ def gather(values, paired, seen, start, gap, path):
 
 @fused
 def sums(weights, weights_row, rows, values, words, form, results, dim, fresh):
-    """Add the values of one key head by their weights to results [rows, dim], or to 0 if `fresh`.
+    """Multiply softmax weights with the values of one key head: results = (0 if fresh else results) + weights values.
 
-    weights, values, results: addresses; rows of weights are weights_row numbers apart. words: rows of the values.
+    weights: address of the first row of weights, in the form in which `tile` takes x.
+    weights_row: float32 numbers from one row of weights to the next.
+    rows: number of rows of weights.
+    values: address of the values [words, dim].
+    words: number of rows of the values.
+    form: WHOLE, or ROUNDED where weights and values are bfloat16.
+    results: address of the results, float32 [rows, dim].
+    dim: width of a head.
+    fresh: 1 or 0.
     """
     for at in range(0, dim, COLUMNS):
         columns = min(COLUMNS, dim - at)
@@ -191,9 +223,13 @@ def sums(weights, weights_row, rows, values, words, form, results, dim, fresh):
 
 @fused
 def attend(attention, b, first_head, last_head, out):
-    """Attention of the nodes of sequence b with query heads first_head .. last_head - 1, which share one key head.
+    """Compute attention of one sequence's nodes with some query heads that share a key head.
 
-    out: [batch * n, query_heads dim], whose columns of these heads are written.
+    attention: an Attention; the keys and values of all nodes are in their slots, and the queries of these heads are
+        ready.
+    b: the sequence, by its place among those of the forward.
+    first_head, last_head: query heads first_head .. last_head - 1.
+    out: the columns of these heads are filled [batch * n, query_heads dim].
     """
     qkv, keys, values, mask = attention.qkv, attention.keys, attention.values, attention.mask
     n, dim, paired = attention.slots.shape[1], values.shape[3], attention.paired
@@ -204,7 +240,7 @@ def attend(attention, b, first_head, last_head, out):
     form, key_words, slot_words, per_word, per_slot, group_words = WHOLE, dim, used, 1, 1, 1
     if paired:
         form, key_words, slot_words, per_word, per_slot = ROUNDED, dim // 2, (used + 1) // 2, PER_WORD, 2
-        group_words = GROUP if MATRIX else 1  # sums go by groups, whose borders are the same for every path
+        group_words = GROUP if MATRIX else 1  # a sum is made of groups of words, the same for every path
     at_once = max(1, QUERIES // rep)
     scores = np.empty((at_once * rep, wide), np.float32)
     queries = np.empty((at_once * rep, dim), np.float32)
@@ -226,12 +262,12 @@ def attend(attention, b, first_head, last_head, out):
         for at in range(0, wide, COLUMNS):
             columns = min(COLUMNS, wide - at)
             here = key_at + 4 * at * key_words
-            after = here + 4 * COLUMNS * key_words if rows > 2 else 0  # for one or two it brought nothing
+            after = here + 4 * COLUMNS * key_words if rows > 2 else 0  # for one or two rows it gained no time
             strip(
                 columns, asked.ctypes.data, key_words * per_word, rows, here, COLUMNS, key_words, form,
                 scores_at + 4 * at, wide, 1, after,
             )  # fmt: skip
-        start = used  # up to here no node of these has a gap
+        start = used  # none of these nodes has a gap before this slot
         if mask.shape[3] > 0:
             for i in range(count):
                 seen = mask[b, 0, first + i, :used]
@@ -258,7 +294,7 @@ def attend(attention, b, first_head, last_head, out):
                     path[filled:more] = 0
                     of_node, into = weights_at + 4 * i * rep * weights_row, results_at + 4 * i * rep * dim
                     sums(of_node, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
-            else:  # the last group: what other slots still hold may be no numbers
+            else:  # the last group: slots behind `used` may still hold NaN, so zeros stand in for them
                 path[:left], path[left:] = values[b, group, words:slot_words], 0
                 sums(weights_at, weights_row, rows, path.ctypes.data, len(path), form, results_at, dim, 0)
             alive(path)

@@ -21,21 +21,22 @@ from foretoken.kernel.heads import parallel, step
 from foretoken.kernel.model import Nodes, embed, scores
 from foretoken.kernel.softmax import softmax
 
-# Guesses of one forward, at most: one to begin with, twice as many after all were right, one again after a wrong one.
-# By computation from the times of a forward, 3 and 5 are within 2% (the entry of 2026-11-26 on guesses in docs/LOG.md).
+# The largest number of guesses of one forward. There is one at first, twice as many after all were right, and one again
+# after one was wrong. By computation from the times of a forward, 3 and 5 are within 2% (the entry of 2026-11-26 on
+# guesses in docs/LOG.md).
 MOST = 4
-COMPARED = 8  # tokens of a match: of matches as long as this the latest is taken; 4 and 16 are as good (same entry)
+COMPARED = 8  # tokens of a match that are compared at most; 4 and 16 are as good (same entry)
 
 
 class Text(NamedTuple):
-    """What a chain follows, in one sequence.
+    """The text of one sequence, after which a chain is drawn.
 
-    past: the tokens in which the next ones are looked up, the newest last [t]. None where one token is drawn, and for
-        a draft head, since it reads a token only with the state of the one before.
-    tokens: those that were not read yet [m].
-    states: what a draft head takes beside them [m, d]; a language model takes none [0, d].
-    row: the sequence, by its place in the batch.
-    start: the slot of the first token, which is its position too.
+    past: token ids in which guesses of the next ones are looked up, the newest last [t] int64. Empty if one token is
+        drawn, and for a draft head, which can read a token only with the state of the token before it.
+    tokens: ids that the model has not read yet, the last ones of the text [m] int64.
+    states: for a draft head the states that it reads beside these tokens [m, d]; for a language model [0, d].
+    row: the sequence, by its place in the cache.
+    start: the slot of the first of the unread tokens, which is its position too.
     """
 
     past: np.ndarray
@@ -46,14 +47,14 @@ class Text(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """How tokens are taken from logits.
+    """How tokens are drawn from logits.
 
     u: uniforms in [0, 1), one per level [levels, 1].
     likeliest: whether the likeliest tokens are taken, whatever u is.
     factor: what logits are multiplied by, 1 / temperature.
-    truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0.
-    floors: the chain ends in front of a level to which the product of probabilities is less [levels]; empty where
-        nobody asks for those of likeliest tokens.
+    truncation: top_k, top_p and min_p, which keep all tokens where they are 0, 1 and 0.
+    floors: per level the least product of q over the tokens before it: the chain ends in front of the first level whose
+        floor is not reached [levels]. Empty where there are none; then the q of likeliest tokens is not computed.
     """
 
     u: np.ndarray
@@ -64,13 +65,15 @@ class Drawing(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What becomes of a chain.
+    """Arrays for the results of `draft_chain`.
 
-    tokens: drawn, by level [levels].
-    q: what they were drawn from [levels, v], zeros before where the head has a vocabulary of its own; no rows for
-        likeliest tokens.
-    sure: the product of probabilities down to each [levels].
-    states: those made of the nodes that took a forward [nodes, d], and behind them what wrong guesses left.
+    tokens: ids of the drawn tokens, by level [levels] int64.
+    q: the distributions that they were drawn from [levels, v]; zeros before if a draft head has a vocabulary of its
+        own; [0, v] if the likeliest tokens are taken.
+    sure: per level the product of q from the first token to this one [levels] float64. For likeliest tokens without
+        floors all are 1.
+    states: is filled with the model's states of the nodes of all forwards, without those of wrong guesses. It has m +
+        levels - 1 rows, m as in Text; rows that are not filled may hold anything [rows, d].
     """
 
     tokens: np.ndarray
@@ -81,11 +84,15 @@ class Drafted(NamedTuple):
 
 @fused
 def choose(logits, drawing, level, q):
-    """Take the token of one level from logits [1, v].
+    """Draw the token of one level from logits.
 
-    q: [1, v], becomes the probabilities; not of likeliest tokens where nobody asks for them.
+    logits: [1, v].
+    drawing: a Drawing.
+    level: the number of the level, from 0 on.
+    q: is filled with the probabilities [1, v], unless the likeliest token is taken and there are no floors.
 
-    Returns the token, -1 where logits are not finite, and its probability, 1 where that is not known.
+    Returns the token's column and its probability, which is 1 where it is not computed; column -1 where logits are not
+    finite.
     """
     if not drawing.likeliest:
         if not softmax(logits, drawing.factor, drawing.truncation, q):
@@ -103,12 +110,16 @@ def choose(logits, drawing, level, q):
 
 @fused
 def look_up(text, end, guesses):
-    """Fill guesses [n] with what followed the end of a text earlier.
+    """Fill guesses with what followed an earlier occurrence of the end of a text.
 
-    The text's first `end` tokens are known. Of the earlier places that are equal to their end in most tokens, COMPARED
-    at most, the latest counts; what follows it may overlap the end, and then goes round.
+    Of all earlier places, that with the longest match counts, of equal ones the latest; at most COMPARED tokens are
+    compared. What follows it may reach the end of the text, and then goes on with the guesses themselves.
 
-    Returns whether there is a match.
+    text: token ids, of which the first `end` are known [end or more].
+    end: number of known tokens.
+    guesses: is filled [n].
+
+    Returns whether there is a match; without one guesses stay as they are.
     """
     longest, after = 0, 0
     for place in range(end - 2, -1, -1):
@@ -127,9 +138,13 @@ def look_up(text, end, guesses):
 
 @fused
 def causal(start, n, low):
-    """The mask of a chain of n nodes behind `start` slots [1, 1, n, start + n]; no columns for one, which sees all.
+    """Return the mask of a chain of nodes, as models.growing_tree.causal_mask does without a window, for compiled code.
 
-    As models.growing_tree.causal_mask, for compiled code.
+    start: number of slots before the chain, which all its nodes see.
+    n: number of nodes.
+    low: what is added to the score of a slot that a node does not see, instead of 0.
+
+    Returns float32 [1, 1, n, start + n]; without columns for one node, which sees all slots.
     """
     mask = np.zeros((1, 1, n, start + n if n > 1 else 0), np.float32)
     for i in range(n - 1):
@@ -139,15 +154,16 @@ def causal(start, n, low):
 
 @fused
 def draft_chain(model, text, drawing, drafted, threads):
-    """Draw a token after a text, the next after that, and so on: what is done level by level, bit for bit.
+    """Draw a chain of tokens after a text, bit for bit as forwards and draws level by level would.
 
     A draft head takes the state made at a token to draft the next one. Levels from `model.serial` on are those of its
-    MLPs, on the first two drafted tokens and the states that these were drawn from.
+    MLPs, which read the first two drafted tokens and the states that these were drawn from.
 
-    model, text, drawing: Model, Text, Drawing. drafted: a Drafted, which is filled.
-    threads: at most; None for one.
+    model, text, drawing: a Model, a Text, a Drawing.
+    drafted: a Drafted, which is filled.
+    threads: the largest number of threads; None for one.
 
-    Returns the number of levels done, 0 where logits are not finite, and the number of forwards.
+    Returns the number of levels done, 0 where the logits of some level are not finite, and the number of forwards.
     """
     head, levels, known = model.head, len(drafted.tokens), len(text.past)
     d, own = model.embedding.width, len(head.columns) > 0
@@ -160,8 +176,8 @@ def draft_chain(model, text, drawing, drafted, threads):
     kinds = np.zeros(len(model.layers.weights), np.int64)
     past, guesses = np.empty(known + levels, np.int64), np.empty(MOST, np.int64)
     past[:known] = text.past
-    wanted = 1  # guesses of the next forward
-    guessed, right = 0, 0  # those of the last one, and how many of them were right so far
+    wanted = 1  # number of guesses that the next forward reads
+    guessed, right = 0, 0  # guesses that the last forward read, and how many of them were right so far
     done, forwards, sure = 0, 0, 1.0
     for level in range(levels):
         if level >= model.serial:

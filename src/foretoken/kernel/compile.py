@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-CONSTANTS = (bool, int, float, str, bytes, tuple)  # types of the globals that numba compiles into a function
+CONSTANTS = (bool, int, float, str, bytes, tuple)  # types of global variables whose values numba compiles in
 
 
 class CompiledCodeWarning(UserWarning):
@@ -22,6 +22,10 @@ class Loop:
     """A function that numba compiles when it is first called, from Python or from another compiled function.
 
     numba takes half a second to import, so it is imported then, and not where the function is defined.
+
+    function: the Python function.
+    fastmath: LLVM's flags of what may be done to float arithmetic.
+    parallel: whether its `prange` loops run in threads.
     """
 
     def __init__(self, function: Callable[..., Any], fastmath: set[str], parallel: bool) -> None:
@@ -46,13 +50,13 @@ class Loop:
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba takes this object for in a function that it compiles."""
+        """The type that numba gives this object in a function that it compiles."""
         return self._code._numba_type_
 
 
 @functools.cache
 def compiled(loop: Callable[..., Any], fuse: bool = False, reorder_sums: bool = False, parallel: bool = False) -> Loop:
-    """Make machine code of a loop.
+    """Return a loop as machine code, which is compiled when it is first called.
 
     loop: a function of numbers, arrays and tuples of them.
     fuse: whether a product and a sum may become one instruction, which rounds once.
@@ -67,13 +71,13 @@ fused = functools.partial(compiled, fuse=True)
 
 
 def linked(name: str, count: int) -> Callable[[Callable[..., None]], Any]:
-    """Make a decorator that compiles a loop here and now, so that what calls it is linked to it by its name.
+    """Return a decorator that compiles a loop at once and lets its callers be linked to it by name.
 
     A function that calls another one usually gets a compiled copy of it, which takes seconds where that one is large.
-    numba's own helpers are called this way.
+    numba's own helpers are called by name too.
 
     name: a symbol that no other function has.
-    count: the loop's arguments, all whole numbers; it returns nothing.
+    count: number of the loop's arguments, all whole numbers; it returns nothing.
     """
     from llvmlite import binding
     from numba import types
@@ -92,11 +96,11 @@ def linked(name: str, count: int) -> Callable[[Callable[..., None]], Any]:
     return link
 
 
-_linked: list[Any] = []  # a symbol is as good as the memory it names
+_linked: list[Any] = []  # keeps the code of linked loops in memory, since their symbols are addresses in it
 
 
 def when_compiling(call: Callable[[], None]) -> None:
-    """Call this whenever a loop begins to be compiled that is not on disk."""
+    """Have a function called whenever numba begins to compile a loop that is not on disk; call: the function."""
     from numba.core import event
 
     class Listener(event.Listener):
@@ -110,7 +114,10 @@ def when_compiling(call: Callable[[], None]) -> None:
 
 @functools.cache
 def compilations() -> list[int]:
-    """One number in a list: the loops that were compiled, and not loaded from disk, since the first call of this."""
+    """Return a list of one number, which counts the loops that are compiled and not loaded from disk.
+
+    The list is always the same one. It counts from the first call of this function on.
+    """
     count = [0]
 
     def one_more() -> None:
@@ -121,10 +128,10 @@ def compilations() -> list[int]:
 
 
 def use_threads(threads: int) -> int | None:
-    """Let compiled loops run in so many threads from now on.
+    """Let compiled loops run in up to `threads` threads from now on.
 
-    Returns their number, at most what numba can start; None for one, which is a type of its own for compiled loops, so
-    that nothing is compiled for more.
+    Returns their number, at most what numba can start; None for one thread, which is a type of its own for compiled
+    loops, so that no code for more threads is compiled.
     """
     if threads == 1:
         return None
@@ -136,12 +143,11 @@ def use_threads(threads: int) -> int | None:
 
 
 def cached(function: Any) -> Any:
-    """`function`, which numba will compile, with its machine code kept on disk.
+    """Let numba keep the machine code of `function`, which it will compile, on disk; return the function.
 
     It is compiled anew when something that it is compiled from changes (`_stamp`): numba's own cache looks at the
-    function's file only, and would go on with the old code of what it calls. The cache is a matter of speed only:
-    where it cannot be read, its entry is removed and the function compiled; where it cannot be written, there is one
-    warning.
+    function's file only, and would go on with the old code of what it calls. The cache is a matter of speed only: where
+    it cannot be read, its entry is removed and the function compiled; where it cannot be written, there is one warning.
     """
     try:
         function._cache = _cache_class()(inspect.unwrap(function))
@@ -152,11 +158,11 @@ def cached(function: Any) -> Any:
 
 @functools.cache
 def _cache_class() -> Any:
-    """numba's cache of a function, which never stops a run."""
+    """Return a class like numba's cache of a function, but whose errors never stop a run."""
     from numba.core.caching import FunctionCache, IndexDataCacheFile
 
     class Files(IndexDataCacheFile):
-        """Processes that compile at the same time may give two pieces of code one name: each says what it is."""
+        """Files that hold their stamp and key, since processes that compile at once may write code under one name."""
 
         def save(self, key: Any, data: Any) -> None:
             super().save(key, (self._source_stamp, key, data))
@@ -171,7 +177,7 @@ def _cache_class() -> Any:
             self._cache_file = Files(self._cache_path, self._impl.filename_base, None)
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            # Now, and not where the function was defined: what it calls may have been defined after it.
+            # The stamp is taken here, and not where the function is defined, since what it calls may be defined later.
             self._cache_file._source_stamp = _stamp(self._py_func)
             try:
                 return super().load_overload(sig, target_context)
@@ -183,7 +189,7 @@ def _cache_class() -> Any:
             try:
                 super().save_overload(sig, data)
             except Exception as error:
-                self._forget()  # the index is written first, and may promise what is old code
+                self._forget()  # the index is written first, and may stand for code of an older version
                 _warn(getattr(error, "strerror", None) or type(error).__name__)
 
         def _index_key(self, sig: Any, codegen: Any) -> Any:
@@ -199,13 +205,18 @@ def _cache_class() -> Any:
 
 
 def _fields(kinds: Iterable[Any]) -> tuple[Any, ...]:
-    """The fields of all named tuples among these types of numba: it takes those with others for the same type."""
+    """Return the fields of all named tuples among some of numba's types.
+
+    numba takes named tuples with other fields for the same type.
+
+    kinds: the types; those inside them are looked at too.
+    """
     return tuple((kind.__dict__.get("fields"), _fields(kind.types)) for kind in kinds if hasattr(kind, "types"))
 
 
 @functools.cache
 def _warn(why: str) -> None:
-    """Warn once of each reason, for all loops."""
+    """Warn that loops cannot be kept on disk, once per reason; why: the reason."""
     warnings.warn(
         f"Compiled loops cannot be kept on disk ({why}), so that every run compiles them anew: set NUMBA_CACHE_DIR to "
         "a folder with room.",
@@ -215,21 +226,24 @@ def _warn(why: str) -> None:
 
 
 def _stamp(function: FunctionType) -> str:
-    """A hash of all that `function` is compiled from: its file, the files of the functions of this package that it
-    calls, directly or through others, the constants that any of them names, and this file."""
+    """Return a hash of all that `function` is compiled from.
+
+    That is its file, the files of the functions of this package that it calls, directly or through others, the
+    constants that any of them names, and this file.
+    """
     parts = {__name__: _content(Path(__file__))}
     _collect(function, parts)
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 
 
 def _collect(function: FunctionType, parts: dict[str, str]) -> None:
-    """Add to `parts`, by name, the texts of files and the constants that `function` is compiled from."""
+    """Add to `parts`, by name, the hashes of files and the constants that `function` is compiled from."""
     name = f"{function.__module__}.{function.__qualname__}"
     if name in parts:
         return
     parts[name] = _content(Path(inspect.getfile(function)))
     names, codes = set[str](), [function.__code__]
-    for code in codes:  # and of the functions defined within it
+    for code in codes:  # the function's own, and, as the list grows, that of the functions defined within it
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -248,9 +262,11 @@ def _collect(function: FunctionType, parts: dict[str, str]) -> None:
 
 
 def _is_ours(module: str) -> bool:
+    """Whether a module, given by its full name, is of this package."""
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 @functools.cache
 def _content(file: Path) -> str:
+    """Return a hash of the contents of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()

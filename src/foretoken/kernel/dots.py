@@ -1,7 +1,7 @@
-"""Few rows times quantised weights, in whole numbers: what a CPU does before memory brings the next weights.
+"""Products of few rows with quantised weights in whole numbers, fast enough to wait only for memory.
 
 A weight of 4 bits comes from memory eight times as fast as a float32 one, and float arithmetic cannot keep up. So rows
-are quantised too, each block of 32 numbers of a row by itself, to whole numbers in -127 .. 127 times a float32 scale.
+are quantised too: each block of 32 numbers of a row by itself, to whole numbers in -127 .. 127 times a float32 scale.
 With the codes of a column's block of weights (quantised.py) they make one exact sum of 32 products, which is scaled and
 added in float32:
 
@@ -10,8 +10,9 @@ added in float32:
 So a row's result does not depend on the rows beside it, nor on which instructions compute the exact sums.
 
 **A line** is a block of a row in 64 bytes: 32 codes; the scale; scale * sum of codes; and whole multiples of sums of
-codes that stand for the offsets of weights' codes. The lines of all rows for one block stand side by side, as they are
-used: the bits of 4 k of n columns fill a vector register, are unpacked once, and meet all rows.
+codes, which are subtracted where the weights' codes have an offset. The lines of all rows for one block stand side by
+side, as they are used: the codes of 4 inputs k of n columns fill a vector register, are unpacked once, and meet all
+rows.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -34,14 +35,17 @@ from foretoken.kernel.simd import AHEAD, FAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 LINE = 64  # bytes of a line
-SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)  # places in a line, of 4 bytes each, behind the codes
-AT_ONCE = 64  # rows that meet a panel at once: their sums and lines stay in the first cache
-# Rows up to which a panel goes by one strip after the other, since they wait for memory: with two strips at once up to
-# four rows took up to 10% longer, and more 6 to 28% less (the entry of 2026-11-26 on two strips in docs/LOG.md).
+# Places in a line, of 4 bytes each, behind the codes: the scale; scale * sum of codes; 32 times the sum of the first 16
+# codes, and of the last 16; 8, 16 and 128 times the sum of all.
+SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)
+AT_ONCE = 64  # most rows that are multiplied with a panel together: their sums and lines stay in the first cache
+# Up to so many rows are multiplied with one strip at a time, since they wait for memory; more rows with two. With two,
+# up to four rows took up to 10% longer, and more rows 6 to 28% less (the entry of 2026-11-26 on two strips in
+# docs/LOG.md).
 WAITING = 4
 
 VNNI, VNNI_256, PAIRS, NEON, PLAIN = "vnni", "vnni256", "pairs", "neon", "plain"
-INSTRUCTIONS = {  # what makes exact sums: what a processor must have for it, and the columns of a register
+INSTRUCTIONS = {  # ways to make exact sums: what the processor must have (processor.py), and columns per register
     VNNI: ("+avx512vnni", 16),
     VNNI_256: ("+avxvnni", 8),
     PAIRS: ("+avx2", 8),
@@ -56,9 +60,13 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 
 
 class Dots:
-    """The instructions of one way to make exact sums, for n columns at a time.
+    """The LLVM instructions of one way to make exact sums, for n columns at a time.
 
-    b: the builder of the code. name: of INSTRUCTIONS.
+    Addresses are LLVM values, whole numbers of 64 bits.
+
+    b: the builder of the LLVM instructions.
+    name: the way, a name among INSTRUCTIONS.
+    half: whether the processor has an instruction that widens float16 numbers.
     """
 
     def __init__(self, b: Any, name: str, half: bool) -> None:
@@ -67,23 +75,34 @@ class Dots:
         self.octets, self.pairs = ir.VectorType(I8, 4 * self.n), ir.VectorType(I16, 2 * self.n)
 
     def all(self, value: int) -> Any:
-        """A number in every column."""
+        """Return a vector with the same whole number in every column; value: the number."""
         return ir.Constant(self.words, [value] * self.n)
 
     def load(self, at: Any, kind: Any, bytes: int) -> Any:
+        """Return what is stored at an address.
+
+        at: the address.
+        kind: LLVM's type of what is stored.
+        bytes: a number of bytes that divides the address.
+        """
         value = self.b.load(self.b.inttoptr(at, kind.as_pointer()))
         value.align = bytes
         return value
 
     def spread(self, at: Any, kind: Any) -> Any:
-        """The word at an address, in every column."""
+        """Return a vector with the 32 bits at an address in every column.
+
+        at: the address; 4 divides it.
+        kind: LLVM's type of the 32 bits, I32 or F32.
+        """
         return spread(self.b, self.load(at, kind, 4), self.n)
 
     def plus(self, at: Any, bytes: int) -> Any:
+        """Return the address that is `bytes` bytes behind the address `at`."""
         return self.b.add(at, I64(bytes)) if bytes else at
 
     def widened(self, at: Any) -> Any:
-        """The float16 numbers at an address as float32."""
+        """Return the n float16 numbers that begin at the address `at` as float32."""
         if self.half:
             return self.b.fpext(self.load(at, ir.VectorType(F16, self.n), 2), self.floats)
         b, word = self.b, self.b.zext(self.load(at, ir.VectorType(I16, self.n), 2), self.words)
@@ -93,13 +112,21 @@ class Dots:
         return b.bitcast(b.or_(b.bitcast(size, self.words), sign), self.floats)
 
     def small(self, at: Any, signed: bool) -> Any:
-        """The whole numbers of one byte at an address as float32."""
+        """Return n whole numbers of one byte each as float32.
+
+        at: the address of the first.
+        signed: whether they have a sign.
+        """
         value = self.load(at, ir.VectorType(I8, self.n), 1)
         return self.b.sitofp((self.b.sext if signed else self.b.zext)(value, self.words), self.floats)
 
     def codes(self, at: Any, bits: int) -> list[Any]:
-        """Of 32 k of n columns, 8 words of each, from the vectors of 16 words whose first of these columns is at an
-        address."""
+        """Return the codes of 32 inputs k of n columns: 8 vectors of n words, each word with the codes of four k in
+        order.
+
+        at: the address of the first of these columns in the first vector of a strip (quantised.py).
+        bits: bits of a code; with 8, codes get 128 added where the instruction needs them without a sign.
+        """
         b, vectors = self.b, [self.load(self.plus(at, 4 * LANES * i), self.words, 4) for i in range(bits)]
         if bits == 8:
             offset = self.all(-0x7F7F7F80)  # 0x80 in every byte: adds 128 to a signed one
@@ -117,15 +144,21 @@ class Dots:
         return codes
 
     def sum(self, codes: Sequence[Any], line: Any, bits: int) -> Any:
-        """The exact sums of 4 len(codes) products of each column, with those of a row whose codes begin at `line`."""
+        """Return the exact sums of products of some codes with those of one row, a vector of n whole numbers.
+
+        codes: vectors from `codes`, of four inputs k each.
+        line: the address of the row's first code.
+        bits: bits of a code of the weights.
+        """
         b, total, ones = self.b, None, ir.Constant(self.pairs, [1] * (2 * self.n))
         xs = [self.spread(self.plus(line, 4 * i), I32) for i in range(len(codes))]
         if self.name == PAIRS:
-            # Sums of pairs have 16 bits, which hold so many of them: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ... < 2 ** 15.
+            # A sum of pairs of products has 16 bits, which hold so many pairs: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ..
+            # are below 2 ** 15.
             held, most = {4: 8, 5: 4, 6: 2, 8: 1}[bits], None
             for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
                 x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
-                if bits == 8:  # the size does not depend on the row, so that LLVM takes it once for all
+                if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
                     x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
                     code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
                 pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
@@ -151,8 +184,13 @@ class Dots:
 
 
 class Columns(NamedTuple):
-    """Of 32 weights of n columns: factors of the exact sums, one for all or for 16 each; the minimum, None where the
-    kind has none; the codes; and the address of the sums that they are added to."""
+    """What is needed of 32 weights of each of n columns, as LLVM values.
+
+    factors: by which exact sums are multiplied, float32: one for all 32 weights, or two for 16 each.
+    least: the minimum, None where the kind has none.
+    codes: 8 vectors, from `Dots.codes`.
+    sums: the address of the sums that the products are added to.
+    """
 
     factors: list[Any]
     least: Any
@@ -161,7 +199,13 @@ class Columns(NamedTuple):
 
 
 def exact_sums(dots: Dots, kind: Kind, columns: Columns, line: Any) -> list[Any]:
-    """Of each factor's weights, the exact sums with the row whose line is at an address."""
+    """Return, for each factor of some columns, the exact sums of its weights with one row, without the codes' offset.
+
+    dots: writes the instructions.
+    kind: the kind of the weights.
+    columns: their weights.
+    line: the address of the row's line.
+    """
     found, words = [], 8 // len(columns.factors)
     for part in range(len(columns.factors)):
         of_part = columns.codes[part * words : (part + 1) * words]
@@ -187,21 +231,28 @@ def emit(
     all_rows: Any,
     sums: Any,
 ) -> None:
-    """The instructions of rows times one panel; all arguments but the first four are whole numbers in the code.
+    """Write the instructions that add the product of some rows with one panel to sums.
 
-    strips: those that meet a row together, which is then read once for all of them: 1, or 2 whose codes fit registers.
-    panel: address of the panel, of so many groups.
-    lines: address of the first row's first line. rows: their number, of all_rows whose lines stand side by side.
+    All arguments from `panel` on are LLVM values, whole numbers of 64 bits.
+
+    b: the builder of the LLVM instructions.
+    dots: writes the instructions of exact sums.
+    kind: the kind of the weights.
+    strips: the strips of 16 columns that meet a row together, which is then read once for all of them: 1, or 2 whose
+        codes fit registers.
+    panel, groups: address of the panel, and its number of groups.
+    lines: address of the first row's first line.
+    rows, all_rows: number of rows, and of those whose lines stand side by side.
     sums: address of what is added to, float32 [rows, 64].
     """
     blocks, n = kind.weights // 32, dots.n
     scales, strip_bytes = 2 * COLUMNS * (1 + kind.least), 4 * LANES * kind.bits
     subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
-    turns = COLUMNS // LANES // strips  # of a block
+    turns = COLUMNS // LANES // strips  # turns per block: a turn computes `strips` strips of one block
     fused = ("contract",)
     with cgutils.for_range(b, b.mul(groups, I64(blocks * turns)), intp=I64) as loop:
-        number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # of the block, in the panel
+        number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # the block's number in the panel
         group, block = (b.lshr(number, I64(3)), b.and_(number, I64(7))) if blocks == 8 else (number, I64(0))
         base = b.add(panel, b.mul(group, I64(kind.group_bytes)))
         here = b.add(b.add(base, I64(scales)), b.mul(block, I64(block_bytes)))
@@ -213,7 +264,7 @@ def emit(
         line0 = b.add(lines, b.mul(b.mul(number, all_rows), I64(LINE)))
 
         def columns_of(index: int, first: int) -> Columns:
-            """n columns from `first` on, of one of the strips of a turn."""
+            """Return n columns from `first` on of strip `index` of a turn."""
             strip = b.add(b.mul(turn, I64(strips)), I64(index))
             column = b.add(b.mul(strip, I64(LANES)), I64(first))
             d = dots.widened(b.add(base, b.mul(column, I64(2))))
@@ -235,7 +286,7 @@ def emit(
                 exact = [exact_sums(dots, kind, columns, line) for columns in together]
                 scale = dots.spread(dots.plus(line, 4 * SCALE), F32)
                 both = dots.spread(dots.plus(line, 4 * SUM), F32) if kind.least else None
-                totals = []  # stored when all are there: a store in between would have the row read anew
+                totals = []  # stored once all are computed: after a store in between, LLVM would read the row anew
                 for columns, of_columns in zip(together, exact, strict=True):
                     place = b.inttoptr(
                         b.add(columns.sums, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer()
@@ -253,7 +304,12 @@ def emit(
 
 @intrinsic
 def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any) -> Any:  # fmt: skip  # noqa: E501
-    """sums [rows, 64] += rows times a panel of this form, as `emit` says."""
+    """Add the product of some rows with one panel to sums, as `emit` says.
+
+    typing: numba's typing context, unused.
+    form: the number of the weights' kind.
+    panel, groups, lines, rows, all_rows, sums: as in `emit`.
+    """
     signature = types.void(*[types.intp] * 7)
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -278,7 +334,12 @@ def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, row
 
 @intrinsic
 def write_line(typing: Any, x: Any, line: Any) -> Any:
-    """Quantise the 32 float32 numbers at the address x: the line at the address `line`."""
+    """Quantise 32 numbers of a row.
+
+    typing: numba's typing context, unused.
+    x: address of the numbers, float32.
+    line: address of their line, which is written.
+    """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         x, line = args
@@ -288,7 +349,7 @@ def write_line(typing: Any, x: Any, line: Any) -> Any:
             b.store(value, b.inttoptr(b.add(line, I64(4 * place)), value.type.as_pointer())).align = 4
 
         numbers = load(b, b.inttoptr(x, many.as_pointer()))
-        # As whole numbers their bits stand in the order of what they mean, and those of a NaN above all others.
+        # Read as whole numbers, the bits of positive floats have the floats' order, and those of a NaN are the largest.
         sizes = b.and_(b.bitcast(numbers, whole), ir.Constant(whole, [0x7FFFFFFF] * 32))
         largest = b.bitcast(call(b, "llvm.vector.reduce.umax.v32i32", I32, sizes), F32)
         scale = b.fdiv(largest, ir.Constant(F32, 127.0))
@@ -316,8 +377,13 @@ def write_line(typing: Any, x: Any, line: Any) -> Any:
 
 @linked("foretoken_lines", 5)
 def quantise_rows(x, x_row, m, k, lines):
-    """Write the lines [k / 32, m] of m rows of k numbers, of which the first is at the address x; x_row numbers lie
-    from one to the next. k: a multiple of 32."""
+    """Quantise rows; all arguments are whole numbers.
+
+    x: address of the first row, float32.
+    x_row: float32 numbers from one row to the next.
+    m, k: number of rows, and numbers of a row; 32 divides k.
+    lines: address of the lines [k / 32, m], which are written.
+    """
     for i in range(m):
         for block in range(k // 32):
             write_line(x + 4 * (i * x_row + 32 * block), lines + LINE * (block * m + i))
@@ -325,10 +391,16 @@ def quantise_rows(x, x_row, m, k, lines):
 
 @linked("foretoken_dots", 10)
 def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
-    """Compute panels first .. last - 1 of the product of m rows with the quantised matrix at the address w.
+    """Compute some panels of the product of rows with a quantised matrix; all arguments are whole numbers.
 
+    w, form: address of the matrix's panels, and the number of their kind.
+    first, last: panels first .. last - 1.
+    k: inputs of the matrix.
     lines: address of what `quantise_rows` made of the rows.
-    y: address of the first row of the product; rows are y_row numbers apart. width: columns of the product.
+    m: number of rows.
+    y: address of the first row of the product, float32, which is written.
+    y_row: float32 numbers from one row of the product to the next.
+    width: columns of the product.
     """
     groups = k // BY_FORM[form - QUANTISED].weights
     sums = np.empty((min(m, AT_ONCE), COLUMNS), np.float32)
@@ -348,7 +420,12 @@ def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
 
 @linked("foretoken_unpack", 4)
 def unpack_row(raw, row_bytes, form, x):
-    """Write the weights of one row as a GGUF file stores it. raw, x: addresses of the row and of float32 numbers."""
+    """Write the weights of one row that is stored as in a GGUF file; all arguments are whole numbers.
+
+    raw, row_bytes: address of the row, and its bytes.
+    form: the number of its kind.
+    x: address of the weights, float32, which are written.
+    """
     kind = BY_FORM[form - QUANTISED]
     k = row_bytes // kind.block_bytes * kind.weights
     unpack_rows(octets(raw, (1, row_bytes)), form, floats(x, (1, k)))

@@ -1,4 +1,4 @@
-"""Draws of tokens from rows of probabilities, and the likeliest ones."""
+"""Draws of tokens from rows of probabilities, and the likeliest tokens of rows of scores."""
 
 from functools import partial
 
@@ -7,13 +7,16 @@ import numpy as np
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.sizes import NONE
 
-BLOCK = 64  # weights whose sum is taken at once
+BLOCK = 64  # weights whose sum is taken together
 
 
 @partial(compiled, reorder_sums=True)
 def total_of(row: np.ndarray) -> float:
-    """The sum of a row's weights, in vector registers: a loop over a part of a longer row would not use them, since its
-    indices might count from the end."""
+    """Return the sum of the weights of a row [v], computed in vector registers.
+
+    In a loop over a part of a longer row indices might count from the end, so that no vector registers would be used:
+    hence this function of its own.
+    """
     total = 0.0
     for x in range(row.shape[0]):
         total += np.float64(row[x])
@@ -22,8 +25,9 @@ def total_of(row: np.ndarray) -> float:
 
 @compiled
 def pick(row: np.ndarray, u: float) -> int:
-    """The token in whose share of a row u falls: laws.inverse_cdf, whose running sum this one equals up to float64
-    rounding. Sums of blocks run in vector registers; only the block that u falls in is read one by one.
+    """Return the token in whose share of a row u falls, as laws.inverse_cdf does up to the rounding of float64 sums.
+
+    Sums of blocks of weights run in vector registers; only the block that u falls in is read one by one.
 
     row: weights, which need not sum to 1 [v].
     u: uniform in [0, 1).
@@ -52,11 +56,12 @@ def pick(row: np.ndarray, u: float) -> int:
 
 @compiled
 def draw_tokens(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarray) -> None:
-    """Draw tokens by the weights of each row.
+    """Draw k tokens by the weights of each row.
 
     rows: weights [m, v]; without replacement they become 0 where a token was drawn.
     u: uniforms in [0, 1) [m, k].
-    draws: is filled [m, k], with NONE where nothing was left.
+    replace: whether a row's draws are independent of each other; without replacement they are different tokens.
+    draws: is filled with token ids [m, k], without replacement with NONE where nothing was left.
     """
     m, k = u.shape
     for i in range(m):
@@ -71,10 +76,12 @@ def draw_tokens(rows: np.ndarray, u: np.ndarray, replace: bool, draws: np.ndarra
 
 @compiled
 def top_tokens(rows: np.ndarray, draws: np.ndarray) -> None:
-    """Find the tokens with the largest scores, best first, of equal ones the first; -inf and NaN stay out.
+    """Find the k tokens with the largest scores of each row, best first, of equal ones the first.
+
+    Tokens with score -inf or NaN are left out.
 
     rows: scores [m, v].
-    draws: is filled as far as there are tokens; all NONE before [m, k], k > 0.
+    draws: is filled with token ids as far as there are tokens; all must be NONE before [m, k], k > 0.
     """
     m, k = draws.shape
     for i in range(m):
@@ -94,11 +101,11 @@ def top_tokens(rows: np.ndarray, draws: np.ndarray) -> None:
 
 @compiled
 def hub_tokens(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
-    """Draw tokens by the hub law: laws.hub_inverse_cdf.
+    """Draw k tokens of each row by the hub law, as laws.hub_inverse_cdf does.
 
     rows: weights [m, v], which become 0 at the hubs.
     u: uniforms in [0, 1) [m, k].
-    draws: is filled [m, k], with NONE where nothing was left.
+    draws: is filled with token ids [m, k], with NONE where nothing was left.
     """
     m, k = u.shape
     v = rows.shape[1]

@@ -1,4 +1,4 @@
-"""What stands before, after and beside the layers of EAGLE, EAGLE-3 and Gumiho heads."""
+"""What EAGLE, EAGLE-3 and Gumiho heads compute before, after and beside their layers. Arrays are float32."""
 
 # pyright: reportCallIssue=false
 
@@ -12,12 +12,13 @@ from foretoken.kernel.product import times
 
 @fused
 def enter(embedded, states, entry, x, threads):
-    """x [n, d] becomes what enters the layers, by an Entry.
+    """Fill x with the first layer's input, and return what attention of the first layer reads: x itself, or [n, 2d].
 
     embedded: the embeddings of the tokens [n, d].
-    states: those before the tokens [n, d]; a language model has none.
-
-    Returns what attention of the first layer reads: x itself, or [n, 2d].
+    states: those before the tokens [n, d]; a language model reads none.
+    entry: an Entry.
+    x: is filled [n, d].
+    threads: the largest number of threads; None for one.
     """
     n, d = embedded.shape
     if len(entry.norms) == 0 and entry.address == 0:
@@ -41,9 +42,13 @@ def enter(embedded, states, entry, x, threads):
 
 @fused
 def step(model, embedded, states, nodes, x, threads):
-    """x [n, d] becomes the states that a Model makes of nodes, which are also what the next tokens take.
+    """Fill x with the states of nodes: logits are made of these, and a draft head reads them beside the next tokens.
 
-    embedded, states: as `enter` takes them. nodes: Nodes.
+    model: a Model.
+    embedded, states: as in `enter`.
+    nodes: a Nodes.
+    x: is filled [n, d].
+    threads: the largest number of threads; None for one.
     """
     fed = enter(embedded, states, model.entry, x, threads)
     nothing = Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
@@ -54,10 +59,13 @@ def step(model, embedded, states, nodes, x, threads):
 
 @fused
 def parallel(model, embedded, states, out, threads):
-    """Fill out [n, j, d] with the states that the first j of Gumiho's MLPs make of the first two drafted tokens.
+    """Fill out with the states that Gumiho's MLPs make of the first two drafted tokens of n sequences.
 
-    embedded: the embeddings of both tokens, one behind the other [2n, d].
-    states: those before the tokens, from which they were drawn [2n, d].
+    model: a Model with MLPs.
+    embedded: the embeddings of both tokens, two neighbouring rows per sequence [2n, d].
+    states: the states that these tokens were drawn from, in the same order [2n, d].
+    out: is filled with the states of the first j MLPs [n, j, d].
+    threads: the largest number of threads; None for one.
     """
     (n, count, d), mlps = out.shape, model.mlps
     joined = np.empty((2 * n, d), np.float32)

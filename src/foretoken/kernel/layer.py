@@ -1,4 +1,4 @@
-"""A decoder layer over panels in steps, of which every thread does its part:
+"""A decoder layer over panels, computed in six steps, each of which all threads share:
 
 1. project: norm, then queries, keys and values;
 2. cache: rotary embedding of keys; keys and values into their slots;
@@ -7,13 +7,16 @@
 5. widen: norm, then gate and up, and act(gate) * up;
 6. narrow: down, and the residual sum.
 
-Where a norm stands before the residual sums too, as in Gemma 3, these are steps of their own after mix and narrow,
-called settle: such a norm needs whole rows, and in the step before a thread makes some columns of all of them.
+In models with norms before the residual sums too, as Gemma 3 has them, norm and sum are a step of their own, called
+settle, after mix and again after narrow: such a norm needs whole rows, and in mix and narrow a thread makes only some
+columns of each row.
 
-After each step every thread waits for the others (together.py). In a step a thread takes panels of a matrix, and with
-them columns of what comes out, or heads. Steps 2 and 3 are two because models have few key heads: if threads shared out
-three or two of those for attention, some would have more to do than others. What all threads need, each makes for
-itself (`own`, `bits`), since a core gets at what it wrote faster than at what another one did.
+After each step every thread waits for the others (together.py). In a step a thread takes some panels of a matrix, and
+thereby some columns of the product, or it takes some heads. Steps 2 and 3 are separate because models have few key
+heads: if threads shared out two or three key heads for attention, some would have more to do than others. What all
+threads need, each makes for itself (`own`, `bits`), since a core reads faster what it wrote itself.
+
+The arguments of all steps: `t` is the layer's record, a LAYER; `part` is the thread's number, of `parts` threads.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
@@ -37,9 +40,16 @@ from foretoken.kernel.together import ALONE, TOGETHER, meet, wait
 PROJECT, CACHE, LOOK, MIX, SETTLE_MIXED, WIDEN, NARROW, SETTLE_NARROWED, STEPS = range(9)
 Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
 
-# One layer of one forward, with arrays by their addresses: every step is called by the address of such a record, so
-# that it is compiled once, and not again in each compiled call that runs layers. The records of all layers stand one
-# behind the other. d: width of the states. m: nodes of all sequences.
+# The record of one layer of one forward, with arrays by their addresses. `layers_of` takes the address of such records,
+# and so is compiled once, not again in each compiled call that runs layers. The records of all layers stand one behind
+# the other. Arrays are float32 unless said otherwise. The whole numbers SIZES:
+# m: nodes of all sequences. d: width of the states. batch: sequences. query_heads, key_heads: their numbers. dim: width
+# of a head. width: channels of the MLP; wide: the same rounded up to whole vectors of 16. paired: whether keys and
+# values are bfloat16. bare: whether the layer reads `fed` instead of the normed stream. normed_heads: whether queries
+# and keys have norms. settled: whether norms stand before the residual sums. used: slots that are read. seen: columns
+# of the mask, 0 or `used`. panels: panels of 64 slots in the cache. positions_known: rows of `cos` and `sin`.
+# fed_width: numbers of a row of `fed`. room: numbers of `bits` for each thread. The FLOATS are those of Layers in
+# model.py; linear and cubic are its `curve`.
 SIZES = (
     "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "paired", "bare", "normed_heads", "settled",
     "used", "seen", "panels", "positions_known", "fed_width", "room",
@@ -47,40 +57,45 @@ SIZES = (
 FLOATS = ("eps", "head_eps", "scale", "low", "linear", "cubic")
 ADDRESSES = (
     "x",  # the residual stream [m, d]
-    "kept",  # where the layer's input is copied to [m, d], 0 where nobody wants it
+    "kept",  # where the layer's input is copied to [m, d], 0 where it is not copied
     "fed",  # what attention reads if the layer is bare [m, fed_width]
-    "own",  # of every thread, the normed stream [m, d]
-    "bits",  # of every thread, `room` numbers: rows as `round_rows` or `quantise_rows` makes them
-    "qkv",  # [m, (query_heads + 2 key_heads) dim]
-    "mixed",  # what attention gives [m, query_heads dim]
+    "own",  # each thread's copy of the normed stream [parts, m, d]
+    "bits",  # each thread's rows as `round_rows` or `quantise_rows` makes them [parts, room]
+    "qkv",  # queries, keys and values [m, (query_heads + 2 key_heads) dim]
+    "mixed",  # the output of attention, before the output matrix [m, query_heads dim]
     "back",  # what is added to the stream [m, d]
-    "gated",  # gate | up [m, 2 wide]
+    "gated",  # gates, and beside them ups [m, 2 wide]
     "inner",  # act(gate) * up [m, wide]
     "positions",  # of the nodes [m], int64
     "slots",  # of the nodes [batch, n], int64
-    "cos", "sin",  # [positions_known, dim]
-    "norms",  # before attention and before the MLP [2, d]
-    "norms_after",  # of what attention and the MLP give [2, d], read if settled
-    "head_norms",  # of queries and of keys [2, dim], read if normed_heads
-    "weights",  # of the matrices: where their panels are [MATRICES], int64
-    "forms",  # of the matrices [MATRICES], int64
+    "cos", "sin",  # cosines and sines of every position [positions_known, dim]
+    "norms",  # weights of the norms before attention and before the MLP [2, d]
+    "norms_after",  # weights of the norms behind attention and behind the MLP [2, d], read if settled
+    "head_norms",  # weights of the norms of queries and of keys [2, dim], read if normed_heads
+    "weights",  # addresses of the matrices' panels [MATRICES], int64
+    "forms",  # the matrices' forms, see sizes.py [MATRICES], int64
     "to_qkv", "to_out", "to_gate", "to_down",  # biases [q | k | v], [d], [gate | up], [d]
-    "keys", "values",  # of the layer and its first sequence: see attention.py
-    "mask",  # [batch, 1, n, seen]
+    "keys", "values",  # the layer's part of the cache, from the first sequence on: see attention.py
+    "mask",  # what is added to the scores, 0 or `low` [batch, 1, n, seen], n = m / batch
 )  # fmt: skip
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
 
 
 @fused
 def own_of(t, part):
-    """A thread's room for the normed stream [m, d]."""
+    """Return thread `part`'s room for the normed stream [m, d], as a view; t: the layer's record."""
     return floats(t.own + 4 * part * t.m * t.d, (t.m, t.d))
 
 
 @fused
 def round_for(t, part, x, k, form):
-    """Put the first k numbers of the rows x [m, k or more] into the thread's `bits`, if a matrix of this form wants
-    them rounded or quantised."""
+    """Round or quantise rows into the thread's `bits`, if a matrix of this form takes them so.
+
+    t, part: see the module.
+    x: the rows, float32 [m, k or more]; their first k numbers are taken.
+    k: inputs of the matrix.
+    form: the form of the matrix; nothing is done for WHOLE and HALVED.
+    """
     bits = t.bits + 4 * part * t.room
     if form == DOTTED:
         round_rows(x, k, floats(bits, (t.room,)))
@@ -90,8 +105,15 @@ def round_for(t, part, x, k, form):
 
 @fused
 def product_of(t, part, x, k, i, y, at, width):
-    """The Product of the first k columns of x [m, k or more] with matrix i, into columns at .. at + width - 1 of
-    y [m, n]. The thread's `bits` hold what `round_for` made of x."""
+    """Return the Product of the first k columns of x with one of the layer's matrices.
+
+    t, part: see the module. The thread's `bits` hold what `round_for` made of x.
+    x: float32 [m, k or more].
+    k: inputs of the matrix.
+    i: which matrix, Q .. DOWN.
+    y: what the product is written to, in columns at .. at + width - 1, float32 [m, n].
+    at, width: the first of these columns, and their number: the outputs of the matrix.
+    """
     w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
     bits = t.bits + 4 * part * t.room
     return Product(x.ctypes.data, x.shape[1], bits, t.m, k, w, form, y.ctypes.data + 4 * at, y.shape[1], width)
@@ -99,14 +121,22 @@ def product_of(t, part, x, k, i, y, at, width):
 
 @fused
 def first_of(t, part, parts, i, k, width):
-    """The address of the first panel of matrix i, of k inputs and `width` outputs, that a thread uses."""
+    """Return the address of the first panel that a thread uses of one of the layer's matrices.
+
+    t, part, parts: see the module.
+    i: which matrix, Q .. DOWN.
+    k, width: its inputs and its outputs.
+    """
     w, form = whole(t.weights, (MATRICES,))[i], whole(t.forms, (MATRICES,))[i]
     return panel_at(w, part * panels_in(width) // parts, k, form)
 
 
 @fused
 def project(t, part, parts):
-    """Step 1: `qkv` of the normed stream, or of `fed`; a thread's panels may be of all three matrices."""
+    """Do step 1: fill `qkv` from the normed stream or, in a bare layer, from `fed`.
+
+    A thread's panels may be of all three matrices. t, part, parts: see the module.
+    """
     of_q, of_k, w, forms = t.query_heads * t.dim, t.key_heads * t.dim, whole(t.weights, (7,)), whole(t.forms, (7,))
     qkv, rows = floats(t.qkv, (t.m, of_q + 2 * of_k)), own_of(t, part)
     if t.bare:
@@ -131,9 +161,13 @@ def project(t, part, parts):
 
 @fused
 def ready(t, b, qkv, first, last):
-    """Make heads first .. last - 1 of sequence b ready, in place: bias, norm, rotary embedding.
+    """Make some heads of one sequence ready for attention, in place: add the bias, norm, rotate by position.
 
-    The heads of `qkv`, counted from the first one for queries to the last one for keys.
+    t: the layer's record.
+    b: the sequence, by its place among those of the forward.
+    qkv: the record's `qkv` as an array.
+    first, last: heads first .. last - 1 are made ready, counted from the first query head on; key heads follow query
+        heads.
     """
     n, dim = t.m // t.batch, t.dim
     rows, positions = qkv[b * n : (b + 1) * n], whole(t.positions, (t.m,))[b * n : (b + 1) * n]
@@ -151,7 +185,7 @@ def ready(t, b, qkv, first, last):
 
 @fused
 def attention_of(t):
-    """The Attention of the layer."""
+    """Return the Attention of the layer with the record t."""
     rep, paired, per_word = t.query_heads // t.key_heads, t.paired > 0, 2 if t.paired else 1
     slots = whole(t.slots, (t.batch, t.m // t.batch))
     keys = floats(t.keys, (t.batch, t.key_heads, t.panels, t.dim // per_word, COLUMNS))
@@ -164,7 +198,10 @@ def attention_of(t):
 
 @fused
 def cache(t, part, parts):
-    """Step 2: keys and values of `qkv` into their slots; a thread takes some of the key heads of all sequences."""
+    """Do step 2: write keys and values into their slots; a thread takes some of the key heads of all sequences.
+
+    t, part, parts: see the module.
+    """
     attention, n = attention_of(t), t.m // t.batch
     first, last = share(part, parts, t.batch * t.key_heads)
     bias = floats(t.to_qkv, ((t.query_heads + 2 * t.key_heads) * t.dim,))
@@ -178,8 +215,10 @@ def cache(t, part, parts):
 
 @fused
 def look(t, part, parts):
-    """Step 3: `mixed` of `qkv`; a thread takes some of the query heads of all sequences, those of one key head at a
-    time."""
+    """Do step 3: fill `mixed` from `qkv` and the cache; a thread takes some of the query heads of all sequences.
+
+    Those of a thread's heads that share a key head are computed together. t, part, parts: see the module.
+    """
     attention, heads, mixed = attention_of(t), t.query_heads, floats(t.mixed, (t.m, t.query_heads * t.dim))
     at, last = share(part, parts, t.batch * heads)
     while at < last:
@@ -192,7 +231,10 @@ def look(t, part, parts):
 
 @fused
 def mix(t, part, parts):
-    """Step 4: add to the stream what the output matrix makes of `mixed`."""
+    """Do step 4: fill `back` with the product of `mixed` and the output matrix, and add it and its bias to the stream.
+
+    In a settled layer the sum is left to `settle`. t, part, parts: see the module.
+    """
     of_q, forms = t.query_heads * t.dim, whole(t.forms, (7,))
     mixed, back = floats(t.mixed, (t.m, of_q)), floats(t.back, (t.m, t.d))
     round_for(t, part, mixed, of_q, forms[OUT])
@@ -205,7 +247,10 @@ def mix(t, part, parts):
 
 @fused
 def widen(t, part, parts):
-    """Step 5: `inner` of the normed stream; a thread takes the same columns of gate and up."""
+    """Do step 5: fill `inner` from the normed stream; a thread takes the same columns of gate and up.
+
+    t, part, parts: see the module.
+    """
     own, gated, inner = own_of(t, part), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
     forms = whole(t.forms, (7,))
     norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[1], t.eps, own)
@@ -224,7 +269,10 @@ def widen(t, part, parts):
 
 @fused
 def narrow(t, part, parts):
-    """Step 6: add to the stream what the down matrix makes of `inner`."""
+    """Do step 6: fill `back` with the product of `inner` and the down matrix, and add it and its bias to the stream.
+
+    In a settled layer the sum is left to `settle`. t, part, parts: see the module.
+    """
     w, forms = whole(t.weights, (7,)), whole(t.forms, (7,))
     inner, back = floats(t.inner, (t.m, t.wide)), floats(t.back, (t.m, t.d))
     round_for(t, part, inner, t.width, forms[DOWN])
@@ -240,9 +288,11 @@ def narrow(t, part, parts):
 
 @fused
 def settle(t, part, parts, which, bias):
-    """Add to the stream the norm of what the step before made; a thread takes some of the nodes.
+    """Add the bias to `back`, norm it, and add it to the stream; a thread takes some of the nodes.
 
-    which: of the norms, 0 after attention, 1 after the MLP. bias: address of what is added first [d].
+    t, part, parts: see the module.
+    which: which norm of `norms_after`, 0 after attention, 1 after the MLP.
+    bias: address of the bias, float32 [d].
     """
     first, last = share(part, parts, t.m)
     x, back = floats(t.x, (t.m, t.d))[first:last], floats(t.back, (t.m, t.d))[first:last]
@@ -253,7 +303,11 @@ def settle(t, part, parts, which, bias):
 
 @fused
 def part_of(t, step, part, parts):
-    """What thread `part` of `parts` does in a step of a layer."""
+    """Do thread `part`'s share of one step of a layer.
+
+    t, part, parts: see the module.
+    step: PROJECT .. SETTLE_NARROWED.
+    """
     if step == PROJECT:
         if part == 0 and t.kept != 0:  # nothing changes the layer's input before step 4
             floats(t.kept, (t.m, t.d))[:] = floats(t.x, (t.m, t.d))
@@ -274,13 +328,16 @@ def part_of(t, step, part, parts):
         settle(t, part, parts, 1, t.to_down)
 
 
-# By name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
+# Linked by name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
 @linked("foretoken_layers", 6)
 def layers_of(layers, count, gate, part, parts, work):
-    """What thread `part` of `parts` does in all layers.
+    """Do thread `part`'s share of all layers; all arguments are whole numbers.
 
-    layers: the address of their records, `count` of them, each a LAYER.
-    gate: the address of a gate, which all parts share. work: multiplications of all parts; see together.py.
+    layers: address of the layers' records, each a LAYER.
+    count: number of layers.
+    gate: address of a gate, which all parts share; see together.py.
+    part, parts: the thread's number, and the number of threads.
+    work: multiplications of all parts, by which `meet` waits longer for late threads.
     """
     records, task, done = carray(pointer(layers), count, LAYER), meet(gate, parts, work), 0
     for i in range(count * STEPS):
@@ -298,6 +355,6 @@ def layers_of(layers, count, gate, part, parts, work):
 
 @partial(compiled, fuse=True, parallel=True)
 def layers_threads(layers, count, gate, parts, work):
-    """All layers, by so many threads."""
+    """Run all layers in `parts` threads; layers, count, gate, parts, work: as in `layers_of`."""
     for part in prange(parts):
         layers_of(layers, count, gate, part, parts, work)

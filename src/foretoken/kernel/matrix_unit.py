@@ -19,26 +19,35 @@ from numba.extending import intrinsic
 from foretoken.kernel.simd import NEAR, call, one_of
 from foretoken.kernel.simd import fetch as fetch_line
 
-GROUP = 16  # words that one instruction takes of every row; a sum is made of groups in order
+GROUP = 16  # words of every row that one instruction takes; a sum adds groups in order
 LINE = 64  # bytes of a line
-# Bytes by which what goes by once is fetched ahead: the entry of 2026-11-27 on the matrix unit in docs/LOG.md.
+# Weights that are read once are fetched so many bytes before they are used: the entry of 2026-11-27 on the matrix unit
+# in docs/LOG.md.
 GROUPS_AHEAD = 8192
 HIGH = 16  # lines of a register, which are rows of x, words of w, or rows of y
-# Blocks of 16 rows and units of 16 columns that go by together, four sums at most.
+# Blocks of 16 rows and units of 16 columns that are computed together, with four registers of sums at most.
 SHAPES = ((1, 4), (1, 2), (1, 1), (2, 2), (2, 1))
-SUMS = 4  # registers of sums, then come those of rows, then those of weights
+SUMS = 4  # the first registers hold sums; then come those of rows, then those of weights
 
 
 @intrinsic
 def matrix_tile(typing: Any, units: Any, fetch: Any, x: Any, x_row: Any, rows: Any, w: Any, w_row: Any, groups: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
-    """y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c], r < rows <= 32, c < 16 units.
+    """Compute y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c], r < rows <= 32, c < 16 units.
 
+    typing: numba's typing context, unused.
     units: 4, 2 or 1; at most 2 for more than 16 rows.
     fetch: whether memory is fetched into the first cache meanwhile.
-    x: address of the first row of words; rows are x_row words apart.
-    w: address of the first word; w_row words from one pair of k to the next. groups: of 16 words in a column.
-    y: address of the first sum; rows are y_row floats apart.
-    ahead: address of what is fetched. pace: bytes of it for every 16 words of a line of w.
+    x: address of the first row, whose words are two bfloat16 each.
+    x_row: words from one row of x to the next.
+    rows: number of rows, 1 to 32.
+    w: address of the first word.
+    w_row: words from one pair of k to the next.
+    groups: number of groups of 16 words in a column.
+    y: address of the first sum, float32.
+    y_row: float32 numbers from one row of y to the next.
+    fresh: whether sums begin with 0.
+    ahead: address of what is fetched.
+    pace: bytes of it that are fetched for every 16 words of a line of w, which are those of one pair of k.
     """
     index, flag = types.intp, types.boolean
     signature = types.void(index, flag, *[index] * 8, flag, index, index)
@@ -59,7 +68,7 @@ def matrix_tile(typing: Any, units: Any, fetch: Any, x: Any, x_row: Any, rows: A
         blocks = b.select(b.icmp_signed(">", rows, size(HIGH)), size(2), size(1))
 
         def emit(high: int, wide: int, fetches: bool) -> None:
-            """The code for so many blocks of rows and units of columns."""
+            """Write the code for `high` blocks of 16 rows and `wide` units of 16 columns."""
             sums = [(block, u, block * wide + u) for block in range(high) for u in range(wide)]
             x_at = [b.add(x, b.mul(x_line, size(HIGH * block))) for block in range(high)]
             y_at = [b.add(b.add(y, b.mul(y_line, size(HIGH * block))), size(LINE * u)) for block, u, _ in sums]

@@ -1,4 +1,4 @@
-"""Memory for what a CPU reads at every forward: weights and caches, one behind the other in huge pages."""
+"""Memory for what a CPU reads at every forward: weights and caches, one array behind the other in huge pages."""
 
 import math
 import mmap
@@ -6,22 +6,25 @@ import mmap
 import numpy as np
 
 LINE = 64  # bytes of a cache line
-STRETCH = 32 << 20  # bytes taken at a time; what is never touched is none
+STRETCH = 32 << 20  # bytes asked for at a time; the system gives memory only to pages that are used
 
 
 class Arena:
     """Makes arrays that stand one behind the other, in the order in which they are asked for.
 
-    In pages of 4 KiB the processor would look up thousands of addresses per forward, and stop fetching ahead at the end
-    of each page. And behind a matrix stands the one that is used next, which can be fetched meanwhile (product.py). The
-    memory lives as long as an array in it.
+    This is faster for two reasons. In pages of 4 KiB the processor would look up thousands of addresses per forward,
+    and stop fetching ahead at the end of each page. And the matrix that is used next stands behind the current one, so
+    that it can be fetched meanwhile (product.py). The memory lives as long as an array in it.
     """
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
 
     def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-        """A new array of zeros, at the start of a cache line."""
+        """Return a new array of zeros, which begins at a cache line. Raises MemoryError where there is no room.
+
+        shape, dtype: the array's sizes, and the type of its numbers.
+        """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size > len(self._free):
             try:

@@ -17,26 +17,30 @@ from foretoken.kernel.sizes import ALL
 from foretoken.kernel.softmax import softmax
 from foretoken.kernel.together import GATE
 
-SPREAD = 1_600_000  # multiplications of a layer from which its steps are spread over the threads
+SPREAD = 1_600_000  # a layer with more multiplications than this is computed in several threads
 
 
 class Layers(NamedTuple):
-    """The weights of all layers, L of them, with states of width d.
+    """The weights of all layers, L of them, with states of width d. Arrays are float32 unless said otherwise.
 
-    query_heads, key_heads, dim: heads, and the width of one.
-    width, wide: channels of the MLP, and the same in whole vectors of 16.
-    paired: how keys and values are stored, see attention.py.
-    eps, head_eps: of the norms of states and of heads.
-    scale: factor of the queries.
-    low: stands for minus infinity in masks.
-    curve: of the MLP's activation, sizes.SILU or sizes.GELU.
-    bare: layers whose attention reads another input than the states, without a norm [L].
-    norms: before attention and before the MLP [L, 2, d].
-    norms_after: of what attention and the MLP give, before it is added to the stream [L, 2, d], or none [L, 0, d].
-    head_norms: of queries and of keys [L, 2, dim], or none [L, 0, dim].
-    kinds: whose angles a layer turns by, a place in those of the Cache [L].
-    weights, forms: of q, k, v, out, gate, up, down: the addresses of their panels and their forms [L, 7].
-    to_qkv, to_out, to_gate, to_down: biases [L, q | k | v], [L, d], [L, gate | up, each `wide`], [L, d].
+    query_heads, key_heads: their numbers in a layer.
+    dim: the width of a head.
+    width, wide: the channels of the MLP, and their number rounded up to whole vectors of 16.
+    paired: whether the cache stores keys and values in bfloat16, see attention.py.
+    eps, head_eps: what the norms of states, and those of heads, add to the mean square.
+    scale: the factor of the queries.
+    low: the finite number that stands for minus infinity in masks.
+    curve: the MLP's activation, sizes.SILU or sizes.GELU.
+    bare: whether a layer's attention reads another input than the normed states, without a norm [L] bool.
+    norms: weights of the norms before attention and before the MLP [L, 2, d].
+    norms_after: weights of the norms of what attention and the MLP give, before it is added to the stream [L, 2, d];
+        [L, 0, d] where there are none.
+    head_norms: weights of the norms of queries and of keys [L, 2, dim]; [L, 0, dim] where there are none.
+    kinds: each layer's kind, which is its index in `cos` and `sin` of the Cache [L] int64.
+    weights, forms: the addresses of the panels of q, k, v, out, gate, up, down, and their forms [L, 7] int64.
+    to_qkv: biases of queries, keys and values [L, (query_heads + 2 key_heads) dim].
+    to_out, to_down: biases of the output and of the down matrix [L, d].
+    to_gate: biases of gate and of up, each filled up with zeros to `wide` [L, 2 wide].
     """
 
     query_heads: int
@@ -64,10 +68,11 @@ class Layers(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys and values of all layers and sequences, and the angles of their positions.
+    """Keys and values of all layers and sequences, and the angles of their positions; all float32.
 
-    keys [L, batch, key_heads, panels, words, 64], values [L, batch, key_heads, words, dim]: see attention.py.
-    cos, sin: of every position, by kind of layer [kinds, slots, dim].
+    keys: [L, batch, key_heads, panels, dim or dim / 2, 64], see attention.py.
+    values: [L, batch, key_heads, slots or slots / 2, dim], see attention.py.
+    cos, sin: cosines and sines of every position, by kind of layer [kinds, positions, dim].
     """
 
     keys: np.ndarray
@@ -77,12 +82,16 @@ class Cache(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What makes the first layer's input of a token's embedding and, in a draft head, of the state before it.
+    """What makes the first layer's input of a token's embedding and, in a draft head, of the state before the token.
 
-    A language model has neither norms nor a linear layer: the embedding itself enters.
-    EAGLE, Gumiho: a linear layer from both, whose panels are at `address` in the form `form`, with its bias [d].
-    EAGLE-3: norms of the embedding and of the state [2, d]; else there are none [0, d].
-    normed_residual: whether the residual stream begins with the normed state.
+    In a language model the embedding itself enters: there are neither norms nor a linear layer. In EAGLE and Gumiho a
+    linear layer maps both to d numbers. In EAGLE-3 attention reads both, normed, side by side.
+
+    address, form: of the linear layer's panels; address 0 where there is none.
+    bias: of the linear layer [d]; read only where there is one.
+    norms: weights of the norms of the embedding and of the state [2, d]; [0, d] where there are none.
+    eps: what these norms add to the mean square.
+    normed_residual: whether the residual stream begins with the normed state, else with the state itself.
     """
 
     address: int
@@ -94,15 +103,16 @@ class Entry(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What makes logits of the states that the layers give.
+    """What makes logits of the states that the layers give, with v logits per state.
 
-    norm: before the LM head [d], or none [0].
-    normed_output: whether the normed state is also what the next token takes, as in EAGLE-3.
-    factor: of the states before the LM head.
-    address, form: of the LM head's panels; address 0 where the kernel cannot compute them.
+    norm: weight of the norm before the LM head [d]; [0] where there is none.
+    eps: what this norm adds to the mean square.
+    normed_output: whether the next token of a draft head takes the normed state, as in EAGLE-3, else the state itself.
+    factor: by which states are multiplied before the norm.
+    address, form: of the LM head's panels; address 0 where the kernel cannot compute the logits.
     screen: address of the same matrix in 4 bits, by which most logits are computed (screen.py); 0 where there is none.
-    bias: of the LM head [v], or none [0].
-    columns: target ids of the head's own vocabulary, ascending [v], or none [0] where it is the target's.
+    bias: of the LM head [v]; [0] where there is none.
+    columns: the head's own vocabulary, as ids of the target, ascending [v] int64; [0] where it is the target's.
     """
 
     norm: np.ndarray
@@ -117,10 +127,10 @@ class Head(NamedTuple):
 
 
 class Mlps(NamedTuple):
-    """Gumiho's MLPs, none for all others, each of so many blocks: linear layers from 2d or d numbers to d.
+    """Gumiho's MLPs; other models have none. A block of an MLP is a linear layer from 2d or d numbers to d.
 
-    addresses, forms: of their panels [mlps, blocks].
-    biases: each followed by ones [mlps, blocks, 2d].
+    addresses, forms: of the blocks' panels [mlps, blocks] int64.
+    biases: each block's bias, and behind it d ones [mlps, blocks, 2d].
     """
 
     addresses: np.ndarray
@@ -129,11 +139,13 @@ class Mlps(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The embeddings of all tokens, of so many numbers each.
+    """The embeddings of all tokens.
 
-    rows: in float32, or the bits of bfloat16 in uint16 [vocabulary, width]; or blocks of a GGUF file in uint8
-        [vocabulary, bytes of a row], in the form `form`.
-    factor: what they are multiplied by.
+    rows: one of three: float32 [vocabulary, width], the bits of bfloat16 in uint16 [vocabulary, width], or blocks of a
+        GGUF file in uint8 [vocabulary, bytes per row].
+    form: the form of the blocks, see quantised.py; read only where rows are uint8.
+    width: the numbers of an embedding.
+    factor: by which embeddings are multiplied.
     """
 
     rows: np.ndarray
@@ -143,9 +155,10 @@ class Table(NamedTuple):
 
 
 class Model(NamedTuple):
-    """All of a language model or a draft head over the slots of a batch.
+    """A language model or a draft head, with the cache of a batch.
 
-    serial: levels of a chain that take a forward each, before those of the MLPs.
+    layers, cache, embedding, entry, head, mlps: see their classes.
+    serial: number of levels of a drafted chain for which a forward of the layers makes states; later ones use the MLPs.
     """
 
     layers: Layers
@@ -160,12 +173,13 @@ class Model(NamedTuple):
 class Nodes(NamedTuple):
     """What one forward computes: n nodes of each of `batch` neighbouring sequences, one sequence after the other.
 
-    positions: of each node [batch * n].
-    slots: where its keys and values go [batch, n].
-    first: the first of the sequences.
-    used: slots that are read.
-    masks: of every kind of layer, 0 or `low` [batch, 1, n, used]; no columns where all is seen.
-    kinds: each layer's mask, by its place in `masks` [L].
+    positions: of each node [batch * n] int64.
+    slots: the slot of each node's key and value [batch, n] int64.
+    first: the first of the sequences, by its place in the cache.
+    used: number of slots that are read, from slot 0 on. A node whose slot is `used` or larger is padding.
+    masks: what is added to attention's scores, 0 or `low`, for each kind of layer [batch, 1, n, used], or once for all
+        kinds; [batch, 1, n, 0] where every node sees all slots.
+    kinds: each layer's mask, by its place in `masks` [L] int64.
     """
 
     positions: np.ndarray
@@ -177,9 +191,9 @@ class Nodes(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The states that a caller keeps.
+    """The states that a caller keeps, f of each node.
 
-    layers: those whose input is wanted, L for what the LM head reads [f].
+    layers: those layers whose input is wanted; L stands for what the LM head reads [f] int64.
     states: is filled [f, batch * n, d].
     """
 
@@ -189,12 +203,13 @@ class Wanted(NamedTuple):
 
 @fused
 def forward(x, fed, nodes, cache, layers, wanted, threads):
-    """Run x through every layer, in place.
+    """Run the states of some nodes through all layers, in place.
 
     x: the states of the nodes [batch * n, d].
     fed: what attention reads in a bare layer, x itself or an array of another width [batch * n, w].
-    nodes, cache, layers, wanted: Nodes, Cache, Layers, Wanted; what the LM head reads is not filled in.
-    threads: at most; None for one.
+    nodes, cache, layers: Nodes, Cache, Layers.
+    wanted: a Wanted, which is filled but for what the LM head reads.
+    threads: the largest number of threads; None for one.
     """
     (m, d), k = x.shape, layers
     heads, of_q, parts = k.query_heads + 2 * k.key_heads, k.query_heads * k.dim, 1
@@ -239,7 +254,12 @@ def forward(x, fed, nodes, cache, layers, wanted, threads):
 
 @fused
 def embed(table, tokens, x):
-    """x [n, width] float32 becomes the embeddings of the tokens [n], by a Table."""
+    """Fill x with the embeddings of tokens.
+
+    table: a Table.
+    tokens: token ids [n] int64, each with a row in the table: this is not checked.
+    x: float32 [n, width].
+    """
     rows, bits = table.rows, x.view(np.uint32)
     for i in range(len(tokens)):
         if rows.itemsize == 1:
@@ -256,7 +276,13 @@ def embed(table, tokens, x):
 
 @fused
 def scores(states, head, logits, threads):
-    """Fill logits [n, v] by a Head from the states [n, d] that the layers gave, or that `leave` made of them."""
+    """Fill logits from states by the LM head.
+
+    states: what the layers gave, or what `heads.step` made of it [n, d].
+    head: a Head whose address is not 0.
+    logits: is filled [n, v].
+    threads: the largest number of threads; None for one.
+    """
     x = states * head.factor
     if len(head.norm) > 0 and not head.normed_output:
         norm(x, head.norm, head.eps, x)
@@ -269,15 +295,17 @@ def scores(states, head, logits, threads):
 
 @fused
 def score(model, tokens, nodes, factor, wanted, out, threads):
-    """Fill out [batch * n, v] with the logits after each node, or with softmax(factor logits) if factor > 0.
+    """Fill out with the logits after each node, or with softmax(factor logits) if factor > 0.
 
     model: a Model that is a language model.
-    tokens: of the nodes [batch * n].
-    nodes, wanted: Nodes, Wanted.
-    out: [0, v] where only keys and values are wanted.
-    threads: at most; None for one.
+    tokens: ids of the nodes' tokens [batch * n] int64.
+    nodes: Nodes.
+    factor: 1 / temperature, or 0 for logits, in float32.
+    wanted: a Wanted, which is filled.
+    out: is filled [batch * n, v]; [0, v] where only keys and values are wanted.
+    threads: the largest number of threads; None for one.
 
-    Returns False where probabilities are not finite; logits are not looked at.
+    Returns False where probabilities are wanted and a row of logits has NaN, +inf or nothing finite.
     """
     x = np.empty((len(tokens), model.embedding.width), np.float32)
     embed(model.embedding, tokens, x)

@@ -1,6 +1,7 @@
 """What a layer does to its rows between the products: norms, biases, rotary embedding, gates.
 
-Loops run over slices of a row: numba does not know that a column's number is not negative, and would look at each.
+All arrays of numbers are float32. Loops run over slices of a row: in a loop over x[i, j] itself numba would check at
+each number whether the index j is negative.
 """
 
 # pyright: reportCallIssue=false
@@ -18,7 +19,11 @@ CURVE = np.float32(SILU[0]), np.float32(SILU[1])
 
 @partial(compiled, fuse=True, reorder_sums=True)
 def norm_row(x, weight, eps, out):
-    """out [d] = x / sqrt(mean(x^2) + eps) * weight, of x [d] and weight [d]; out may be x."""
+    """Fill out with x / sqrt(mean(x^2) + eps) * weight, the RMS norm of one row.
+
+    x, weight, out: [d]; out may be x.
+    eps: what is added to the mean square, in float32.
+    """
     squares = np.float32(0.0)
     for j in range(len(x)):
         squares += x[j] * x[j]
@@ -29,14 +34,23 @@ def norm_row(x, weight, eps, out):
 
 @fused
 def norm(x, weight, eps, out):
-    """The same for every row of x [m, d]: out [m, d], which may be x."""
+    """Fill every row of out with the RMS norm of that row of x.
+
+    x, out: [m, d]; out may be x.
+    weight, eps: as in `norm_row`.
+    """
     for i in range(x.shape[0]):
         norm_row(x[i], weight, eps, out[i])
 
 
 @fused
 def shift(x, start, end, bias):
-    """Add bias[start : end] to columns start .. end - 1 of x [m, n]."""
+    """Add bias[start : end] to columns start .. end - 1 of every row of x, in place.
+
+    x: [m, n].
+    start, end: numbers of columns.
+    bias: [end or more].
+    """
     for i in range(x.shape[0]):
         row, more = x[i, start:end], bias[start:end]
         for j in range(len(row)):
@@ -45,7 +59,12 @@ def shift(x, start, end, bias):
 
 @fused
 def add(x, y, start, end, bias):
-    """Columns start .. end - 1 of x [m, n] become x + y + bias, of y [m, n] and bias [n]."""
+    """Add y + bias to x in columns start .. end - 1, in place.
+
+    x, y: [m, n].
+    start, end: numbers of columns.
+    bias: [end or more].
+    """
     for i in range(x.shape[0]):
         row, other, more = x[i, start:end], y[i, start:end], bias[start:end]
         for j in range(len(row)):
@@ -54,9 +73,12 @@ def add(x, y, start, end, bias):
 
 @fused
 def turn(x, at, positions, cos, sin):
-    """Rotary embedding of the head in columns at .. at + dim - 1 of x [m, n], in place.
+    """Apply the rotary embedding to the head in columns at .. at + dim - 1 of x, in place.
 
-    positions: of each row [m]. cos, sin: of each position [positions, dim].
+    x: [m, n].
+    at: the head's first column.
+    positions: of each row, its position [m] int64.
+    cos, sin: the cosines and sines of every position [positions, dim].
     """
     dim = cos.shape[1]
     half = dim // 2
@@ -73,6 +95,12 @@ def turn(x, at, positions, cos, sin):
 
 @fused
 def gate(y, width, bias, out):
-    """out [m, width] = silu(gate) * up of y [m, gate | up], each with its bias [2 width]; 16 divides width."""
+    """Fill out with silu(gate + gate bias) * (up + up bias) of y.
+
+    y: gates and, beside them, ups [m, 2 width].
+    width: columns of each; 16 divides it.
+    bias: biases of the gates and of the ups [2 width].
+    out: [m, width].
+    """
     for i in range(y.shape[0]):
         gate_row(y[i, :width], y[i, width:], bias[:width], bias[width:], CURVE, out[i])

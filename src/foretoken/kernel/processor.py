@@ -1,18 +1,18 @@
-"""What the processor can do that compiled loops make use of."""
+"""What the processor can do: the abilities by which compiled loops choose their instructions."""
 
 import ctypes
 import sys
 
 from numba.core.registry import cpu_target
 
-# What numba compiles for, by its settings.
+# The processor that numba compiles for: its name, and its abilities as LLVM lists them (+avx2, ..).
 _, NAME, _features = cpu_target.target_context.codegen().magic_tuple()  # pyright: ignore[reportAttributeAccessIssue]
 FEATURES = _features.split(",")
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # numbers of the Linux kernel for x86-64
 
 
 def _permitted() -> bool:
-    """Whether Linux lets this process use the registers of the matrix unit: it grants that once and for all threads."""
+    """Whether Linux lets this process use the registers of the matrix unit; asking once is enough for all threads."""
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
@@ -23,5 +23,6 @@ WIDE = "+avx512f" in FEATURES  # 32 registers of 16 floats
 MATRIX = "+amx-bf16" in FEATURES and WIDE and "+avx512bf16" in FEATURES and _permitted()
 # Whether the instruction for pairs of bfloat16 numbers (vdpbf16ps) is used; elsewhere they are widened. Intel's
 # processors have it too, but make more products per second in float32: the entry of 2026-11-26 on an Intel processor
-# in docs/LOG.md. Beside the matrix unit, which takes rows in the same form, it does what makes no whole group.
+# in docs/LOG.md. The matrix unit takes rows in the same form and multiplies words in groups of 16; the instruction does
+# the words that are left over.
 DOTS = "+avx512bf16" in FEATURES and (MATRIX or NAME.startswith("znver"))

@@ -1,9 +1,10 @@
-"""Few rows times a large matrix: how a matrix in panels goes by in strips (tile.py).
+"""Products of few rows with a large matrix, which is used panel by panel; tile.py computes each piece.
 
 A matrix [out, in] is kept as panels [out / 64, words, 64] of 32 bits: what one pass needs lies in one stretch of
-memory. While it is used, what comes next is fetched, else the processor waits for memory and computes in turn: the
-bytes a little further on where all rows go by in one pass, the next panel where they take several. Where the caches do
-not hold both for all rows, a panel goes by in chunks.
+memory. While a panel is used, what comes next is fetched into the cache, else the processor would wait for memory and
+compute in turn. If all rows are multiplied in one pass over a panel, the bytes a little further on are fetched, and if
+they take several passes, the next panel. If the caches do not hold both panels, a panel is used in chunks of its words,
+each for all rows.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -24,19 +25,23 @@ from foretoken.kernel.rounding import PER_WORD, ROUNDED, rounded
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, QUANTISED, WHOLE
 from foretoken.kernel.tile import streaming, strip
 
-HELD = 2048 if WIDE else 0  # words of a column up to which a panel, and the next, fit the second cache: 512 KiB each
-WORK = 400_000  # multiplications from which a second thread is worth its start
+HELD = 2048 if WIDE else 0  # most words of a column with which two panels, of 512 KiB each, fit the second cache
+WORK = 400_000  # a product with more multiplications than this is computed in several threads
 
 
 class Product(NamedTuple):
-    """The product of m rows of k numbers with a matrix; the arrays at these addresses must be kept alive.
+    """The product of m rows of k numbers with a matrix. The arrays at these addresses must be kept alive.
 
-    x: address of the first row; rows are x_row numbers apart.
-    bits: address of the same rows as `round_rows` makes them, read if the form is DOTTED; or as `quantise_rows` does,
-        read if it is one of quantised weights.
-    w: address of the panels, in the form `form`: see PanelLinear and PackedLinear.
-    y: address of the first row of the product; rows are y_row numbers apart.
-    width: columns of the product.
+    x: address of the first row, float32.
+    x_row: float32 numbers from one row of x to the next.
+    bits: address of the same rows as `round_rows` makes them, which is read if the form is DOTTED, or as
+        `quantise_rows` makes them, which is read if the form is one of quantised weights.
+    m, k: number of rows, and inputs of the matrix.
+    w: address of the panels, which PanelLinear and PackedLinear of models/panels.py describe.
+    form: their form.
+    y: address of the first row of the product, float32.
+    y_row: float32 numbers from one row of y to the next.
+    width: number of columns of the product.
     """
 
     x: int
@@ -53,25 +58,38 @@ class Product(NamedTuple):
 
 @fused
 def panels_in(width):
-    """The number of panels of a matrix with so many outputs."""
+    """Return the number of panels of a matrix with `width` outputs."""
     return (width + COLUMNS - 1) // COLUMNS
 
 
 @fused
 def share(part, parts, count):
-    """The first of what thread `part` of `parts` does of `count`, and the end of it."""
+    """Return the share of one thread in a number of things: the first of them, and the end, which is not part of it.
+
+    part, parts: the thread's number, and the number of threads.
+    count: number of things.
+    """
     return part * count // parts, (part + 1) * count // parts
 
 
 @fused
 def words_of(k, form):
-    """The words of a column of k weights."""
+    """Return the number of words in a column of k weights, in the form WHOLE, HALVED or DOTTED.
+
+    k: number of weights.
+    form: their form.
+    """
     return k if form == WHOLE else (k + 1) // 2
 
 
 @fused
 def panel_at(w, panel, k, form):
-    """The address of a panel of the matrix at address w, whose columns have k weights."""
+    """Return the address of a panel.
+
+    w: address of the matrix's first panel.
+    panel: number of the panel.
+    k, form: inputs and form of the matrix.
+    """
     if form >= QUANTISED:
         return w + panel * panel_bytes(k, form)
     return w + panel * words_of(k, form) * COLUMNS * 4
@@ -79,9 +97,12 @@ def panel_at(w, panel, k, form):
 
 @fused
 def columns_of(product, panel, y, y_row, after):
-    """Compute the 64 columns of one panel.
+    """Compute the 64 columns of one panel, in the form WHOLE, HALVED or DOTTED.
 
-    y: address of the first of them; rows are y_row numbers apart.
+    product: a Product.
+    panel: number of the panel.
+    y: address of the first of the columns' sums, float32.
+    y_row: float32 numbers from one row of sums to the next.
     after: address of the panel that is used next, which is fetched meanwhile.
     """
     m, form = product.m, product.form
@@ -106,7 +127,13 @@ def columns_of(product, panel, y, y_row, after):
 
 @fused
 def panels_of(product, first, last, after):
-    """Compute panels first .. last - 1. after: the address of the panel that this thread uses next."""
+    """Compute some panels of a product.
+
+    product: a Product.
+    first, last: panels first .. last - 1.
+    after: address of the panel that this thread uses next, which is fetched while the last panel is computed; panels of
+        quantised weights do without.
+    """
     m, y_row = product.m, product.y_row
     if product.form >= QUANTISED:
         w, form, k, y, width = product.w, product.form, product.k, product.y, product.width
@@ -128,7 +155,11 @@ def panels_of(product, first, last, after):
 
 @partial(compiled, fuse=True, parallel=True)
 def panels_threads(product, parts):
-    """Compute all panels, by so many threads."""
+    """Compute all panels of a product in several threads.
+
+    product: a Product.
+    parts: number of threads.
+    """
     count = panels_in(product.width)
     for part in prange(parts):
         first, last = share(part, parts, count)
@@ -137,11 +168,15 @@ def panels_threads(product, parts):
 
 @fused
 def times(x, w, form, width, y, threads):
-    """The first `width` columns of y [m, n] become x [m, k] times the panels at address w.
+    """Fill the first `width` columns of y with the product of x and a matrix.
 
-    form: of the panels, see PanelLinear and PackedLinear.
-    threads: by so many, where that saves more than it costs to start them; None for one, which is a type of its own,
-        so that nothing is compiled for more.
+    x: float32 [m, k].
+    w: address of the matrix's panels, which PanelLinear and PackedLinear of models/panels.py describe.
+    form: their form.
+    width: number of columns of the product.
+    y: float32 [m, width or more].
+    threads: number of threads, used where that saves more than it costs to start them. None for one thread, which is a
+        type of its own, so that no code for more is compiled.
     """
     (m, k), count = x.shape, panels_in(width)
     bits = x

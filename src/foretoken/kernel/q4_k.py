@@ -1,8 +1,9 @@
-"""Weights -> Q4_K blocks of a GGUF file, which the gguf library reads and does not write.
+"""Rounds weights to Q4_K blocks of a GGUF file, which the gguf library reads and does not write.
 
 A block of 256 weights has two float16 numbers d and dmin, and for each 32 of its weights two whole numbers below 64,
 sub and least, and codes below 16; a weight is d sub code - dmin least (quantised.py). Each 32 weights are first fitted
-alone, by a scale and a minimum of any size, then d and dmin are the largest of these over 63.
+alone, by a scale and a minimum of any size. Then d is the largest of the scales over 63, and dmin the largest minimum
+over 63.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -13,16 +14,18 @@ from numpy.typing import NDArray
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.quantised import KINDS
 
-PART, PARTS = 32, 8  # weights of a part of a block, and parts
+PART, PARTS = 32, 8  # weights of a part of a block, and parts of a block
 MOST, FINEST = 15, 63  # the largest code, and the largest sub and least
-TRIES = 8  # numbers of steps that the range is divided into, 16 to 14: with more than 15 the largest weights are cut
+TRIES = 8  # divisions of the range that are tried, by 16 to 14 steps: with more than 15 the largest codes are capped
 SMALLEST = np.float16(2.0**-24)  # above 0
 
 
 def quantise_q4_k(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Rows of weights [n, k] as a GGUF file stores them in Q4_K [n, k / 256 * 144]; 256 divides k.
+    """Return rows of weights as a GGUF file stores them in Q4_K, uint8 [n, k / 256 * 144].
 
     A block with a weight that is not finite reads back as NaN.
+
+    weights: float32 [n, k]; 256 divides k.
     """
     parts = np.ascontiguousarray(weights, np.float32).reshape(-1, PARTS, PART)
     fitted = np.empty((2, *parts.shape[:2]), np.float32)
@@ -50,7 +53,11 @@ def quantise_q4_k(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 @compiled
 def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
-    """Fill scales and leasts [blocks, 8] with the fit of each of the parts [blocks, 8, 32]."""
+    """Fit each of the parts of all blocks by `fit`.
+
+    parts: weights, float32 [blocks, 8, 32].
+    scales, leasts: are filled with the fits, float32 [blocks, 8].
+    """
     for block in range(parts.shape[0]):
         for part in range(parts.shape[1]):
             scales[block, part], leasts[block, part] = fit(parts[block, part])
@@ -58,8 +65,12 @@ def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
 
 @compiled
 def fit(x: np.ndarray) -> tuple[float, float]:
-    """The scale s >= 0 and the minimum -m <= 0 that fit 32 weights best: s code - m by least squares; NaN where a
-    weight is not finite."""
+    """Return the scale s >= 0 and the minimum m >= 0 for which s code - m fits 32 weights best by least squares.
+
+    The codes are whole numbers from 0 to 15. s is NaN where a weight is not finite.
+
+    x: the weights, float32 [32].
+    """
     if not x.max() - x.min() < np.inf:
         return np.nan, 0.0
     low, high = min(0.0, x.min()), max(0.0, x.max())

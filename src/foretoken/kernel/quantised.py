@@ -32,14 +32,15 @@ from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 
 class Kind(NamedTuple):
-    """How the weights of one type of GGUF's are stored.
+    """How one of GGUF's types stores weights.
 
     form: its number among the forms of panels.
-    weights, block_bytes: of a block in the file.
-    bits: of a code.
-    offset: what is taken from every code.
-    least: whether a weight has a minimum.
-    subs: whole numbers per 32 weights by which the scale of 256 weights is multiplied: 0 where each 32 have a scale.
+    weights, block_bytes: weights and bytes of a block in the file.
+    bits: bits of a code.
+    offset: what is subtracted from every code.
+    least: whether a minimum is added to every weight.
+    subs: whole numbers per 32 weights by which the scale of 256 weights is multiplied; 0 where each 32 weights have a
+        scale of their own.
     """
 
     form: int
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of a group of a panel: as many weights as a block of the file has, of 64 columns."""
+        """The bytes of a group of a panel: as many weights as a block of the file has, for each of 64 columns."""
         block = self.subs * (2 if self.least else 1) + 4 * self.bits
         return COLUMNS * (2 + 2 * self.least + self.weights // 32 * block)
 
@@ -73,23 +74,27 @@ GROUP_BYTES = tuple(kind.group_bytes for kind in BY_FORM)  # likewise
 
 
 def packed_bytes(kind: str, out: int, k: int) -> int:
-    """Bytes of the panels of a matrix with `out` outputs and k inputs."""
+    """Return the number of bytes of a matrix's panels.
+
+    kind: a name among KINDS.
+    out, k: outputs and inputs of the matrix; a block's number of weights divides k.
+    """
     return -(-out // COLUMNS) * (k // KINDS[kind].weights) * KINDS[kind].group_bytes
 
 
 @compiled
 def panel_bytes(k, form):
-    """Bytes of one panel of a matrix with k inputs."""
+    """Return the number of bytes of one panel of a matrix with k inputs; form: the number of a kind."""
     return k // BY_FORM[form - QUANTISED].weights * GROUP_BYTES[form - QUANTISED]
 
 
 def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The panels of a matrix.
+    """Lay out a matrix in panels.
 
     kind: a name among KINDS.
-    raw: its rows as a GGUF file stores them [out, bytes per row].
+    raw: its rows as a GGUF file stores them, uint8 [out, bytes per row].
 
-    Returns the panels one behind the other [packed_bytes], the last one with zeros up to 64 columns.
+    Returns the panels one behind the other, uint8 [packed_bytes]; the last one is filled up with zeros to 64 columns.
     """
     known = KINDS[kind]
     out, row_bytes = raw.shape
@@ -99,7 +104,11 @@ def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def unpack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The weights [out, k] of rows as a GGUF file stores them [out, bytes per row]."""
+    """Return the weights of rows in float32 [out, k].
+
+    kind: a name among KINDS.
+    raw: the rows as a GGUF file stores them, uint8 [out, bytes per row].
+    """
     known = KINDS[kind]
     values = np.empty((len(raw), raw.shape[1] // known.block_bytes * known.weights), np.float32)
     unpack_rows(np.ascontiguousarray(raw), known.form, values)
@@ -110,11 +119,14 @@ def unpack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 def read_block(raw, at, form, codes, subs, least):
     """Read one block of a file.
 
-    raw: bytes, of which the block's begin at `at`.
-    codes: are filled with the block's codes [32 or 256]; those of q8_0 as bytes without a sign.
-    subs, least: are filled with the whole numbers of the kinds that have them [16 and 8 at least].
+    raw: a row of the file, uint8 [bytes per row].
+    at: the place of the block's first byte in it.
+    form: the number of a kind.
+    codes: is filled with the block's codes, uint8 [256 or more], of which 32 or 256 are written. Codes of q8_0 are
+        signed and stand here by their bits.
+    subs, least: are filled with the whole numbers of the kinds that have them, uint8 [16 or more] and [8 or more].
 
-    Returns where in the block the bytes of d and those of the minimum are; the latter mean nothing where there is none.
+    Returns the places of the float16 numbers d and minimum in the block; the latter means nothing where there is none.
     """
     if form == Q8_0:
         for i in range(32):
@@ -158,7 +170,12 @@ def read_block(raw, at, form, codes, subs, least):
 
 @compiled
 def pack_rows(raw, form, panels):
-    """Lay out the rows raw [out, bytes per row] of a file as panels, which start as zeros."""
+    """Lay out rows of a file as panels.
+
+    raw: the rows, uint8 [out, bytes per row].
+    form: the number of a kind.
+    panels: is filled, uint8 [packed_bytes]; zeros before.
+    """
     kind, group_bytes = BY_FORM[form - QUANTISED], GROUP_BYTES[form - QUANTISED]
     out, groups = raw.shape[0], raw.shape[1] // kind.block_bytes
     scales_bytes = 2 * COLUMNS * (1 + kind.least)
@@ -199,7 +216,12 @@ def pack_rows(raw, form, panels):
 
 @compiled
 def unpack_rows(raw, form, values):
-    """Fill values [n, k] float32 with the weights of rows as a file stores them [n, bytes per row]."""
+    """Fill values with the weights of rows of a file.
+
+    raw: the rows, uint8 [n, bytes per row].
+    form: the number of a kind.
+    values: float32 [n, k].
+    """
     kind = BY_FORM[form - QUANTISED]
     codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
     for i in range(len(raw)):
@@ -224,7 +246,7 @@ def unpack_rows(raw, form, values):
 
 @compiled
 def float16(low, high):
-    """The number whose bits as a float16 are these two bytes, in float32."""
+    """Return, in float32, the float16 number whose bytes are low and high."""
     bits = np.int64(low) | np.int64(high) << 8
     exponent, fraction = (bits >> 10) & 31, np.float32(bits & 1023)
     if exponent == 31:

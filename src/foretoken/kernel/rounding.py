@@ -1,4 +1,4 @@
-"""Rows rounded to bfloat16, as a product with a matrix in DOTTED form takes them."""
+"""Rows rounded to bfloat16, as a product with a matrix in the form DOTTED takes them."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -15,12 +15,13 @@ from foretoken.kernel.processor import DOTS
 from foretoken.kernel.simd import load
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES
 
-# Without the instruction of DOTTED its rows are rounded and widened again.
-ROUNDED, PER_WORD = (DOTTED, 1) if DOTS else (HALVED, 2)  # the product that takes what `rounded` makes; floats a word
+# ROUNDED: the form of the product that takes what `rounded` makes. PER_WORD: the float32 numbers of a word of its rows.
+# Where the processor lacks the instruction of DOTTED, rows are rounded, widened again and multiplied as with HALVED.
+ROUNDED, PER_WORD = (DOTTED, 1) if DOTS else (HALVED, 2)
 
 
 class BFloat(ir.Type):
-    """llvmlite has no such type."""
+    """The type of bfloat16 numbers, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -34,7 +35,13 @@ class BFloat(ir.Type):
 
 @intrinsic
 def round_row(typing: Any, x: Any, out: Any) -> Any:
-    """Round x [n] up to its last whole 32 numbers: out [n / 2] gets their bits as bfloat16, two to a word."""
+    """Round the first n // 32 * 32 numbers of x to bfloat16.
+
+    typing: numba's typing context, unused.
+    x: float32 [n].
+    out: float32 [n // 32 * 16 or more]. The 32 bits of each of its numbers become two bfloat16, that with the even
+        index in the lower half.
+    """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         row, row_out = (context.make_array(kind)(context, b, array) for kind, array in zip(s.args, args, strict=True))
@@ -51,7 +58,10 @@ def round_row(typing: Any, x: Any, out: Any) -> Any:
 
 @fused
 def nearest(bits):
-    """The bits of a float32, given by its bits, rounded to bfloat16: to even from half-way; a NaN stays one."""
+    """Return the bits of a float32 rounded to bfloat16, followed by 16 zeros: to even from half-way, a NaN to a NaN.
+
+    bits: the bits of the float32, as a whole number.
+    """
     value = np.int64(bits)
     if (value & 0x7FFFFFFF) > 0x7F800000:
         return (value | 0x400000) & 0xFFFF0000
@@ -60,10 +70,13 @@ def nearest(bits):
 
 @fused
 def round_rows(x, k, out):
-    """Round the first k numbers of every row of x [m, k or more].
+    """Round the first k numbers of every row of x to bfloat16.
 
-    out: [m * words * PER_WORD at least], in one axis, of words = (k + 1) / 2 to a row: a word is two bfloat16, even and
-        odd, in the bits of one float32; or, without DOTS, two float32 that are bfloat16 values.
+    x: float32 [m, k or more].
+    k: the number of columns that are read.
+    out: float32 [m * words * PER_WORD or more], which is filled row after row, words = (k + 1) // 2 to a row. With DOTS
+        a word is one float32 whose bits are two bfloat16, even and odd; without, it is two float32 that are bfloat16
+        values. A zero stands behind the last number of an odd k.
     """
     m, words = x.shape[0], (k + 1) // 2
     bits, words_out = x.view(np.uint32), out.view(np.uint32)
@@ -86,7 +99,7 @@ def round_rows(x, k, out):
 
 @fused
 def rounded(x, k):
-    """What `round_rows` makes of the first k numbers of every row of x [m, k or more]: [m, words * PER_WORD]."""
+    """Return the first k numbers of every row of x [m, k or more] as `round_rows` makes them [m, words * PER_WORD]."""
     words = (k + 1) // 2 * PER_WORD
     out = np.empty(x.shape[0] * words, np.float32)
     round_rows(x, k, out)

@@ -1,9 +1,9 @@
-"""A drafter's LM head at half of its bytes: all logits by 4 bits, and those among which the likeliest are by 8 bits.
+"""A drafter's LM head that reads half of its bytes: all logits by 4 bits, and the largest of them again by 8 bits.
 
-A draft token waits for memory, and the LM head is a third of what it reads. With 4 bits in the LM head a drafter agrees
-less with its target (the entry of 2026-11-25 on a model as its own drafter in docs/LOG.md), since nearly equal logits
-change places. So all logits are computed by 4 bits, and then the panels of the largest ones again by 8 bits. These
-logits are what the drafter's q is made of, so that drafting stays lossless.
+The time of a draft token is mostly that of reading memory, and the LM head is a third of what is read. With 4 bits in
+the LM head a drafter agrees less with its target (the entry of 2026-11-25 on a model as its own drafter in
+docs/LOG.md), since nearly equal logits change places. So all logits are computed by 4 bits, and then the panels of the
+largest ones again by 8 bits. The drafter's q is made of the logits that result, so that drafting stays lossless.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -19,16 +19,19 @@ from foretoken.kernel.product import panels_in, times
 from foretoken.kernel.quantised import KINDS, Q4_0
 from foretoken.kernel.sizes import COLUMNS, LANES
 
-# Panels of 64 logits that are computed again. As many draft tokens of SmolLM2 were then accepted as with a head in 8
-# bits, at T = 0 and 0.7; with 8 panels and 4 they were fewer (the entry of 2026-11-25 on a screen in docs/LOG.md).
+# Panels of 64 logits per row that are computed again. As many draft tokens of SmolLM2 were then accepted as with a head
+# in 8 bits, at T = 0 and 0.7; with 8 panels and with 4 they were fewer (the entry of 2026-11-25 on a screen in
+# docs/LOG.md).
 AGAIN = 16
-PART = 4096  # groups of a matrix whose bits are halved at a time
+PART = 4096  # groups of a matrix that are converted at a time
 
 
 def screen_of(panels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The panels in q4_0 of a matrix whose panels are in q8_0, both as quantised.py lays them out [bytes].
+    """Return the panels in q4_0 of a matrix whose panels are in q8_0, both as quantised.py lays them out.
 
     A code of 8 bits becomes the nearest multiple of 16, of which 4 bits are kept; the scale grows 16 times.
+
+    panels: uint8 [bytes].
     """
     scales = 2 * COLUMNS
     groups = panels.reshape(-1, KINDS["q8_0"].group_bytes)
@@ -44,9 +47,14 @@ def screen_of(panels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @fused
 def screened(x, head, logits, threads):
-    """Fill logits [n, v] with the products of the rows x [n, k] and a Head that has a screen.
+    """Fill logits with the products of rows and an LM head that has a screen; the largest ones come from its 8 bits.
 
-    threads: at most; None for one. A row's logits depend neither on them nor on the rows beside it.
+    A row's logits depend neither on the number of threads nor on the rows beside it.
+
+    x: float32 [n, k].
+    head: a Head whose `screen` is not 0.
+    logits: is filled, float32 [n, v].
+    threads: the largest number of threads; None for one.
     """
     (m, k), v = x.shape, logits.shape[1]
     times(x, head.screen, Q4_0, v, logits, threads)

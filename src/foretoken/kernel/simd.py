@@ -1,6 +1,7 @@
 """Loops over 16 floats at a time that numba cannot make of a Python loop: exp, softmax, gates, rotary embedding.
 
-A sum that runs in 16 lanes is another order than one that runs along the row, and far faster.
+A sum over 16 lanes adds in another order than a sum along the row, and is far faster. The functions that take `b` write
+LLVM instructions: their other arguments, unless described otherwise, are LLVM values, and so is what they return.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -16,17 +17,20 @@ from numba.extending import intrinsic
 
 from foretoken.kernel.sizes import LANES
 
-NEAR, FAR = 1, 2  # the first cache and the second
-# Bytes by which what goes by once is fetched ahead into the second cache. 2 KiB ahead into the first cache was slower
-# than nothing, and a panel of a large matrix ahead was slower than 4 or 8 KiB: the entries of 2026-11-25 on quantised
-# weights and of 2026-11-26 on an Intel processor in docs/LOG.md.
+NEAR, FAR = 1, 2  # the processor's first cache and its second
+# Weights that are read once per forward are fetched into the second cache so many bytes before they are used. 2 KiB
+# ahead into the first cache was slower than nothing, and a panel of a large matrix ahead was slower than 4 or 8 KiB:
+# the entries of 2026-11-25 on quantised weights and of 2026-11-26 on an Intel processor in docs/LOG.md.
 AHEAD = 4096
 
 
 def lanes_of(context: Any, b: Any, kind: Any, row: Any) -> tuple[Callable[[Any], Any], Any]:
-    """A function from i to a pointer to 16 floats of a row, the i-th such, and how many of them there are.
+    """Return a function from i to a pointer to floats 16 i .. 16 i + 15 of a row, and the number of such chunks.
 
-    kind: the type of the row, an array with one axis whose length 16 divides.
+    context: numba's context of the code that is compiled.
+    b: the builder of the LLVM instructions.
+    kind: numba's type of the row, a float32 array with one axis.
+    row: the array [n]; 16 divides n.
     """
     array = context.make_array(kind)(context, b, row)
     base = b.bitcast(array.data, ir.VectorType(ir.FloatType(), LANES).as_pointer())
@@ -35,27 +39,48 @@ def lanes_of(context: Any, b: Any, kind: Any, row: Any) -> tuple[Callable[[Any],
 
 
 def load(b: Any, place: Any) -> Any:
-    """The vector at a pointer that need not be aligned."""
+    """Return the vector of 32-bit numbers at a pointer, which need not be aligned to the vector's size.
+
+    b: the builder of the LLVM instructions.
+    place: the pointer, whose address 4 divides.
+    """
     value = b.load(place)
     value.align = 4
     return value
 
 
 def spread(b: Any, number: Any, lanes: int = LANES) -> Any:
-    """A vector of so many times the same number."""
+    """Return a vector that holds the same number in every lane.
+
+    b: the builder of the LLVM instructions.
+    number: the number.
+    lanes: how many lanes the vector has.
+    """
     empty = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = b.insert_element(empty, number, ir.IntType(32)(0))
     return b.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
 def call(b: Any, name: str, out: Any, *values: Any, flags: Sequence[str] = ()) -> Any:
-    """A call of one of LLVM's own functions, by its whole name; out: the type of what it returns."""
+    """Write a call of one of LLVM's own functions, and return its result.
+
+    b: the builder of the LLVM instructions.
+    name: the function's full name, such as llvm.vector.reduce.fmax.v16f32.
+    out: LLVM's type of what the function returns.
+    values: its arguments.
+    flags: LLVM's flags of what may be done to the arithmetic, such as "reassoc".
+    """
     kind = ir.FunctionType(out, [value.type for value in values])
     return b.call(b.module.declare_intrinsic(name, (), kind), values, fastmath=flags)
 
 
 def one_of(b: Any, number: Any, cases: Mapping[int, Callable[[], None]]) -> None:
-    """The code of many cases, of which the one with this number runs; there are no other numbers."""
+    """Write the code of several cases, of which the one with a given number runs.
+
+    b: the builder of the LLVM instructions.
+    number: a whole number that must be among the cases; else what the code does is undefined.
+    cases: by number, a function that writes the code of the case.
+    """
     done, none = b.append_basic_block("done"), b.append_basic_block("none")
     chosen = b.switch(number, none)
     for case, emit in cases.items():
@@ -70,7 +95,12 @@ def one_of(b: Any, number: Any, cases: Mapping[int, Callable[[], None]]) -> None
 
 
 def fetch(b: Any, at: Any, cache: int) -> None:
-    """Let memory at an address be fetched into a cache, NEAR or FAR, while the code goes on."""
+    """Write an instruction that fetches a cache line of memory while the code goes on.
+
+    b: the builder of the LLVM instructions.
+    at: an address in the line; one that does not exist does no harm.
+    cache: NEAR, the first cache, or FAR, the second.
+    """
     byte, whole = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, whole, whole, whole])
     # For reading, data, and LLVM's number of the cache: 3 for the first, 2 for the second.
@@ -79,9 +109,12 @@ def fetch(b: Any, at: Any, cache: int) -> None:
 
 
 def exp(b: Any, x: Any) -> Any:
-    """exp of 16 floats <= 88, 0 below -87, NaN of NaN, to two units in the last place.
+    """Return exp of 16 floats, to two units in the last place: 0 for a float below -87, NaN for a NaN.
 
-    x = n log 2 + r with |r| <= log 2 / 2; a polynomial in r, and 2 ** n by its bits.
+    With x = n log 2 + r, |r| <= log 2 / 2, it is a polynomial in r times 2 ** n, which is made by its bits.
+
+    b: the builder of the LLVM instructions.
+    x: the vector of 16 floats, each at most 88.
     """
     vector, whole, fused = x.type, ir.VectorType(ir.IntType(32), LANES), ("contract",)
 
@@ -104,11 +137,16 @@ def exp(b: Any, x: Any) -> Any:
 
 
 def _exponentials(b: Any, chunks: Any, place: Any, place_out: Any, factor: Any, kind: Any) -> Any:
-    """Put exp(factor (x - max x)) of 16 chunks numbers in their places.
+    """Write exp(factor (x - max x)) for every number of a row x of `chunks` vectors of 16.
 
-    place, place_out: pointers to 16 of x, and of what is written, by the chunk. factor: 16 times the same, None for 1.
+    b: the builder of the LLVM instructions.
+    chunks: the number of vectors.
+    place, place_out: functions from i to a pointer to vector i of x, and of what is written.
+    factor: a vector of 16 times the same number, None for 1.
+    kind: LLVM's type of 16 sums, of float32 or float64 numbers.
 
-    Returns the sums of every sixteenth, a vector of the type `kind`; NaN where x has NaN, +inf or nothing finite.
+    Returns a vector of this type: sum i is over numbers i, i + 16, ... One at least is NaN where x has NaN, +inf or
+    nothing finite.
     """
     single = ir.FloatType()
     best = cgutils.alloca_once_value(b, load(b, place(chunks.type(0))))
@@ -127,10 +165,13 @@ def _exponentials(b: Any, chunks: Any, place: Any, place_out: Any, factor: Any, 
 
 @intrinsic
 def softmax_row(typing: Any, x: Any, scale: Any, out: Any) -> Any:
-    """out [n] = softmax of scale x [n], both float32; 16 divides n > 0, and out may be x.
+    """Fill out with the softmax of scale x, and return the sum of exp(scale (x - max x)) in float64.
 
-    Returns the sum of exp(scale (x - max x)) in float64. It is NaN, and so is every entry, where x has NaN, +inf or
-    nothing finite.
+    The sum is NaN, and so is every entry, where x has NaN, +inf or nothing finite.
+
+    typing: numba's typing context, unused.
+    x, out: float32 [n]; 16 divides n > 0. out may be x.
+    scale: a float32 number.
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -152,9 +193,12 @@ def softmax_row(typing: Any, x: Any, scale: Any, out: Any) -> Any:
 
 @intrinsic
 def exp_row(typing: Any, x: Any) -> Any:
-    """x [n] becomes exp(x - max x): a softmax, but for the division by their sum. float32; 16 divides n > 0.
+    """Replace x by exp(x - max x), which is the softmax but for the division by the sum; return the sum in float32.
 
-    Returns the sum in float32, NaN where x has NaN, +inf or nothing finite.
+    The sum is NaN where x has NaN, +inf or nothing finite.
+
+    typing: numba's typing context, unused.
+    x: float32 [n]; 16 divides n > 0.
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -168,11 +212,11 @@ def exp_row(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def gate_row(typing: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, curve: Any, out: Any) -> Any:
-    """out [n] = act(gate + gate_bias) (up + up_bias): act(a) = a sigmoid(a (c + d a^2)), by which sizes.SILU and
-    sizes.GELU are c and d.
+    """Fill out with act(gate + gate_bias) (up + up_bias), where act(a) = a sigmoid(a (c + d a^2)).
 
+    typing: numba's typing context, unused.
     gate, up, gate_bias, up_bias, out: float32 [n]; 16 divides n.
-    curve: c, d.
+    curve: the pair (c, d), which is sizes.SILU or sizes.GELU, in float32.
     """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
@@ -195,7 +239,12 @@ def gate_row(typing: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, curv
 
 @intrinsic
 def turn_row(typing: Any, x: Any, cos: Any, sin: Any) -> Any:
-    """Rotary embedding of x [n], in place, by cosines and sines [n]; all float32, and 32 divides n."""
+    """Apply the rotary embedding to one head of one node, in place.
+
+    typing: numba's typing context, unused.
+    x: the head's numbers, float32 [n]; 32 divides n.
+    cos, sin: the cosines and sines of the node's position, float32 [n].
+    """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         (place, chunks), (cosine, _), (sine, _) = (

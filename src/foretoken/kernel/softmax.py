@@ -1,4 +1,4 @@
-"""The softmax of rows, over all tokens or over the likelier ones alone: top-k, top-p and min-p."""
+"""The softmax of rows, over all tokens or over the more likely ones alone: top-k, top-p and min-p."""
 
 # pyright: reportCallIssue=false
 
@@ -7,13 +7,13 @@ import numpy as np
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.simd import LANES, softmax_row
 
-BINS = 64  # of scores, for every factor e of probability
+BINS = 64  # bins of scores for each difference of 1
 
 
 @compiled
 def kth(row, k):
-    """The k-th largest number of a row [v], 0 < k < v; equal ones count each."""
-    heap = np.sort(row[:k])  # its least number comes first, and none before both numbers below it
+    """Return the k-th largest number of a row [v], where equal numbers count each and 0 < k < v."""
+    heap = np.sort(row[:k])  # sorted, it is a heap: number i is at most numbers 2 i + 1 and 2 i + 2
     least = heap[0]
     for j in range(k, len(row)):
         if row[j] > least:
@@ -32,11 +32,16 @@ def kth(row, k):
 
 @compiled
 def nucleus(scores, p, mass):
-    """Which tokens are kept [c]: those above which the mass is below `mass`; of equal scores the later one is above.
+    """Return which tokens top-p keeps: those above which there is less probability than `mass`.
 
-    They are counted in bins of scores, and only the bin in which the mass is reached is sorted.
+    Tokens are ordered by score; of equal scores the later one is above. They are counted in bins of scores, and only
+    the bin in which the mass is reached is sorted.
 
-    scores, p: of the tokens [c], p a softmax of a multiple of scores.
+    scores: float32 [c].
+    p: the tokens' probabilities up to a factor, a softmax of a multiple of the scores, float32 [c].
+    mass: the sum that the kept tokens reach, in units of p.
+
+    Returns bool [c].
     """
     largest, smallest = np.max(scores), np.min(scores)
     bins = np.empty(len(p), np.int32)
@@ -61,13 +66,14 @@ def nucleus(scores, p, mass):
 
 @compiled
 def truncate(scores, p, largest, top_k, top_p, min_p):
-    """Set p to 0 where a token is not kept, and divide it by what is left.
+    """Set p to 0 where a token is not kept, and divide it by the sum of what is left, in place.
 
-    With top_p, tokens of probability (1 - top_p) / v and less have no more than 1 - top_p together, so that none of
+    With top_p, the tokens of probability (1 - top_p) / v and less have no more than 1 - top_p together, so that none of
     them is kept; nor are those below min_p * largest. Only the others are looked at.
 
-    scores, p: of one row [v], p a softmax of a multiple of scores.
-    largest: of p.
+    scores: of one row, float32 [v].
+    p: a softmax of a multiple of the scores, float32 [v].
+    largest: the largest number of p.
     top_k, top_p, min_p: as in core.sampling; 0, 1 and 0 keep all.
     """
     v, count, least, cut = len(p), 0, np.float32(-np.inf), np.float32(0)
@@ -103,9 +109,12 @@ def truncate(scores, p, largest, top_k, top_p, min_p):
 
 @compiled
 def softmax(scores, scale, truncation, p):
-    """Fill p [m, v] with the softmax of scale scores [m, v] over the tokens that are kept.
+    """Fill p with the softmax of scale scores, row by row, over the tokens that are kept.
 
-    truncation: top_k, top_p and min_p, which keep all where they are 0, 1 and 0; then p may be scores.
+    scores: float32 [m, v].
+    scale: 1 / temperature, in float32.
+    truncation: top_k, top_p and min_p, as in core.sampling; 0, 1 and 0 keep all.
+    p: is filled, float32 [m, v]; it may be scores if all tokens are kept.
 
     Returns False where a row has NaN, +inf or nothing finite.
     """

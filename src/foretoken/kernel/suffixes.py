@@ -16,10 +16,10 @@ import numpy as np
 
 from foretoken.kernel.compile import compiled
 
-ORDERS = (1, 2, 4, 8, 16)  # lengths whose occurrences are chained
-LONGEST = 64  # tokens of a match that are compared at most
-REMEMBERED = 16  # latest occurrences that a search gives at most
-VISITS = 48  # links that it follows at most: others than occurrences are of equal hashes
+ORDERS = (1, 2, 4, 8, 16)  # numbers n of tokens whose occurrences are chained
+LONGEST = 64  # most tokens of a match that are compared
+REMEMBERED = 16  # most occurrences, the latest ones, that a search returns
+VISITS = 48  # most links that a search follows; some lead to other tokens with the same hash
 BORDER = -1  # stands between two texts of one ring, and matches nothing
 GROUPS = 7  # lengths of a match whose drafts are accepted alike: 1, 2-3, 4-7, ..., 64
 
@@ -27,10 +27,11 @@ GROUPS = 7  # lengths of a match whose drafts are accepted alike: 1, 2-3, 4-7, .
 class Ring(NamedTuple):
     """The latest tokens of a text that grows, with their chains. A place is a number of tokens since the beginning.
 
-    tokens: token ids, place p at p modulo the capacity, a power of 2 [capacity].
-    links: for every order and place, how far before it the previous occurrence ends, 0 for none [orders, capacity].
-    heads: for every order and hash, the place behind the latest occurrence, 0 for none [orders, hashes].
-    state: the place behind the last token, and the number of tokens since the last border [2].
+    tokens: token ids; that with place p is at index p modulo the capacity, which is a power of 2, int32 [capacity].
+    links: for every order and place, how far before the place the previous occurrence ends, 0 for none, int32 [orders,
+        capacity].
+    heads: for every order and hash, the place behind the latest occurrence, 0 for none, int64 [orders, hashes].
+    state: the place behind the last token, and the number of tokens since the last border, int64 [2].
     """
 
     tokens: np.ndarray
@@ -40,11 +41,12 @@ class Ring(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A drafted tree, as far as `draft` filled it.
+    """A drafted tree, of which `draft` fills as many nodes as it drafts.
 
-    tokens, parents: of every node, the root first [nodes].
-    reach: the probability that a path comes to a node [nodes].
-    groups: the group of the match that a node continues [nodes].
+    tokens: the id of each node's token, the root's first, int64 [nodes].
+    parents: each node's parent, -1 for the root, int64 [nodes].
+    reach: the estimated probability that all tokens from the root to the node are accepted, float64 [nodes].
+    groups: the group (`group`) of the match that the node continues, int64 [nodes].
     """
 
     tokens: np.ndarray
@@ -54,7 +56,7 @@ class Draft(NamedTuple):
 
 
 def empty_ring(capacity: int) -> Ring:
-    """A ring for at least so many tokens; its memory is taken as it fills."""
+    """Return a ring without tokens, for at least `capacity` of them; its memory is taken as it fills."""
     size = 1 << max(capacity - 1, 1).bit_length()
     orders = len(ORDERS)
     return Ring(
@@ -66,13 +68,19 @@ def empty_ring(capacity: int) -> Ring:
 
 
 def empty_draft(nodes: int) -> Draft:
-    """Room for a tree of so many nodes."""
+    """Return room for a tree of so many nodes, the root included; the caller sets the root's token."""
     return Draft(np.zeros(nodes, np.int64), np.full(nodes, -1), np.ones(nodes), np.zeros(nodes, np.int64))
 
 
 @compiled
 def hashed(tokens: np.ndarray, end: int, n: int, size: int) -> int:
-    """The hash, below `size`, of the n tokens before place `end` of a ring. size: a power of 2."""
+    """Return the hash, below `size`, of the n tokens before a place of a ring.
+
+    tokens: the ring's tokens, int32 [capacity].
+    end: the place behind the last of them.
+    n: number of tokens.
+    size: number of hashes, a power of 2.
+    """
     mask = tokens.shape[0] - 1
     value = np.uint64(n)
     for place in range(end - n, end):
@@ -83,7 +91,11 @@ def hashed(tokens: np.ndarray, end: int, n: int, size: int) -> int:
 
 @compiled
 def extend(ring: Ring, ids: np.ndarray) -> None:
-    """Append tokens, or borders, to a ring. ids: [n] int32."""
+    """Append tokens, or borders between two texts, to a ring.
+
+    ring: a Ring, which is changed.
+    ids: token ids or BORDER, int32 [n].
+    """
     capacity, size = ring.tokens.shape[0], ring.heads.shape[1]
     mask, end, run = capacity - 1, ring.state[0], ring.state[1]
     for token in ids:
@@ -106,16 +118,14 @@ def extend(ring: Ring, ids: np.ndarray) -> None:
 
 @compiled
 def search(ring: Ring, tail: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
-    """Find the latest occurrences of the end of a text that something follows.
+    """Find the latest occurrences of the end of a text that a token follows; return their number.
 
     They are those of the longest order that has any.
 
     ring: where they are looked for.
-    tail: the last LONGEST tokens of the text, or all of them if they are fewer [n] int32.
-    places: is filled with the places behind the occurrences, latest first [m], m > 0.
-    lengths: is filled with the tokens that match before those places [m].
-
-    Returns their number.
+    tail: the last LONGEST tokens of the text, or all of them if they are fewer, int32 [n].
+    places: is filled with the places behind the occurrences, latest first, int64 [m], m > 0.
+    lengths: is filled with the number of tokens that match before each of those places, int64 [m].
     """
     capacity, size = ring.tokens.shape[0], ring.heads.shape[1]
     mask, end, known = capacity - 1, ring.state[0], tail.shape[0]
@@ -153,7 +163,7 @@ def search(ring: Ring, tail: np.ndarray, places: np.ndarray, lengths: np.ndarray
 
 @compiled
 def group(length: int) -> int:
-    """The group of a match of so many tokens: by powers of 2."""
+    """Return the group of a match of `length` tokens, from 0 to GROUPS - 1, by powers of 2."""
     found = 0
     while found < GROUPS - 1 and length >= 2 << found:
         found += 1
@@ -178,13 +188,15 @@ def draft(
     equals the latest. Its reach is its parent's, times the acceptance of its group, times its share among the
     occurrences of matches as long. A node whose reach is below the floor is left out, and so is what is below it.
 
-    ring, places, lengths: as `search` found them [m], m < 63.
-    overlapping: whether the ring holds the text itself, so that what follows its last token is what is drafted.
-    shape: the tree's parent list; shape[0] = -1 is the root [n].
+    ring: the Ring that was searched.
+    places, lengths: as `search` found them, int64 [m], m < 63.
+    overlapping: whether the ring holds the text itself, up to its end: then the drafted tokens are what follows its
+        last token, and an occurrence near the end goes on with them.
+    shape: the parent of each place of the tree, -1 for the root, which comes first, int64 [n].
     depth: the deepest level that is filled.
-    rates: the acceptance of a draft token by the group of its match [GROUPS].
+    rates: the acceptance of a draft token, by the group of its match, float64 [GROUPS].
     floor: the least reach of a node.
-    drafted: is filled; its root is there already [n].
+    drafted: is filled with up to n nodes; its root is there already.
 
     Returns the number of nodes, the root included.
     """

@@ -1,9 +1,9 @@
 """How many threads a forward runs in: as many as it was measured to be fastest in.
 
-More threads are not always faster. Small models wait longer for each other than they compute, and where another program
-takes one of the cores, every step of a layer ends only when the thread beside that program is done. So forwards are
-timed as they run, and a number of threads that has become slow is given up for one that was faster when last tried.
-Results do not depend on it: threads share out columns and heads, never the terms of a sum.
+More threads are not always faster. Those of a small model wait longer for each other than they compute. Where another
+program takes one of the cores, every step of a layer ends only when the thread beside that program is done. So forwards
+are timed as they run, and a number of threads that has become slow is given up for one that was faster when last tried.
+Results do not depend on the number of threads: threads share out columns and heads, never the terms of a sum.
 """
 
 import time
@@ -13,23 +13,26 @@ from dataclasses import dataclass, field
 
 from foretoken.kernel.compile import compilations, use_threads
 
-TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find cold caches
-# A number that is not chosen is tried once more when the trial is expected to cost this share of the time since its
-# last one: a quarter at first, so that one that another program disturbed in the beginning comes back soon, and 1% in
-# the long run. Where other programs take all cores, two threads may need a hundred times as long as one: in every step
-# of every layer each waits until the other gets a core again.
+TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find weights not in the cache
+# A number of threads that is not chosen is tried again when the trial is expected to cost this share of the time since
+# its last one. The share is a quarter at first, so that a number that another program slowed down in the beginning is
+# tried again soon, and 1% in the long run: where other programs take all cores, two threads may need a hundred times as
+# long as one, since in every step of every layer each waits until the other gets a core again.
 SOON, SELDOM = 0.25, 0.01
-NEWEST = 0.25  # weight of the newest time where it is not faster
-HOPELESS = 4.0  # times the best: a number that is so slow for one size is not tried for another meanwhile
+NEWEST = 0.25  # weight of the newest time in the estimate, where it is not faster
+HOPELESS = 4.0  # a number of threads that took so many times as long as the best is not tried at first for other sizes
 
 
 @dataclass
 class Trials:
-    """What forwards of one size took in one number of threads.
+    """Times of forwards of one size in one number of threads.
 
-    count: of these forwards. last: the seconds of all forwards of the size until the last of these ended.
-    seconds: what one takes now. share: the cost of the next trial beside what is done until then, while another number
-    is chosen; it halves with every trial.
+    count: number of these forwards.
+    last: the time that forwards of the size had taken when the last of these ended, in any number of threads, in
+        seconds.
+    seconds: the estimated time of a forward, in seconds.
+    share: while another number is chosen, this one is tried again when that costs no more than this share of the time
+        of all forwards of the size since `last`; it halves with every such trial, down to SELDOM.
     """
 
     count: int = 0
@@ -38,9 +41,12 @@ class Trials:
     share: float = SOON
 
     def learn(self, seconds: float, now: float) -> None:
-        """seconds: of one forward. now: of all forwards of this size so far.
+        """Take note of the time of a forward.
 
         A faster forward counts at once, since other programs make forwards slower only; a slower one counts for a part.
+
+        seconds: time of the forward, or the mean of several.
+        now: time that all forwards of the size have taken so far, in seconds.
         """
         self.last, self.count = now, self.count + 1
         faster = seconds < self.seconds
@@ -49,9 +55,10 @@ class Trials:
 
 @dataclass
 class Run:
-    """One call. threads: in how many it is to run, None where there is nothing to choose.
+    """One run of compiled code that is timed.
 
-    forwards: how many it ran, one after the other.
+    threads: how many threads it must use; None where there is one at most.
+    forwards: how many forwards it runs, one after the other; whoever runs fewer sets it.
     """
 
     threads: int | None
@@ -60,19 +67,27 @@ class Run:
 
 @dataclass
 class Size:
-    """Forwards of about the same number of rows, without guesses (chain.py). seconds: that all of them took so far."""
+    """Forwards of about the same number of rows; guesses (chain.py) are not counted as rows.
+
+    by_threads: what is known of each number of threads.
+    seconds: time that all of these forwards have taken so far.
+    """
 
     by_threads: dict[int, Trials]
     seconds: float = 0.0
 
     def choose(self, levels: int, slowness: Mapping[int, float]) -> int:
-        """The number of threads of the next forwards, `levels` of them. slowness: of each number, for any size."""
+        """Return the number of threads in which the next forwards run.
+
+        levels: number of these forwards.
+        slowness: as in ThreadChoice.
+        """
         untried = {
             threads: trials.count
             for threads, trials in self.by_threads.items()
             if trials.count < TRIALS and slowness.get(threads, 1.0) < HOPELESS
         }
-        if untried:  # in turn, so that a disturbance meets all numbers
+        if untried:  # in turn, so that another program slows down all numbers alike
             return min(untried, key=lambda threads: untried[threads])
         best = min(self.by_threads, key=lambda threads: self.by_threads[threads].seconds)
         for threads, trials in self.by_threads.items():
@@ -84,16 +99,17 @@ class Size:
         return best
 
 
-SLOWNESS: dict[int, float] = {}  # of all models of this process
+SLOWNESS: dict[int, float] = {}  # shared by all models of this process
 
 
 @dataclass
 class ThreadChoice:
-    """The choice for the forwards of one model.
+    """The choice of a number of threads for the forwards of one model.
 
-    clock: seconds that go by, whatever runs.
-    slowness: how many times as long as in the best number forwards took lately in each number of threads, of whichever
-    size and model: what another program does to one it does to all.
+    clock: gives seconds of time as it passes, whatever runs.
+    slowness: per number of threads, how many times as long as in the best number forwards took lately, of whichever
+        size and model: another program slows down all of them alike.
+    sizes: the forwards so far, by the bit length of their number of rows.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -102,11 +118,12 @@ class ThreadChoice:
 
     @contextmanager
     def forward(self, most: int, rows: int, levels: int = 1) -> Iterator[Run]:
-        """Time what is done inside, which is to run in the threads of the Run that this yields.
+        """Yield a Run and time what the caller does with it, which must run in its threads.
 
-        most: threads at most; with 1 there is nothing to choose, and compiled loops get None.
-        rows: nodes of the forward. levels: of a chain that is drafted by forwards one after the other;
-        what is inside says in the Run if they were fewer.
+        most: the largest number of threads; with 1 there is nothing to choose, and compiled loops get None.
+        rows: nodes of the forward.
+        levels: number of forwards, more than 1 for a chain that is drafted by forwards one after the other. A caller
+            that ran fewer sets `forwards` of the Run.
         """
         started = use_threads(most)
         if started is None:
@@ -116,11 +133,11 @@ class ThreadChoice:
         size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in numbers}))
         threads, start = size.choose(levels, self.slowness), self.clock()
         compiled = compilations()[0]
-        run = Run(threads, levels)  # one thread as 1 and not as None, for which everything would be compiled anew
+        run = Run(threads, levels)  # one thread is 1 here, since for None all would be compiled anew
         yield run
         seconds = self.clock() - start
         size.seconds += seconds
-        if compilations()[0] != compiled:  # that took longer than any forward
+        if compilations()[0] != compiled:  # compiling took longer than any forward: the time says nothing
             return
         size.by_threads[threads].learn(seconds / run.forwards, size.seconds)
         best = min(trials.seconds for trials in size.by_threads.values())

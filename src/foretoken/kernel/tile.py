@@ -1,12 +1,14 @@
-"""The instructions of few rows times a strip of a matrix on a CPU.
+"""The instructions by which a CPU multiplies few rows with a strip of a matrix.
 
-A tile is R rows times 16 U columns whose sums stay in vector registers while the matrix streams by, so a weight is read
-once for up to six rows, or for ten in half of the columns. product.py takes a whole matrix in strips.
+A strip is some columns of a panel. A tile is R rows times 16 U columns whose sums stay in vector registers while the
+strip's weights are read from memory, so a weight is read once for up to six rows, or for ten with half as many columns.
+product.py goes through a whole matrix.
 
-A word is a float32 weight (WHOLE), or two bfloat16 weights of one column, k even and odd. Those are widened in a
-register (HALVED), which halves the memory traffic and changes nothing where the lower halves of the float32 weights are
-zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute in it: then one instruction adds both
-products of a word to a float32 sum, where the processor has it, or the matrix unit adds those of 16 (matrix_unit.py).
+A word is a float32 weight (WHOLE), or two bfloat16 weights of one column, k even and odd. The two are widened in a
+register (HALVED): the weights take half the space, and nothing changes where the lower halves of the float32 weights
+are zero. Or the rows too are rounded to bfloat16 (DOTTED), for models that compute in it: then one instruction adds
+both products of a word to a float32 sum, where the processor has it, or the matrix unit adds those of 16 words
+(matrix_unit.py).
 
 Every sum runs over the words in order, or over groups of 16 in order, whatever the number of rows: a row's result does
 not depend on those beside it.
@@ -29,34 +31,44 @@ from foretoken.kernel.rounding import ROUNDED, BFloat
 from foretoken.kernel.simd import AHEAD, FAR, NEAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
-# Enough sums in flight to hide the latency of one, few enough for the registers: the widest tile by rows, in units of
-# 16 columns. Up to TALL rows in one pass of half the width take less time than in two passes, 11 and 12 do not: the
-# entry of 2026-11-25 on rows in docs/LOG.md.
+# WIDEST: the units of 16 columns of the widest tile, by its number of rows. It has enough sums to hide the time that an
+# addition takes, and few enough for the registers. Up to TALL rows in one pass of half the width take less time than in
+# two passes, 11 and 12 rows do not: the entry of 2026-11-25 on rows in docs/LOG.md.
 ROWS, TALL = 6, 10
-HALVED_ROWS = ROWS - 1  # while memory is fetched six leave no register for the two halves of a word
+HALVED_ROWS = ROWS - 1  # while memory is fetched, six rows leave no register for the two halves of a word
 WIDEST = dict.fromkeys(range(1, ROWS + 1), 4) if WIDE else {1: 4, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 if WIDE:
     WIDEST |= dict.fromkeys(range(ROWS + 1, TALL + 1), 2)
 TILES = [(rows, units) for units in (1, 2, 4) for rows in WIDEST if units <= WIDEST[rows]]
-CHUNK = 48  # words of a column in a chunk, at most: 12 KiB for all columns of a panel, a third of the first cache
-# The same for the matrix unit, which reads sums from memory for each: 256 KiB in the second cache. For 64 and 160 rows
-# 48 and 2,048 words took up to 1.3 and 1.6 times as long: the entry of 2026-11-27 on the matrix unit in docs/LOG.md.
+CHUNK = 48  # most words of a column in a chunk: 12 KiB for all columns of a panel, a third of the first cache
+# The same for the matrix unit, which for each chunk reads the sums from memory: 256 KiB, in the second cache. For 64
+# and 160 rows, 48 and 2,048 words took up to 1.3 and 1.6 times as long: the entry of 2026-11-27 on the matrix unit in
+# docs/LOG.md.
 LONG_CHUNK = 1024
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
 @intrinsic
 def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
-    """One of TILES: y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c], r < rows, c < 16 units.
+    """Compute one of TILES: y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c].
 
+    It has `rows` rows and 16 `units` columns.
+
+    typing: numba's typing context, unused.
     number: rows + 16 units.
-    form: of w: WHOLE, HALVED or DOTTED.
+    form: form of w: WHOLE, HALVED or DOTTED.
     fetch: where memory is fetched to meanwhile: 0 nowhere, NEAR the first cache, FAR the second.
-    x: address of the first row; rows are x_row floats apart. Floats, two to a word of w if it is HALVED; if it is
-        DOTTED, a word of two bfloat16 in place of each float.
-    w: address of the first word; w_row words from one k, or pair of k, to the next. words: their number in a column.
-    y: address of the first sum; rows are y_row floats apart.
-    ahead: address of what is fetched. pace: bytes of it for every 16 words.
+    x: address of the first row. A row is float32 numbers, two to a word of w if w is HALVED; if it is DOTTED, a word of
+        two bfloat16 stands in place of each float32 number.
+    x_row: float32 numbers from one row of x to the next.
+    w: address of the first word.
+    w_row: words from one k, or pair of k, to the next.
+    words: number of words in a column.
+    y: address of the first sum, float32.
+    y_row: float32 numbers from one row of y to the next.
+    fresh: whether sums begin with 0.
+    ahead: address of what is fetched.
+    pace: bytes of it that are fetched for every 16 words of a line of w, which are those of one k or pair of k.
     """
     index, flag = types.intp, types.boolean
     signature = types.void(*[index] * 10, flag, index, index)
@@ -101,7 +113,15 @@ def _used(rows: int, units: int, form: int, fetch: int) -> bool:
 
 
 def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
-    """The instructions of one tile."""
+    """Write the instructions of one tile.
+
+    b: the builder of the LLVM instructions.
+    form, fetches: as `form` and `fetch` of `tile`, as Python's numbers.
+    x_rows: a pointer to each row of x.
+    w, w_row, fresh, ahead, pace: as in `tile`.
+    length: number of words in a column.
+    out: for each row, pointers to its sums, 16 by 16.
+    """
     vector = ir.VectorType(ir.FloatType(), LANES)
     whole = ir.VectorType(ir.IntType(32), LANES)
     size, contract = length.type, ("contract",)
@@ -148,8 +168,14 @@ def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any
 
 @fused
 def streaming(form):
-    """Up to how many rows `strip` takes them all in one pass over a panel, or over each half of its columns; how many
-    bytes ahead of itself it then fetches; and how many words of a column go by at a time, at most, for more rows."""
+    """Return how product.py goes through panels of one form, as three whole numbers.
+
+    They are the largest number of rows that `strip` takes in one pass over a panel, or over each half of its columns;
+    how many bytes ahead of itself it then fetches; and, for more rows, the largest number of words of a column in a
+    chunk.
+
+    form: WHOLE, HALVED or DOTTED.
+    """
     if MATRIX and form == DOTTED:
         return 2 * HIGH, GROUPS_AHEAD, LONG_CHUNK
     if not WIDE:
@@ -159,7 +185,11 @@ def streaming(form):
 
 @fused
 def _by_matrix_unit(columns, x, x_row, rows, w, w_row, groups, y, y_row, fresh, ahead):
-    """`strip` of the first `groups` groups of words, by the matrix unit."""
+    """Do what `strip` does, by the matrix unit.
+
+    groups: number of groups of 16 words that are computed, from the first word on; the other arguments are those of
+        `strip`.
+    """
     blocks = (rows + 2 * HIGH - 1) // (2 * HIGH)
     for block in range(blocks):
         done = block * 2 * HIGH
@@ -178,12 +208,15 @@ def _by_matrix_unit(columns, x, x_row, rows, w, w_row, groups, y, y_row, fresh, 
 
 @linked("foretoken_strip", 12)
 def strip(columns, x, x_row, rows, w, w_row, words, form, y, y_row, fresh, ahead):
-    """Multiply rows with columns side by side: y [rows, columns] = (0 if fresh else y) + x w, tile by tile.
+    """Multiply rows with columns side by side, tile by tile: y = (0 if fresh else y) + x w.
 
-    columns: a multiple of 16.
-    x, x_row, w, w_row, words, form, y, y_row: as `tile` takes them; all are whole numbers.
+    All arguments are whole numbers.
+
+    columns: number of columns; 16 divides it.
+    x, x_row, w, w_row, words, form, y, y_row: as in `tile`.
+    rows: number of rows.
     fresh: 1 or 0.
-    ahead: address of what is used soon, as long as this, which is fetched meanwhile; 0: nothing is fetched.
+    ahead: address of memory of the strip's size that is used soon and fetched meanwhile; 0: nothing is fetched.
     """
     if MATRIX and form == DOTTED and words >= GROUP:
         groups = words // GROUP

@@ -1,8 +1,9 @@
 """Threads that wait for each other inside one compiled call: starting them anew for every step takes ten times as long.
 
-A *gate* is GATE whole numbers in memory, zeros at first: how many parts have come, and how often one has waited. Parts
-that wait for each other must run at the same time, a thread each, or the first would wait for ever. Nothing promises
-that: another program may hold a core, and a process may be limited to one thread. So they `meet` first.
+The work of a call is done in parts, a thread for each. A *gate* is GATE whole numbers in memory, zeros at first, of
+which two are counters: of the parts that have come, and of the waits that parts have begun. Parts that wait for each
+other must run at the same time, or the first would wait for ever. Nothing promises that: another program may hold a
+core, and a process may be limited to one thread. So parts `meet` first.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -20,28 +21,41 @@ from foretoken.kernel.compile import fused
 GATE = 32  # whole numbers of a gate, whose two counters lie in lines of memory of their own
 PASSED = 8 * 16  # bytes from the first counter to the second
 SHUT = -1  # the first counter's value where a part was late
-# Looks at a counter before a part does something else, from 10 to 50 nanoseconds each with its pause: a tenth of a
-# millisecond and more, in which a thread that sleeps wakes up.
+# How often a part looks at a counter before it does something else. A look takes 10 to 50 nanoseconds with its pause,
+# so all take a tenth of a millisecond or more, in which a thread that sleeps wakes up.
 PATIENCE = 5000
-PER_LOOK = 100_000  # multiplications that one more look is worth: some 3% of the time that a forward takes
+PER_LOOK = 100_000  # multiplications per additional look: these looks take some 3% of the time of a forward
 TOGETHER, ALONE, LATE = range(3)
 POSIX, SCHED_YIELD = os.name == "posix", types.ExternalFunction("sched_yield", types.int32())
 PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
 
 
 def counter(b: Any, address: Any) -> Any:
+    """Return a pointer to a counter.
+
+    b: the builder of the LLVM instructions.
+    address: the counter's address, an LLVM value.
+    """
     return b.inttoptr(address, address.type.as_pointer())
 
 
 @intrinsic
 def seen(typing: Any, address: Any) -> Any:
-    """A counter's value, and with it all that was written before it was counted up."""
+    """Return a counter's value; what other threads wrote before they counted it up can be read from then on.
+
+    typing: numba's typing context, unused.
+    address: the counter's address.
+    """
     return types.intp(types.intp), lambda context, b, s, args: b.load_atomic(counter(b, args[0]), "acquire", 8)
 
 
 @intrinsic
 def count_up(typing: Any, address: Any) -> Any:
-    """Add 1 to a counter."""
+    """Add 1 to a counter, as one operation.
+
+    typing: numba's typing context, unused.
+    address: the counter's address.
+    """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         b.atomic_rmw("add", counter(b, args[0]), args[0].type(1), "acq_rel")
@@ -52,7 +66,12 @@ def count_up(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def swapped(typing: Any, address: Any, old: Any, new: Any) -> Any:
-    """Put `new` in the place of a counter's value if that is `old`. Returns whether it was."""
+    """Put `new` in the place of a counter's value if that is `old`, as one operation; return whether it was.
+
+    typing: numba's typing context, unused.
+    address: the counter's address.
+    old, new: whole numbers.
+    """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         both = b.cmpxchg(counter(b, args[0]), args[1], args[2], "acq_rel", "acquire")
@@ -63,7 +82,10 @@ def swapped(typing: Any, address: Any, old: Any, new: Any) -> Any:
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Tell the processor that this is a loop that waits, where it has an instruction for that."""
+    """Let the processor rest for a moment in a loop that waits, if it has an instruction for that.
+
+    typing: numba's typing context, unused.
+    """
 
     def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
         if PAUSE:
@@ -82,11 +104,13 @@ def give_way():
 
 @fused
 def meet(gate, parts, work):
-    """What one of the parts is to do, each of which calls this once.
+    """Wait for the other parts, and return what this part is to do. Each part calls this once.
 
-    gate: the address of a gate. parts: their number. work: multiplications of all parts, by which they wait longer.
+    gate: address of a gate.
+    parts: number of parts.
+    work: multiplications of all parts together; the larger it is, the longer a part waits.
 
-    Returns TOGETHER in all parts where they run at the same time; else ALONE in one, which is to do the work of all,
+    Returns TOGETHER in all parts if they run at the same time. Otherwise ALONE in one, which is to do the work of all,
     and LATE in the others.
     """
     known = seen(gate)
@@ -100,7 +124,7 @@ def meet(gate, parts, work):
         if looks >= most and known != SHUT and swapped(gate, known, SHUT):
             return ALONE
         looks += 1
-        if looks % PATIENCE == 0:  # the other's thread may be waiting for this core
+        if looks % PATIENCE == 0:  # another part may be waiting for this core
             give_way()
         pause()
     return LATE
@@ -108,7 +132,12 @@ def meet(gate, parts, work):
 
 @fused
 def wait(gate, parts, times):
-    """Wait until all parts, which have met, have called this so many times."""
+    """Wait until each of the parts, which have met, has called this so many times.
+
+    gate: address of their gate.
+    parts: number of parts.
+    times: number of calls by each part, this one included.
+    """
     count_up(gate + PASSED)
     looks = 0
     while seen(gate + PASSED) < parts * times:

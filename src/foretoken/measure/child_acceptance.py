@@ -1,10 +1,10 @@
-"""How often each child of a node is the accepted one: the vector that Sequoia trees are computed from.
+"""The acceptance of each child of a node: the vector from which Sequoia trees are computed.
 
     a_b = P(the emitted token is the b-th draw, and none before it),   b = 1 .. k,
 
-unconditional, for one rule, law and temperature, where k children are drawn: a mean over the positions of a workload,
-the target's own continuations of some prompts. Given the draws it is the row's mass at the draw, so that no emitted
-token is sampled: only draws are.
+for one rule, law and temperature, where k children are drawn. These probabilities are not conditional on the rejection
+of earlier draws. Each is a mean over the positions of the target's own continuations of some prompts. Given the draws
+it is the row's entry at the b-th draw, so that only draws are sampled, and no emitted token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,19 @@ from foretoken.engine import Engine
 from foretoken.measure.results import as_line, check, parsed
 from foretoken.measure.teacher_forcing import ScoredText, drafter_lm, logits_at, written
 
-DRAWS = 4  # of all children at each position
+DRAWS = 4  # times that all children are drawn at each position
 
 
 @dataclass(frozen=True)
 class ChildAcceptance:
-    """acceptance[b]: of child b; standard_error: of each, over the positions."""
+    """The acceptance of each child, for one rule, law and temperature.
+
+    verifier, law: their names.
+    temperature: of both models.
+    acceptance: acceptance[b] is that of child b + 1, in draw order [k].
+    standard_error: of each of these means, over the positions [k].
+    positions: the number of positions.
+    """
 
     verifier: str
     law: str
@@ -44,9 +51,15 @@ class ChildAcceptance:
 def continued(
     engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
 ) -> ScoredText:
-    """Logits of both models along the target's own continuations of the prompts, `num_tokens` of each.
+    """Return the logits of both models for each token of the target's own continuations of some prompts.
 
-    Raises ForetokenError where the drafter is no language model.
+    engine: the models.
+    prompts: the ids of each prompt.
+    num_tokens: the number of new tokens of each continuation, each one position.
+    temperature: at which the target writes.
+    seed: of its draws.
+
+    Raises ForetokenError where the drafter is no language model with the target's ids.
     """
     lms = engine.target.lm, drafter_lm(engine, "has no distribution to draw from")
     texts = [
@@ -60,7 +73,15 @@ def continued(
 def child_acceptance(
     rule: Verifier, family: LawFamily, children: int, text: ScoredText, temperature: float, seed: int
 ) -> ChildAcceptance:
-    """a_1 .. a_k for k = `children`. At temperature 0 children are the likeliest tokens, matched exactly."""
+    """Return the acceptance of each child, a mean over the positions of a text.
+
+    rule: the verifier.
+    family: the kind of law by which children are drawn; for the opaque one they are the drafter's likeliest tokens.
+    children: their number k at each node.
+    text: the logits of both models.
+    temperature: of both models; the opaque law has the drafter's at 1, which does not change the order of tokens.
+    seed: of the draws.
+    """
     p = Sampling(temperature=temperature)(text.target.double())
     opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
     q = Sampling(temperature=1.0 if opaque else temperature)(text.drafter.double())
@@ -72,11 +93,18 @@ def child_acceptance(
 
 
 def siblings(draws: tuple[int, ...], q: Float[Tensor, " v"], law: Law) -> Siblings:
+    """Return the record of a node's children; draws, q, law: as in Siblings, but q is also given for an opaque law."""
     return Siblings(draws, None if isinstance(law, Opaque) else q, law)
 
 
 def draw(law: Law, q: Float[Tensor, " v"], times: int, rng: torch.Generator) -> list[tuple[int, ...]]:
-    """The draws of one node, again and again."""
+    """Return the draws of one node, drawn several times.
+
+    law: how its children are drawn.
+    q: the drafter's weights of the next token [v].
+    times: how often they are drawn.
+    rng: the source of randomness.
+    """
     u = torch.rand(times, law.num_uniforms, generator=rng, dtype=torch.float64)
     return [tuple(x for x in row if x != NONE) for row in law.draw(q.expand(times, -1), u).tolist()]
 
@@ -84,7 +112,14 @@ def draw(law: Law, q: Float[Tensor, " v"], times: int, rng: torch.Generator) -> 
 def sampled(
     rule: Verifier, law: Law, p: Float[Tensor, "n v"], q: Float[Tensor, "n v"], num_draws: int, seed: int
 ) -> Float[Tensor, "n m k"]:
-    """P(emitted token is draw j | draws), for `num_draws` draws m at each of n pairs."""
+    """Return P(the emitted token is the j-th draw | the draws) [n, m, k]; 0 for a draw that repeats an earlier one.
+
+    rule: the verifier.
+    law: how the k children of a node are drawn.
+    p, q: distributions of the target and of the drafter at n nodes [n, v].
+    num_draws: the number m of times that the children of each node are drawn.
+    seed: of the draws.
+    """
     rng = torch.Generator().manual_seed(seed)
     mass = torch.zeros(len(p), num_draws, law.k, dtype=torch.float64)
     for i in range(len(p)):
@@ -96,12 +131,18 @@ def sampled(
 
 
 def first_places(draws: Sequence[int]) -> list[tuple[int, int]]:
-    """(place, token) of the distinct draws, each at its first place."""
+    """Return (place, token) of the distinct `draws`, each at its first place, counted from 0."""
     return [(place, x) for place, x in enumerate(draws) if x not in draws[:place]]
 
 
 def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
-    """What an earlier run left in the file, None if there is none; ForetokenError if its settings were others."""
+    """Read what an earlier run wrote; returns None if the file does not exist.
+
+    path: the file.
+    settings: those of this run, by name.
+
+    Raises ForetokenError where the file holds something else, or was measured with other settings.
+    """
     if not path.exists():
         return None
     try:
@@ -115,7 +156,12 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
 
 
 def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
-    """Write JSON, which `sequoia:N@FILE` reads; it is moved into place when it is whole."""
+    """Write a JSON file that the tree `sequoia:N@FILE` reads; it is moved into place when it is complete.
+
+    found: the result.
+    path: the file, replaced if it exists.
+    settings: those of this run, by name.
+    """
 
     def how(temporary: Path) -> None:
         temporary.parent.mkdir(parents=True, exist_ok=True)

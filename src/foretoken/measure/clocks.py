@@ -1,4 +1,4 @@
-"""Stopwatches around forwards, put on from outside: what is timed does not know."""
+"""Stopwatches around models and drafters. They are put on from outside; the code that is timed has none of its own."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,18 +25,27 @@ from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.tli import IntersectionLM
 
 THREAD, WALL = "thread", "wall"
-DRAFTING = ("propose", "observe")  # methods of a drafter's session
+DRAFTING = ("propose", "observe")  # the methods of a drafter's session that are timed
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def clock_named(device: torch.device) -> str:
-    """The thread's own CPU time where one thread does all the work, since no other program disturbs that; else wall."""
+    """Return the name of the clock to measure by: THREAD where one CPU thread does all the work, else WALL.
+
+    THREAD is the CPU time of the thread, which other programs disturb less.
+
+    device: where the models run.
+    """
     return THREAD if device.type == "cpu" and torch.get_num_threads() == 1 else WALL
 
 
 def seconds(clock: str, device: torch.device) -> Callable[[], float]:
-    """The time of the clock, once the device is done with what it was given."""
+    """Return the function that reads a clock, in seconds. On a GPU it first waits until all work there is done.
+
+    clock: THREAD or WALL.
+    device: where the models run.
+    """
     if clock == THREAD:
         return time.thread_time
     if device.type != "cuda":
@@ -50,11 +59,18 @@ def seconds(clock: str, device: torch.device) -> Callable[[], float]:
 
 
 class Clock:
-    """Seconds of wall clock spent, and times entered, between `start` and `stop`; nested pairs count once."""
+    """A stopwatch: it runs between `start` and `stop`, or in a `with` block. Of nested pairs only the outermost counts.
+
+    seconds: seconds of wall clock in all.
+    count: how often it was started.
+    """
 
     def __init__(self, device: torch.device | None = None, halts: "Clock | None" = None) -> None:
-        """device: waited for at both ends if it is an accelerator, whose calls return before they are done. halts: a
-        clock that stands still while this one runs, so that no second is counted twice."""
+        """Make a clock that stands still.
+
+        device: waited for at start and stop if it is a GPU, whose calls return before they are done.
+        halts: another clock that stands still while this one runs, so that no second is counted twice.
+        """
         self._halts, self._halted = halts, 0
         self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else None
         self.seconds, self.count = 0.0, 0
@@ -67,16 +83,17 @@ class Clock:
         self.stop()
 
     def time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """call(*args), with the clock running."""
+        """Return what `call` returns for these arguments, with the clock running meanwhile."""
         with self:
             return call(*args, **kwargs)
 
     def lap(self) -> float:
-        """Seconds since the last lap, or the start."""
+        """Return the seconds counted since the last call, at first all of them."""
         seconds, self._lapped = self.seconds - self._lapped, self.seconds
         return seconds
 
     def start(self) -> None:
+        """Run on, until `stop` was called as often as `start`."""
         if self._depth == 0:
             if self._wait:
                 self._wait()
@@ -87,6 +104,7 @@ class Clock:
         self._depth += 1
 
     def stop(self) -> None:
+        """End what the last `start` began."""
         self._depth -= 1
         if self._depth == 0:
             if self._wait:
@@ -96,19 +114,20 @@ class Clock:
                 self._halts.go_on(self._halted)
 
     def leave(self) -> int:
-        """Stand still; returns what `go_on` takes, 0 if the clock stood still before."""
+        """Stand still until `go_on`; returns the number of open `start`s, 0 if the clock stood still before."""
         depth, self._depth = self._depth, 0
         if depth:
             self.seconds += time.perf_counter() - self._since
         return depth
 
     def go_on(self, depth: int) -> None:
+        """Run on after `leave`, which returned `depth`."""
         self._depth, self._since = depth, time.perf_counter()
 
 
 @contextmanager
 def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
-    """Inside, `clock` runs during calls of `model`."""
+    """While this context is open, let `clock` run during calls of `model`."""
     hooks = [
         model.register_forward_pre_hook(lambda *_: clock.start()),
         model.register_forward_hook(lambda *_: clock.stop(), always_call=True),
@@ -121,27 +140,40 @@ def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
 
 
 def record(thing: object, names: Iterable[str], clock: Clock) -> None:
-    """From now on `clock` runs during these methods of one object, its own calls of them included. Those that it does
-    not have are passed over."""
+    """Replace methods of one object, so that a clock runs during each call, those by the object itself included.
+
+    thing: the object.
+    names: of the methods; those that it lacks are passed over.
+    clock: runs during the calls.
+    """
     for name in names:
         if hasattr(thing, name):
             vars(thing)[name] = partial(clock.time, getattr(thing, name))
 
 
 def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
-    """The same model with clocks: `scoring` runs while its rows work, `forwards` while they run the model."""
+    """Return a copy of a model, with shared weights, whose rows run clocks.
+
+    lm: the model.
+    scoring: runs while its rows work: masks, cache and forward.
+    forwards: runs during the model's own part of that.
+    """
     return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
 
 
 @dataclass
 class Drafts:
-    """nodes: that were to have children. empty: of these, where no token was drawn."""
+    """Counts of what a drafter drew.
+
+    nodes: nodes that were to have children.
+    empty: those of them for which no token was drawn.
+    """
 
     nodes: int = 0
     empty: int = 0
 
     def count(self, trees: Iterable[TokenTree]) -> None:
-        """Add the nodes of these trees."""
+        """Add the nodes of `trees`."""
         records = [siblings for tree in trees for siblings in tree.siblings if siblings is not None]
         self.nodes += len(records)
         self.empty += sum(not siblings.draws for siblings in records)
@@ -149,7 +181,11 @@ class Drafts:
 
 @dataclass(frozen=True)
 class TimedDrafter(WrappedDrafter[Drafter]):
-    """A drafter; `clock` runs while its sessions propose and observe, and `drafts` counts what they propose."""
+    """A drafter around another one that times it.
+
+    clock: runs while sessions propose and observe.
+    drafts: counts what they propose.
+    """
 
     clock: Clock
     drafts: Drafts = field(default_factory=Drafts)
@@ -169,28 +205,34 @@ class TimedDrafter(WrappedDrafter[Drafter]):
 
 
 class Clocks:
-    """What one decoding is timed by.
+    """The clocks of one decoding.
 
-    target, drafter: score, extend and keep of each model's rows. forwards: calls of either model. proposing: the
-    drafter's session, with its model's calls and without the target's. drafts: what it proposed.
+    target, drafter: run during score, extend and keep of each model's rows.
+    forwards: runs during calls of either model.
+    proposing: runs while the drafter's session works, calls of its model included, calls of the target's excluded.
+    drafts: counts what the session proposed.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
+        """Make clocks that stand still; device: where the models run, see Clock."""
         self.drafts = Drafts()
         self.drafter, self.forwards, self.proposing = (Clock(device) for _ in range(3))
         self.target = Clock(device, halts=self.proposing)
 
     @property
     def own_s(self) -> float:
-        """Seconds of proposing and observing outside of the drafter's model: translating, and growing trees."""
+        """The seconds of proposing and observing outside of the drafter's model: translating, and growing trees."""
         return self.proposing.seconds - self.drafter.seconds
 
     def on_target(self, target: LMTarget) -> LMTarget:
+        """Return a copy of `target` that runs the clocks."""
         return LMTarget(timed(target.lm, self.target, self.forwards))
 
     def on_drafter(self, drafter: Drafter) -> Drafter:
-        """The drafter, its sessions and, where it is no draft head, its model timed. One that reads the target's hidden
-        states is left as it is."""
+        """Return a copy of `drafter` whose sessions run the clocks; so does its model where that is a CausalLM.
+
+        A drafter that reads the target's hidden states is returned as it is.
+        """
         if isinstance(drafter, NoDrafter | FeatureDrafter):
             return drafter
         if isinstance(drafter, LMDrafter | SLEMDrafter | SLRSDrafter) and isinstance(drafter.lm, CausalLM):

@@ -25,10 +25,18 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run in its place. Methods are compared where temperature, prompt, round and batch are equal.
+    """One run of one method. Methods are compared where temperature, prompt, round and batch are equal.
 
-    verifier: the rule that drafts passed, if any. prompt: number, from 1, of the first of its prompts. order: its place
-    in the round.
+    system: OURS or THEIRS.
+    method: the method's name.
+    verifier: the name of the rule; None where nothing is drafted, and for transformers.
+    batch: the number of prompts.
+    temperature: the sampling temperature.
+    prompt: the number, from 1, of the first of the run's prompts.
+    round: the number of the round, from 0.
+    order: the method's place among those that ran on this block, from 0.
+    seed: of the draws.
+    run: the result.
     """
 
     system: str
@@ -44,26 +52,27 @@ class Measurement:
 
     @property
     def tokens_per_s(self) -> float:
+        """New tokens per second, all sequences of the batch together."""
         return self.run.num_tokens / self.run.wall_s
 
     @property
     def decoded_per_s(self) -> float | None:
-        """Tokens per second after the first ones, without the prefill. None where all came at once."""
+        """Tokens per second after the first ones, without the prefill; None where all tokens came at once."""
         left = self.run.num_tokens - self.run.num_first
         return left / (self.run.wall_s - self.run.ttft_s) if left else None
 
     @property
     def outside_forwards(self) -> float:
-        """Share of the wall clock outside calls of the models."""
+        """The share of the wall clock outside calls of the models."""
         return 1 - self.run.forward_s / self.run.wall_s
 
     @property
     def outside_scoring(self) -> float | None:
-        """Share outside our rows' score, extend and keep; None for transformers."""
+        """The share of the wall clock outside our rows' score, extend and keep; None for transformers."""
         return None if self.run.scoring_s is None else 1 - self.run.scoring_s / self.run.wall_s
 
     def record(self) -> dict[str, Any]:
-        """A line of JSONL. The block efficiency is the mean number of tokens per step."""
+        """Return the entries of a line of JSONL. block_efficiency is the mean number of tokens per step."""
         fields = {name: value for name, value in vars(self).items() if name != "run"}
         run = self.run
         return fields | run.record() | {
@@ -85,9 +94,15 @@ def compare(
     seed: int,
     progress: Progress,
 ) -> Iterator[Measurement]:
-    """Run every method on every prompt, and yield as it goes.
+    """Run every method on every prompt, and yield each result at once.
 
-    A batch takes the block's prompt and those after it, around the end.
+    methods: what is compared.
+    prompts: the ids of each prompt. A batch takes the block's prompt and those after it; the first follows the last.
+    temperatures: the sampling temperatures.
+    max_new_tokens: the most tokens of each text.
+    rounds: how often everything is run.
+    seed: of the first block; each block has one of its own.
+    progress: shows what runs.
     """
     named = {f"{m.system} {m.name}, batch {m.batch}": m for m in methods}
 
@@ -112,12 +127,21 @@ def compare(
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one temperature and batch size. verifier: None where nothing is drafted, and for transformers.
+    """All runs of one method at one temperature and batch size. A ratio is None where the other side did not run.
 
-    vs_plain, vs_transformers: tokens/s over our plain decoding's and transformers' plain one's at the same batch size.
-    decoding_vs_plain: the same as vs_plain after the first tokens, that is without the prefill.
-    vs_batch_1: over the same method's at batch 1. block_efficiency, acceptance_rate: over all runs together.
-    outside_forwards, outside_scoring: see Measurement; memory in bytes. ms_per_token: see `_parts`.
+    system, method, verifier, batch, temperature: as in Measurement.
+    num_runs: the number of runs.
+    tokens_per_s: new tokens per second.
+    vs_plain, vs_transformers: tokens/s over those of our plain decoding, and of transformers' plain one, at the same
+        batch size.
+    decoding_vs_plain: as vs_plain, but after the first tokens, that is without the prefill.
+    vs_batch_1: tokens/s over those of the same method at batch size 1.
+    block_efficiency: tokens per step, over all runs together.
+    acceptance_rate: the share of draft tokens that were emitted, over all runs together; None if nothing was drafted.
+    ttft_s: the median time to the first token, in seconds.
+    outside_forwards, outside_scoring: medians of those of Measurement.
+    memory_bytes_per_token: the median growth of memory per new token, in bytes; None where it is not known.
+    ms_per_token: milliseconds by part of the work, see `_parts`.
     """
 
     system: str
@@ -140,7 +164,10 @@ class Row:
     ms_per_token: dict[str, float] | None
 
     def cells(self, batched: bool) -> list[str]:
-        """The cells of the row in the table, as `report` names its columns."""
+        """Return the cells of the row in the table of `report`.
+
+        batched: whether the table has a column for the ratio to batch size 1.
+        """
         outside = f"{self.outside_forwards:.0%}"
         rule = "" if self.verifier is None else f", {self.verifier}"
         return [
@@ -162,13 +189,16 @@ def _shown(spread: Spread | None) -> str:
     return "-" if spread is None else spread.show(2)
 
 
-Runs = Mapping[tuple[str, int], Measurement]  # of one method at one temperature and batch size, by prompt and round
+# {(prompt, round): run} of one method at one temperature and batch size
+Runs = Mapping[tuple[str, int], Measurement]
 
 
 def summarise(measurements: Sequence[Measurement]) -> list[Row]:
-    """One row per temperature, batch and method, each in the order in which it first came.
+    """Return one row per temperature, batch size and method, each in the order in which it first came.
 
-    Ratios are taken inside a round, where both sides met the same prompt and the same minute; then medians of them.
+    Each ratio is of two runs on the same prompt in the same round, which were close in time.
+
+    measurements: the runs.
     """
     groups: dict[tuple[float, int, str, str], dict[tuple[str, int], Measurement]] = {}
     for m in measurements:
@@ -209,8 +239,10 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def _parts(runs: Sequence[Run], drafts: bool) -> dict[str, float] | None:
-    """Milliseconds per token over all runs, the prompts included: inside the target, of drafting, and what is left.
-    None where drafting is part of what is left, as with heads, and for transformers."""
+    """Return milliseconds per new token over all runs, prefill included, by part: target, drafting, the rest.
+
+    Returns None where drafting is not measured by itself, as with draft heads, and for transformers.
+    """
     wall, target, drafting, tokens = 0.0, 0.0, 0.0, 0
     for run in runs:
         if run.target_s is None or (drafts and run.drafting_s is None):
@@ -222,7 +254,7 @@ def _parts(runs: Sequence[Run], drafts: bool) -> dict[str, float] | None:
 
 
 def _ratios(group: Runs, others: Runs, speed: Callable[[Measurement], float | None]) -> Spread | None:
-    """Speeds of one method over those of another in the same rounds; None if it never ran there."""
+    """Return the speeds of one method over those of another in the same rounds; None if the other never ran there."""
     pairs = [(speed(m), speed(others[place])) for place, m in group.items() if place in others]
     ratios = [mine / other for mine, other in pairs if mine and other]
     return Spread.of(ratios) if ratios else None
@@ -234,7 +266,12 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Report:
-    """A table per temperature and batch size. header: machine, models and settings, as plain values; a `label`."""
+    """Return the report of a comparison, with a table per temperature and batch size.
+
+    header: machine, models and settings, as plain values by name; its "label" is shown above each table.
+    rows: as `summarise` returns them.
+    interrupted: whether Ctrl-C ended the comparison early.
+    """
     found = Report("foretoken bench", header, [], interrupted, {"rows": [asdict(row) for row in rows]})
     for (temperature, batch), shown in _panels(rows).items():
         batched = any(row.vs_batch_1 for row in shown)
@@ -249,7 +286,10 @@ def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Re
 
 
 def bars(rows: Sequence[Row]) -> list[Panel]:
-    """Medians of tokens/s, with their range, and where our time goes, per temperature and batch size."""
+    """Return panels for `plot`, per temperature and batch size: medians of tokens/s, and our time per token by part.
+
+    rows: as `summarise` returns them.
+    """
     panels = []
     for (temperature, batch), shown in _panels(rows).items():
         content = [
@@ -266,6 +306,7 @@ def bars(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _panels(rows: Sequence[Row]) -> dict[tuple[float, int], list[Row]]:
+    """Return the rows by (temperature, batch size)."""
     found: dict[tuple[float, int], list[Row]] = {}
     for row in rows:
         found.setdefault((row.temperature, row.batch), []).append(row)

@@ -1,4 +1,4 @@
-"""Whole continuations, every engine in turn on every prompt, in rotated order: a slow moment slows them all."""
+"""The speed of several engines that continue the same prompts in turn, so that a slow moment slows them all."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +13,18 @@ from foretoken.measure.results import Journal
 
 @dataclass(frozen=True)
 class Continued:
-    """One run. tokens: of each step, the first left out, since it reads the prompt. seconds: of those steps."""
+    """One run, without its first step, which reads the prompt.
+
+    tokens: the number of tokens of each step.
+    seconds: of all these steps together.
+    """
 
     tokens: tuple[int, ...]
     seconds: float
 
     @property
     def tokens_per_s(self) -> float:
-        """Raises ForetokenError for a run of one step."""
+        """Tokens per second. Raises ForetokenError for a run whose first step was its only one."""
         if not self.tokens:
             raise ForetokenError("A text ends in its first step: ask for more new tokens (--max-new-tokens).")
         return sum(self.tokens) / self.seconds
@@ -28,25 +32,28 @@ class Continued:
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of one engine, over all prompts and rounds, in order."""
+    """All runs of one engine, over all prompts and rounds, in order; each rate is over all runs together."""
 
     runs: tuple[Continued, ...]
 
     @property
     def tokens_per_s(self) -> float:
+        """Tokens per second."""
         return sum(sum(run.tokens) for run in self.runs) / sum(run.seconds for run in self.runs)
 
     @property
     def tokens_per_step(self) -> float:
+        """The mean number of tokens of a step."""
         return sum(sum(run.tokens) for run in self.runs) / self._num_steps
 
     @property
     def seconds_per_step(self) -> float:
+        """The mean time of a step, in seconds."""
         return sum(run.seconds for run in self.runs) / self._num_steps
 
     @property
     def _num_steps(self) -> int:
-        """Steps after the first one of each text. Raises ForetokenError where there are none."""
+        """The number of steps after the first one of each text. Raises ForetokenError where there are none."""
         steps = sum(len(run.tokens) for run in self.runs)
         if not steps:
             raise ForetokenError("All texts end in their first step: ask for more new tokens (--max-new-tokens).")
@@ -55,7 +62,17 @@ class Runs:
 
 @dataclass(frozen=True)
 class Workload:
-    """prompts: ids. now: seconds, of the thread or the wall (see clocks.py). processors: one per prompt, or none."""
+    """The prompts to continue, and how.
+
+    prompts: the ids of each prompt, at least one prompt.
+    max_new_tokens: the number of new tokens of each text, at least 16.
+    temperature: the sampling temperature.
+    now: reads the clock, in seconds; see `clocks.seconds`.
+    seed: of the draws.
+    processors: one logits processor per prompt; empty for none.
+
+    Raises ForetokenError for fewer prompts or tokens.
+    """
 
     prompts: Sequence[list[int]]
     max_new_tokens: int
@@ -71,11 +88,17 @@ class Workload:
             raise ForetokenError(f"max_new_tokens is {self.max_new_tokens}: runs below 16 tokens measure nothing.")
 
     def blocks(self, rounds: int) -> list[Block]:
-        """Every prompt, round after round."""
+        """Return the blocks of a measurement: every prompt, round after round; rounds: their number."""
         return blocks(rounds, len(self.prompts), [self.temperature])
 
     def run(self, engine: Engine, i: int, seed: int, new: int | None = None) -> Continued:
-        """The i-th prompt's continuation by so many tokens; it does not stop at the end of a text."""
+        """Continue a prompt; the run does not stop at an end-of-text token.
+
+        engine: what generates.
+        i: the index of the prompt.
+        seed: of the draws.
+        new: the number of new tokens; None for `max_new_tokens`.
+        """
         engine = replace(engine, eos_ids=frozenset(), tokenizer=None)
         begin, tokens = None, []
         for chunk in engine.stream(
@@ -101,9 +124,14 @@ def continued(
     journal: Journal | None = None,
     cold: bool = True,
 ) -> dict[str, Runs]:
-    """Every engine on every block of a workload, in turn.
+    """Run every engine on every block of a workload, in turn, and return the runs of each, by name.
 
-    journal: remembers whole blocks, which are not run again. cold: whether the engines are to run a little first.
+    engines: {name: engine}.
+    workload: what is run.
+    every: the blocks.
+    progress: shows what runs.
+    journal: keeps what was measured, block by block, so that it is not run again; None for no such file.
+    cold: whether each engine is to run a few tokens first, unmeasured.
     """
     found: dict[Block, dict[str, Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Seconds of one forward: every path in turn at every place, in rotated order, round after round."""
+"""Seconds of one forward, for several ways of running it (*paths*) in turn, and at several sizes (*places*)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from foretoken.measure.harness import Progress, Turn, interleave
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 
-REPEATS = 3  # forwards of one turn, after one that brings the path's weights back into the processor's caches
+REPEATS = 3  # measured forwards of one turn, after one that brings the weights back into the processor's caches
 
 
 @dataclass(frozen=True)
 class Place:
-    """`nodes` new tokens in each of `batch` rows after `context` committed ones."""
+    """The size of a forward: `nodes` new tokens in each of `batch` rows, after `context` committed tokens."""
 
     nodes: int
     context: int
@@ -26,6 +26,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Round:
+    """One block: a place in round `number`, from 0."""
+
     place: Place
     number: int
 
@@ -35,13 +37,15 @@ class Round:
 
 @runtime_checkable
 class Path(Protocol):
-    """One of the ways of running a forward."""
+    """One way of running a forward."""
 
     def open(self, context: int, batch: int, nodes: int) -> None:
-        """Commit `context` tokens to `batch` rows, with room for so many nodes."""
+        """Open `batch` rows and commit `context` tokens to each, with room for trees of up to `nodes` nodes."""
         ...
 
-    def forward(self, nodes: int) -> None: ...
+    def forward(self, nodes: int) -> None:
+        """Run one forward of `nodes` new tokens in each row."""
+        ...
 
     def forget(self) -> None:
         """Drop the nodes of the last forward."""
@@ -50,7 +54,7 @@ class Path(Protocol):
 
 @dataclass
 class OurPath:
-    """`Rows.score` on a binary tree."""
+    """Our way: `Rows.score` of the model `lm` on a binary tree."""
 
     lm: CausalLM
     rows: Rows = field(init=False)
@@ -69,16 +73,20 @@ class OurPath:
 
 
 def tokens(lm: CausalLM, n: int) -> list[int]:
-    """Some n token ids."""
+    """Return n token ids of `lm`, always the same."""
     return [1 + i * 37 % (lm.vocab_size - 1) for i in range(n)]
 
 
 def measure(
     paths: Mapping[str, Path], places: Sequence[Place], rounds: int, now: Callable[[], float], progress: Progress
 ) -> Iterator[Turn[Round, float]]:
-    """Every path at every place, round after round; places of one context and batch share their caches.
+    """Run every path at every place, in each round, and yield turns with the mean seconds of one forward.
 
-    Yields turns whose results are seconds of one forward, the mean of REPEATS.
+    paths: {name: path}.
+    places: neighbours with equal context and batch share their rows.
+    rounds: how often each place is measured.
+    now: reads the clock, in seconds; see `clocks.seconds`.
+    progress: shows what runs.
     """
     for (context, batch), group in groupby(places, key=lambda p: (p.context, p.batch)):
         here = list(group)
@@ -95,7 +103,7 @@ def measure(
 
 
 def _turn(path: Path, place: Place, repeats: int, now: Callable[[], float]) -> float:
-    """Mean seconds of a forward."""
+    """Return the mean seconds of a forward, over `repeats` of them after one that is not measured."""
     path.forward(place.nodes)
     path.forget()
     total = 0.0

@@ -1,7 +1,7 @@
-"""The one loop of everything that is measured: methods take turns, each warm, in an order that rotates.
+"""The one loop of all measurements: methods take turns, after a warm-up, in an order that rotates.
 
-A block is what the methods are compared on, as a prompt in a round. Every method runs once on each block before any
-meets the next one, so that a machine that slows down for a while slows them all; ratios are taken inside a block.
+A block is what the methods are compared on, for example one prompt in one round. All methods run once on a block before
+the next block begins, so that a machine that slows down for a while slows them all. Ratios are taken inside a block.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,13 +12,19 @@ M = TypeVar("M")
 B = TypeVar("B")
 R = TypeVar("R")
 T = TypeVar("T")
-WARM_TOKENS = 16  # of a run before those that are measured
-Progress = Callable[[str], None]
+WARM_TOKENS = 16  # new tokens of a warm-up run
+Progress = Callable[[str], None]  # shows a line about what is done now
 
 
 @dataclass(frozen=True)
 class Block:
-    """A prompt in a round, by their numbers from 0. number: of the block among all of a measurement."""
+    """One prompt in one round at one temperature.
+
+    number: of the block among all of a measurement, from 0.
+    round, prompt: numbers of the round and of the prompt, from 0.
+    temperature: the sampling temperature.
+    label: the block in words, for progress.
+    """
 
     number: int
     round: int
@@ -31,7 +37,11 @@ class Block:
 
 
 def blocks(rounds: int, prompts: int, temperatures: Sequence[float]) -> list[Block]:
-    """Every temperature on every prompt, round after round."""
+    """Return the blocks of a measurement in order: in each round all prompts, and each at all temperatures.
+
+    rounds, prompts: the numbers of rounds and of prompts.
+    temperatures: the sampling temperatures.
+    """
     places = [(r, i, t) for r in range(rounds) for i in range(prompts) for t in temperatures]
     return [
         Block(number, r, i, t, f"round {r + 1}/{rounds}, prompt {i + 1}/{prompts}, temperature {t:g}")
@@ -41,7 +51,14 @@ def blocks(rounds: int, prompts: int, temperatures: Sequence[float]) -> list[Blo
 
 @dataclass(frozen=True)
 class Turn(Generic[B, R]):
-    """What one method did on one block. order: its place among the methods there; last: whether none comes after it."""
+    """The result of one method on one block.
+
+    name: of the method.
+    block: what it ran on.
+    order: its place among the methods on this block, from 0.
+    last: whether it was the last of them.
+    result: what `run` returned.
+    """
 
     name: str
     block: B
@@ -58,12 +75,15 @@ def interleave(
     progress: Progress,
     known: Callable[[B], bool] = lambda _: False,
 ) -> Iterator[Turn[B, R]]:
-    """Run every method on every block in turn, and yield as it goes.
+    """Run every method on every block in turn, and yield each result at once.
 
-    methods: by the names that progress tells; block i begins with method i, around the end.
+    methods: {name: method}; block i begins with method i, modulo their number.
+    blocks: in the order in which they are measured.
     run: measures one method on one block.
-    warm: runs a method once before all blocks, for what the first run compiles and pages in; None: that is done.
-    known: whether a block was measured before; it is passed over, and where all were, nothing is warmed up.
+    warm: runs a method once before all blocks, so that nothing is compiled or loaded in a measured run; None where that
+        is not needed.
+    progress: shows which method runs on which block.
+    known: whether a block was measured before. Such a block is passed over, and if all are known nothing is warmed up.
     """
     cold = warm is not None
     for number, block in enumerate(blocks):
@@ -80,13 +100,17 @@ def interleave(
 
 
 def rotated(items: Sequence[T], first: int) -> list[T]:
-    """The items from number `first` on, then those before it."""
+    """Return `items` from index `first` (modulo their number) on, then those before it."""
     turn = first % len(items)
     return [*items[turn:], *items[:turn]]
 
 
 def until_interrupted(found: Iterable[T], done: list[T]) -> bool:
-    """Append everything to `done`; True if Ctrl-C ended it early. Before there is anything, KeyboardInterrupt."""
+    """Append all results to a list; returns whether Ctrl-C ended that early.
+
+    found: yields the results while they are measured.
+    done: the list; where it is still empty, KeyboardInterrupt is raised.
+    """
     try:
         for each in found:
             done.append(each)

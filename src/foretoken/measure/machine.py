@@ -1,4 +1,4 @@
-"""Where a figure was taken: without it no figure can be compared."""
+"""A description of the machine on which a figure was measured, without which it cannot be compared."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from foretoken.models.identity import cpu_name, device_name, versions
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Processor, threads, load, versions and commit, as plain values."""
+    """Return processor, threads, load, versions and commit, as plain values by name; device: where the models run."""
     return {
         "cpu": cpu_name(),
         "cores": num_cores(),
@@ -26,14 +26,17 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def num_cores() -> int:
-    """Number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit(*folders: str) -> str | None:
-    """Commit of the checkout that this package runs from, with + if files differ; None for an installed package.
+    """Return the short commit of the checkout that this package runs from, with + if files differ from it.
 
-    folders: of the checkout, whose files count, new ones too; by default all files that git knows do.
+    Returns None for an installed package, or where git cannot be run.
+
+    folders: only files below these folders of the checkout are compared, new ones too; by default all files that git
+        tracks.
     """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():

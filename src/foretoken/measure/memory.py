@@ -1,25 +1,29 @@
-"""How memory grows while text does: the resident set on a CPU, the allocator's peak on an accelerator."""
+"""The growth of memory while a text grows: the resident set on a CPU, the allocator's peak on a GPU."""
 
 import os
 from pathlib import Path
 
 import torch
 
-STATM = Path("/proc/self/statm")  # Linux; elsewhere growth on a CPU is not known
-EVERY = 16  # calls: reading the file takes as long as a fifteenth of a small model's forward
+STATM = Path("/proc/self/statm")  # only Linux has it; elsewhere growth on a CPU is not known
+EVERY = 16  # one call of so many reads the file, which takes a fifteenth of the time of a small model's forward
 
 
 class MemoryGrowth:
-    """Call `sample` after every step; the first call, with the prompt in the cache, is the base. Most calls do nothing,
-    so that the run is not slowed down by being watched; tell it which is the last."""
+    """Measures how much memory a generation takes beyond that at its first step, when the prompt is in the cache."""
 
     def __init__(self, device: torch.device) -> None:
+        """Begin a measurement; device: where the models run."""
         self._cuda = device.type == "cuda"
         self._base: int | None = None
         self._peak = 0
         self._calls = 0
 
     def sample(self, last: bool = False) -> None:
+        """Note the memory in use. It is to be called after every step; most calls do nothing, to take no time.
+
+        last: whether this is the last step, at which memory is always read.
+        """
         self._calls += 1
         if self._calls % EVERY != 1 and not last:
             return
@@ -33,7 +37,7 @@ class MemoryGrowth:
         self._peak = max(self._peak, now)
 
     def bytes_per_token(self, num_tokens: int) -> float | None:
-        """Peak over base, spread over the tokens of the run."""
+        """Return the growth in bytes, divided by `num_tokens`, the tokens of the run; None where it is not known."""
         return None if self._base is None else (self._peak - self._base) / num_tokens
 
     def _bytes(self) -> int | None:

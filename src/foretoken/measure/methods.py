@@ -1,4 +1,4 @@
-"""The methods of generating that are compared: our engine, and transformers' generate with the same models."""
+"""The ways of generating that are compared: our engine, and transformers' generate with the same models."""
 
 import time
 from collections.abc import Sequence
@@ -20,14 +20,23 @@ OURS, THEIRS = "foretoken", "transformers"
 
 @dataclass(frozen=True)
 class Run:
-    """One generation, or one batch of them. Counts are sums over the sequences, a batched forward counting once for
-    each; seconds are wall clock from the call to the return. num_first: tokens that came with each sequence's first.
+    """One generation, or one batch of them. Counts are sums over the sequences, and times are seconds of wall clock.
 
-    forward_s: inside calls of the target and the drafter. scoring_s: inside our rows' score, extend and keep, which are
-    those calls, masks and cache; None for transformers. texts: the new ids of each sequence. cpu_s: of this thread.
-    target_s, drafting_s: inside the target's rows, and of drafting; drafting_s None where it is not measured. own_s: of
-    drafting, outside of the drafter's model; None where it is not measured. num_nodes, num_empty: nodes that
-    were to have children, and those of them where the drafter drew no token.
+    num_tokens: new tokens.
+    num_target_forwards: forwards of the target; a batched one counts once for each sequence.
+    num_drafted, num_accepted: draft tokens, and those of them that were emitted.
+    wall_s: from the call to the return.
+    ttft_s: from the call to the first token of any sequence.
+    forward_s: inside calls of the target and the drafter.
+    scoring_s: inside our rows' score, extend and keep, which are those calls, masks and cache; None for transformers.
+    memory_bytes_per_token: growth of memory after the first step, per new token; None where it is not known.
+    num_first: tokens that came with each sequence's first one, that one included.
+    texts: the new ids of each sequence.
+    cpu_s: CPU time of this thread.
+    target_s: inside the target's rows; None for transformers.
+    drafting_s: of drafting; None where it is not measured.
+    own_s: of drafting, outside of the drafter's model; None where it is not measured.
+    num_nodes, num_empty: nodes that were to have children, and those of them where the drafter drew no token.
     """
 
     num_tokens: int
@@ -49,14 +58,20 @@ class Run:
     num_empty: int = 0
 
     def record(self) -> dict[str, Any]:
-        """The fields that a line of JSONL has."""
+        """Return the fields that a line of JSONL has, by name."""
         left_out = ("texts", "cpu_s", "target_s", "drafting_s", "own_s", "num_nodes", "num_empty")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
 class Foretoken:
-    """Our engine; `engine.tree` is its name. batch: the prompts it takes at a time. top_p: of `Engine.generate`."""
+    """Our engine as a way of generating, named by its tree.
+
+    engine: the engine.
+    batch: the number of prompts of one run.
+    top_p: as in `Engine.generate`.
+    system: OURS.
+    """
 
     engine: Engine
     batch: int = 1
@@ -65,13 +80,22 @@ class Foretoken:
 
     @property
     def name(self) -> str:
+        """The name of the engine's tree, or "plain"."""
         return self.engine.tree
 
     @property
     def verifier(self) -> str | None:
+        """The name of the rule; None where nothing is drafted."""
         return None if isinstance(self.engine.drafter, NoDrafter) else self.engine.verifier.name
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
+        """Generate once for all prompts together, and measure it.
+
+        prompts: the ids of each prompt.
+        max_new_tokens: the most tokens of each text.
+        temperature: the sampling temperature, 0 for greedy text.
+        seed: of the draws.
+        """
         device = self.engine.target.lm.device
         clocks, memory = Clocks(device), MemoryGrowth(device)
         target, drafter = clocks.on_target(self.engine.target), clocks.on_drafter(self.engine.drafter)
@@ -111,10 +135,17 @@ class Foretoken:
 
 @dataclass(frozen=True)
 class Transformers:
-    """`generate` of transformers.
+    """transformers' `generate` as a way of generating.
 
-    arguments: further keyword arguments of generate. assistant: the drafter, if any. assistant_settings: fields set
-    on the drafter's generation config, where generate looks for them. top_p: of generate.
+    name: of this way, for example "plain" or "assisted 5".
+    model: the target.
+    batch: the number of prompts of one run.
+    arguments: further keyword arguments of generate.
+    assistant: the drafter; None where no model drafts.
+    assistant_settings: fields that are set in the drafter's generation config, where generate looks for them.
+    top_p: as in generate.
+    system: THEIRS.
+    verifier: None, since its rule has no name here.
     """
 
     name: str
@@ -166,7 +197,11 @@ class Transformers:
         )
 
     def assisted(self, assistant: PreTrainedModel, sampled: bool) -> dict[str, Any]:
-        """Arguments of generate for the assistant, which is set up. sampled: the temperature is above 0."""
+        """Set up the assistant and return the arguments of generate for it.
+
+        assistant: the drafter; its generation config is changed.
+        sampled: whether the temperature is above 0, for subclasses to which that matters.
+        """
         for key in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
             setattr(assistant.generation_config, key, self.assistant_settings.get(key))
         return {"assistant_model": assistant}
@@ -176,19 +211,27 @@ Method = Foretoken | Transformers
 
 
 class Watch(BaseStreamer):
-    """Takes the time of the first tokens, and samples memory at every step."""
+    """A streamer of transformers that takes the time of the first tokens, and samples memory at every step.
+
+    begun: when the run began, in seconds of `time.perf_counter`.
+    first_s: seconds from then to the first new tokens.
+    num_first: the number of those.
+    """
 
     def __init__(self, memory: MemoryGrowth) -> None:
+        """Prepare for one run; memory: samples it."""
         self.memory = memory
         self.begun = self.first_s = 0.0
         self.num_first = 0
         self._prompt = True
 
     def begin(self) -> None:
+        """Note that the run begins now."""
         self.begun = time.perf_counter()
 
     def put(self, value: torch.Tensor) -> None:
-        if self._prompt:  # generate hands over the prompt first
+        """Take `value`, the new ids of one step, from generate; its first call brings the prompt instead."""
+        if self._prompt:
             self._prompt = False
             return
         if not self.num_first:
@@ -196,11 +239,16 @@ class Watch(BaseStreamer):
         self.memory.sample()
 
     def end(self) -> None:
+        """Take note that the run is over."""
         self.memory.sample(last=True)
 
 
 def left_padded(prompts: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and attention mask, [b, t] each."""
+    """Return ids and attention mask [b, t] of b prompts, zeros put before the shorter ones.
+
+    prompts: the ids of each prompt.
+    device: where the two tensors are.
+    """
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

@@ -1,4 +1,4 @@
-"""The models of one benchmark, and the methods that run on them."""
+"""The models of one benchmark, and the methods of generating that run on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +18,20 @@ from foretoken.models.packed import dequantised_model
 from foretoken.names import tree_policy
 from foretoken.recipe import SAME, Recipe, check_alone
 
-LABEL = "cost_label"  # in the config of a model whose cost is synthetic: what to call it
-NO_DEPTH = 5  # drafted tokens of transformers' constant schedule where no chain is benchmarked
+LABEL = "cost_label"  # the entry in the config of a model of synthetic cost that says so, for tables
+NO_DEPTH = 5  # draft tokens of transformers' constant schedule where no chain is benchmarked
 
 
 @dataclass(frozen=True)
 class Pair:
-    """engine: ours. target, drafter: transformers' own copies, drafter None without a model. label: what to call the
-    rows, so that nobody takes a synthetic cost for a real one. num_params: the target's."""
+    """The models of one benchmark, as our engine and as transformers loads them.
+
+    engine: ours.
+    target: transformers' copy of the target.
+    drafter: transformers' copy of the drafter; None unless it is a language model with the target's vocabulary.
+    label: a remark on the figures, so that nobody takes a synthetic cost for a real one.
+    num_params: the number of the target's parameters.
+    """
 
     engine: Engine
     target: PreTrainedModel
@@ -44,8 +50,14 @@ def load_pair(
     dtype: str | None = None,
     compile: str = AUTO,
 ) -> Pair:
-    """The models in two folders; drafter may be a word, as "ngram", or None. vocab: how one with another vocabulary
-    drafts."""
+    """Load the models of a benchmark, twice: for our engine, without end-of-text tokens, and as transformers does.
+
+    target: the target's folder or name.
+    drafter: the drafter's folder or name, a word such as "ngram", or None.
+    verifier, vocab, device, dtype, compile: as in `foretoken.load`.
+
+    Raises ForetokenError where a model cannot be loaded, or for two drafters in a row such as "suffix+self".
+    """
     check_alone(drafter)
     engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
@@ -53,7 +65,7 @@ def load_pair(
     theirs = as_loaded(target, lm)
     label = getattr(lm.model.config, LABEL, "as loaded")
     assistant = None
-    if engine.kind == SAME:  # theirs is not asked to speak two vocabularies: benchmarks/vocab.py does
+    if engine.kind == SAME:  # two vocabularies in transformers: see benchmarks/vocab.py
         assert isinstance(engine.drafter, LMDrafter)
         assert isinstance(engine.drafter.lm, CausalLM)
         assistant = as_loaded(str(drafter), engine.drafter.lm)
@@ -64,9 +76,10 @@ def load_pair(
 
 
 def as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
-    """The model as transformers loads it, where `like` may have packed weights.
+    """Return a model as transformers loads it, for a comparison with ours, whose weights may be packed.
 
-    like: loaded from the same place, so that errors were already reported then.
+    source: its folder, GGUF file or name.
+    like: our model, loaded from the same source; the result has its dtype and device.
     """
     source = located(source)
     model: Any = (
@@ -85,9 +98,18 @@ def methods(
     draft_probability: float | None = None,
     top_p: float = 1.0,
 ) -> list[Method]:
-    """Ours: plain and every tree, with the verifier named or the tree's default, and coins if any. Theirs: plain; at
-    batch 1 also assisted by the same drafter, once with the depth of the first chain as a constant number of drafts and
-    once as it comes. top_p: of the texts of all of them."""
+    """Return the methods to compare, per batch size: ours, plain and with each tree, and those of transformers.
+
+    Theirs are plain, and at batch size 1 also assisted by the same drafter: once with the depth of the first chain as a
+    constant number of draft tokens, and once with transformers' defaults.
+
+    pair: the models.
+    trees: names of tree policies.
+    verifier: the name of a rule; None for the default of each tree.
+    batches: the batch sizes.
+    draft_probability: that of the coins; None for none.
+    top_p: as in `Engine.generate`, for all methods.
+    """
     recipes = [Recipe(tree, verifier, draft_probability=draft_probability) for tree in trees]
     engines = [plain(pair.engine), *(with_recipe(pair.engine, recipe) for recipe in recipes)]
     if isinstance(pair.engine.drafter, NoDrafter):
@@ -116,7 +138,7 @@ def _assisted(pair: Pair, trees: Sequence[str]) -> list[Transformers]:
 
 
 def constant_drafts(number: int) -> dict[str, Any]:
-    """Settings of an assistant that drafts so many tokens at every step."""
+    """Return the settings of an assistant that drafts `number` tokens at every step."""
     return {
         "num_assistant_tokens": number,
         "num_assistant_tokens_schedule": "constant",

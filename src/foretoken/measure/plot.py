@@ -1,4 +1,4 @@
-"""Figures as files: refused before minutes of measuring, drawn at the end."""
+"""Figures as files. They are checked before minutes of measuring, and drawn at the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, write
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
-PART_COLORS = (OUR_COLOR, "#e09f3e", THEIR_COLOR)  # of the parts of a stack, of which there are at most so many
-# Matplotlib writes white grounds, black strokes and text without a colour; a reader's dark mode turns them round.
+PART_COLORS = (OUR_COLOR, "#e09f3e", THEIR_COLOR)  # of the parts of a stack; it has at most as many parts
+# Matplotlib writes white grounds, black strokes and text without a colour; this swaps light and dark in dark mode.
 DARK = """<style>@media (prefers-color-scheme: dark) {
 [style*="fill: #ffffff"] { fill: #1e2129 !important }
 [style*="stroke: #000000"] { stroke: #d0d4dc !important }
@@ -21,8 +21,13 @@ DARK = """<style>@media (prefers-color-scheme: dark) {
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) under one label. error: half the height of each point's bar, if there is one. color: by default one
-    of its own."""
+    """Points (x, y) that are joined by a line.
+
+    label: in the legend; lines of one label share an entry.
+    x, y: the points [n].
+    error: half the height of each point's error bar [n]; None for no bars.
+    style, marker, color: as matplotlib names them; color None for the next free one.
+    """
 
     label: str
     x: Sequence[float | int]
@@ -35,7 +40,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """value, and the ends of its whisker."""
+    """A bar.
+
+    label: beside it.
+    value: its length.
+    low, high: the ends of its whisker.
+    color: as matplotlib names it.
+    """
 
     label: str
     value: float
@@ -46,7 +57,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Stack:
-    """A bar of parts, one behind the other. parts: by name, in an order that all stacks of a panel share."""
+    """A bar of parts, one after the other.
+
+    label: beside it.
+    parts: {name: length}, in an order that all stacks of a panel share.
+    """
 
     label: str
     parts: Mapping[str, float]
@@ -54,7 +69,13 @@ class Stack:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. log: the axes that are logarithmic, "x" to base 2, "y", or both."""
+    """One pair of axes.
+
+    title: above them.
+    x, y: the labels of the axes.
+    content: what is drawn, all of one kind.
+    log: the axes that are logarithmic: "x" (to base 2), "y", "xy" or "".
+    """
 
     title: str
     x: str
@@ -64,7 +85,12 @@ class Panel:
 
 
 def plot(panels: Sequence[Panel], title: str, path: str) -> None:
-    """Draw the panels side by side, with one legend for the lines and parts of all, in the format that path ends in."""
+    """Draw the panels side by side into a file, with one legend for the lines and parts of all.
+
+    panels: from left to right.
+    title: above all of them.
+    path: the file; its ending names the format.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5 * len(panels) + 2, 4.2), layout="constrained")
@@ -91,14 +117,19 @@ def plot(panels: Sequence[Panel], title: str, path: str) -> None:
 
 
 def save(figure: Any, path: Path, kind: str) -> None:
-    """Write a figure of matplotlib's; as an SVG it also reads on a dark page."""
+    """Write a figure of matplotlib's into a file; an SVG can be read on a dark page too.
+
+    figure: matplotlib's Figure.
+    path: the file, replaced if it exists.
+    kind: the format, for example "png" or "svg".
+    """
     figure.savefig(path, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
     if kind == "svg":
         path.write_text(for_dark_pages(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def for_dark_pages(svg: str) -> str:
-    """The text of an SVG of matplotlib's with the colours of a dark page beside those of a light one."""
+    """Return `svg`, the text of an SVG of matplotlib's, with colours for dark pages added to those for light ones."""
     figure = svg.index('<g id="figure_1">')
     return svg[:figure] + DARK + svg[figure:]
 
@@ -117,7 +148,7 @@ def _bars(axes: Any, bars: Sequence[Bar]) -> None:
 
 
 def _stacks(axes: Any, stacks: Sequence[Stack]) -> dict[str, Any]:
-    """Draws them; returns what the legend shows, by name."""
+    """Draw the stacks and return what the legend shows, by name."""
     labels, ends, handles = [stack.label for stack in stacks], [0.0] * len(stacks), dict[str, Any]()
     for name, color in zip(stacks[0].parts, PART_COLORS, strict=False):
         widths = [stack.parts[name] for stack in stacks]
@@ -127,9 +158,11 @@ def _stacks(axes: Any, stacks: Sequence[Stack]) -> dict[str, Any]:
 
 
 def check_plot(path: str | None) -> None:
-    """Refuse a figure that cannot be drawn: matplotlib is missing or does not know its format, or the folder is.
+    """Refuse a figure that cannot be drawn: matplotlib is missing or lacks its format, or the file cannot be written.
 
-    path: None where no figure is asked for.
+    path: the file; None where no figure is asked for.
+
+    Raises ForetokenError.
     """
     if path is None:
         return
@@ -144,4 +177,5 @@ def check_plot(path: str | None) -> None:
 
 
 def _kind(path: str) -> str:
+    """Return the format that the name of the file `path` ends in."""
     return path.rpartition(".")[2]

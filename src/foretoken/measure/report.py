@@ -1,4 +1,4 @@
-"""A table of figures: for a terminal, for a Markdown page, for a program."""
+"""Tables of figures, and their output for a terminal, for a Markdown page and as JSON."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,16 +23,24 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread":
+        """Return the spread of `values`, at least one."""
         return Spread(median(values), min(values), max(values))
 
     def show(self, digits: int) -> str:
+        """Return "median (low-high)" with `digits` decimals."""
         return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
 
 
 @dataclass
 class Table:
-    """title, column names, rows as they are measured, and notes below. digits: decimals of a float in any cell (one
-    that would vanish is shown by its power of ten)."""
+    """One table of a report.
+
+    title: the line above it.
+    columns: the names of the columns.
+    digits: the decimals of a float in any cell; one that would round to 0 is shown by its power of ten.
+    rows: one value per column each, added as they are measured.
+    notes: lines below the table.
+    """
 
     title: str
     columns: Sequence[str]
@@ -41,11 +49,13 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def add(self, *cells: Cell) -> None:
+        """Add a row; raises ValueError unless there is one cell per column."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         self.rows.append(list(cells))
 
     def show(self, cell: Cell) -> str:
+        """Return `cell` as text; None is "-"."""
         if cell is None:
             return "-"
         if not isinstance(cell, float):
@@ -55,21 +65,26 @@ class Table:
         return f"{cell:.0e}" if 0 < abs(cell) < 0.5 * 10**-self.digits else f"{cell:.{self.digits}f}"
 
     def markdown(self) -> str:
+        """Return the table, with title and notes, in Markdown."""
         lines = [f"#### {self.title}", "", "| " + " | ".join(self.columns) + " |", "|---" * len(self.columns) + "|"]
         lines += ["| " + " | ".join(self.show(cell) for cell in row) + " |" for row in self.rows]
         return "\n".join([*lines, *([""] if self.notes else []), *(f"- {note}" for note in self.notes)])
 
     def json(self) -> dict[str, Any]:
+        """Return the table as plain values: title, rows (one dict per row, by column) and notes."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "notes": self.notes}
 
 
 @dataclass
 class Report:
-    """What a command found. It grows while it is measured, so that an interrupt leaves what was done.
+    """The results of a command. They are added while it measures, so that an interrupt leaves what was done.
 
-    header: settings and machine, as plain values.
-    figures: what the JSON has in place of the title and the tables, where a program wants more than they show.
+    title: the first line.
+    header: settings and machine, as plain values by name.
+    tables: the tables so far.
+    interrupted: whether Ctrl-C ended the measurement early.
+    figures: entries of the JSON in place of the title and the tables, where it has more than they show; None: none.
     """
 
     title: str
@@ -77,25 +92,28 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     interrupted: bool = False
     figures: Mapping[str, Any] | None = None
-    _printed: int | None = field(default=None, init=False, repr=False)  # tables; None: not the header either
+    _printed: int | None = field(default=None, init=False, repr=False)  # tables; None before the header
 
     def table(self, title: str, columns: Sequence[str], digits: int = 3) -> Table:
+        """Add an empty table and return it; title, columns, digits: as in Table."""
         self.tables.append(Table(title, columns, digits))
         return self.tables[-1]
 
     def json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
         if self.figures is not None:
             return {**self.header, "interrupted": self.interrupted, **self.figures}
         tables = [table.json() for table in self.tables]
         return {"title": self.title, **self.header, "interrupted": self.interrupted, "tables": tables}
 
     def markdown(self) -> str:
+        """Return the report in Markdown."""
         parts = [f"### {self.title}", "; ".join(f"{key} {value}" for key, value in self.header.items())]
         parts += [table.markdown() for table in self.tables]
         return "\n\n".join([*parts, *([self._interrupted] if self.interrupted else [])])
 
     def print(self) -> None:
-        """To stdout, as wide as the terminal, or 150 columns where there is none; what is printed is not repeated."""
+        """Print what is not printed yet to stdout, as wide as the terminal, or 150 columns where there is none."""
         console = self._print(len(self.tables))
         if self.interrupted:
             console.print(self._interrupted)
@@ -108,10 +126,11 @@ class Report:
         )
 
     def print_finished(self) -> None:
-        """The tables that are whole: all but the last, which grows."""
+        """Print the tables that are complete: all but the last one, to which rows are still added."""
         self._print(len(self.tables) - 1)
 
     def _print(self, most: int) -> Console:
+        """Print the header and the first `most` tables, as far as they are not printed yet."""
         console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False, emoji=False)
         if self._printed is None:
             console.print(self.title)

@@ -1,4 +1,4 @@
-"""Results in files that a stopped measurement goes on from, beside the settings they were measured with."""
+"""Files of results, with the settings they were measured with; a stopped measurement goes on from them."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -14,19 +14,37 @@ T = TypeVar("T")
 
 
 def as_line(value: Any, settings: Mapping[str, Any]) -> str:
-    """One line of JSON: the fields of a dataclass, and the settings."""
+    """Return one line of JSON with the fields of a dataclass, and settings beside them.
+
+    value: the dataclass.
+    settings: further entries, as JSON values by name.
+    """
     return json.dumps({**asdict(value), **settings}) + "\n"
 
 
 def parsed(kind: type[T], line: str) -> tuple[T, Mapping[str, Any]]:
-    """(value, all that stands there); ValueError, KeyError or TypeError where it is no `kind`. Lists become tuples."""
+    """Read a dataclass from one line of JSON and return (it, all entries of the line). Its lists become tuples.
+
+    kind: the dataclass; the line must have all its fields.
+    line: the text.
+
+    Raises ValueError, KeyError or TypeError where the line holds no such dataclass.
+    """
     record = json.loads(line)
     values = {name: record[name] for name in signature(kind).parameters}
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}), record
 
 
 def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any], option: str | None) -> None:
-    """Refuse what was measured with other settings; `option` names another file or folder."""
+    """Refuse a file whose results were measured with other settings.
+
+    path: the file, for the error.
+    record: what the file says.
+    settings: what it must say, by name.
+    option: the command's option by which another file or folder is named, for the error.
+
+    Raises ForetokenError.
+    """
     for key, value in settings.items():
         if record.get(key) != json.loads(json.dumps(value)):
             raise ForetokenError(
@@ -35,27 +53,39 @@ def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any], op
 
 
 def write_lines(path: str, records: Iterable[Mapping[str, Any]], header: Mapping[str, Any]) -> None:
-    """A JSONL file, replaced if it exists: a line per record, each with the header."""
+    """Write a JSONL file with one line per record; a file that exists is replaced.
+
+    path: the file.
+    records: JSON values by name.
+    header: entries that are added to every line.
+    """
     text = "".join(json.dumps({**record, **header}) + "\n" for record in records)
     files.write(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 class Book(Generic[T]):
-    """Dataclasses of one kind in a JSONL file that grows by a line per result.
+    """Dataclasses of one kind in a JSONL file, to which each result adds a line.
 
+    path: the file.
     found: all results, those of earlier runs first.
-    replaces: whether there is a file of something else, which the first result replaces.
+    replaces: whether the file holds something else, which the first result replaces.
     """
 
     def __init__(
         self, path: str, kind: type[T], settings: Mapping[str, Any], header: Mapping[str, Any], option: str | None,
         what: str = "results",
     ) -> None:  # fmt: skip
-        """settings: what must be equal for results to be of use together; they and the header stand in every line.
+        """Open the file and read the results of earlier runs.
 
-        option: of the command, names the file. None: a file of something else is replaced, and not made before it is
-        needed. what: the results, as an error calls them.
-        Raises ForetokenError, and leaves the file alone, where it holds something else and is not to be replaced.
+        path: the file.
+        kind: the dataclass of one result.
+        settings: what must be equal in all results of the file, as JSON values by name.
+        header: what is written into every line beside them, but not compared.
+        option: the command's option that names the file. None: a file of something else is replaced, and the file is
+            not created before the first result.
+        what: what the results are, for errors.
+
+        Raises ForetokenError, and leaves the file as it is, where it holds something else and `option` is given.
         """
         self.path = Path(path)
         self.found: list[T] = []
@@ -87,10 +117,11 @@ class Book(Generic[T]):
                 raise foreign from error
             check(self.path, record, settings, option)
             self.found.append(found)
-        if cut_off:  # by the last run's stop
+        if cut_off:  # the last run stopped while it wrote this line
             files.write(self.path, lambda path: path.write_text(whole, encoding="utf-8"))
 
     def add(self, result: T) -> None:
+        """Append `result` to the file and to `found`."""
         line = as_line(result, self._beside)
         if self.replaces and not self.found:
             files.write(self.path, lambda path: path.write_text(line, encoding="utf-8"))
@@ -101,22 +132,27 @@ class Book(Generic[T]):
 
 @dataclass(frozen=True)
 class Entry:
+    """One line of a Journal: a JSON value and its name."""
+
     name: str
     value: Any
 
 
 class Journal:
-    """JSON values by name, of one long measurement, in a file that is there only while something is unfinished.
+    """The JSON values of one long measurement, by name, in a file that exists only until the measurement is complete.
 
-    key: what is measured; a file of another one is replaced, and `replaces` tells so.
+    path: the file.
+    replaces: whether the file is of another measurement; the first value replaces it.
     """
 
     def __init__(self, path: str, key: Mapping[str, Any]) -> None:
+        """Read what the file at `path` has of this measurement; key: all that its values depend on, by name."""
         self._book = Book(path, Entry, {"key": key}, {}, None)
         self.path, self.replaces = self._book.path, self._book.replaces
         self._values = {e.name: list(e.value) if isinstance(e.value, tuple) else e.value for e in self._book.found}
 
     def __len__(self) -> int:
+        """Return the number of values."""
         return len(self._values)
 
     def __contains__(self, name: object) -> bool:
@@ -126,15 +162,16 @@ class Journal:
         return self._values[name]
 
     def add(self, name: str, value: Any) -> None:
+        """Append `value`, a JSON value, under `name`."""
         self._book.add(Entry(name, value))
         self._values[name] = value
 
     def once(self, name: str, measure: Callable[[], T]) -> T:
-        """The value of this name, a JSON value: from the file if it is known already, else measured."""
+        """Return the value of `name`, from the file if it is there; else call `measure`, and add what it returns."""
         if name not in self:
             self.add(name, measure())
         return self[name]
 
     def close(self) -> None:
-        """All is done."""
+        """Remove the file, since the measurement is complete."""
         self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Teacher forcing: what both models say along a given text, and what drafts of it would be worth."""
+"""Teacher forcing: the scores of both models along a given text, from which rules are judged without decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from foretoken.models.causal_lm import CausalLM
 
 @dataclass(frozen=True, eq=False)
 class ScoredText:
-    """Logits of both models after the same n positions of a text, over the target's v tokens."""
+    """Logits of both models after the same n positions of a text, over the target's v tokens [n, v]."""
 
     target: Float[Tensor, "n v"]
     drafter: Float[Tensor, "n v"]
@@ -25,14 +25,24 @@ class ScoredText:
     def rows(
         self, temperature: float, draft_temperature: float | None = None
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
-        """p and q in float64; q at the target's temperature, unless another one is given."""
+        """Return p and q after each position, float64 [n, v] each.
+
+        temperature: the target's, 0 for one-hot p.
+        draft_temperature: the drafter's; None for the target's.
+        """
         q_temperature = temperature if draft_temperature is None else draft_temperature
         p = Sampling(temperature=temperature)(self.target.double())
         return p, Sampling(temperature=q_temperature)(self.drafter.double())
 
 
 def drafter_lm(engine: Engine, lack: str) -> CausalLM:
-    """The drafter's language model; ForetokenError, which says what it lacks, where it is none."""
+    """Return the drafter's language model, which has the target's ids.
+
+    engine: the models.
+    lack: what to say of a drafter that has none, as "has no distribution to draw from".
+
+    Raises ForetokenError for such a drafter.
+    """
     drafter = engine.drafter
     if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
         raise ForetokenError(f"Drafter {drafter.name} {lack}: name a model folder, --drafter.")
@@ -42,7 +52,14 @@ def drafter_lm(engine: Engine, lack: str) -> CausalLM:
 def written(
     engine: Engine, prompts: Sequence[list[int]], num_tokens: int, temperature: float, seed: int
 ) -> list[list[int]]:
-    """What the target writes behind each prompt, so many tokens whatever they are."""
+    """Return the ids that the target alone writes after each prompt; end-of-text tokens do not end a text.
+
+    engine: the models; its drafter is not used.
+    prompts: the ids of each prompt.
+    num_tokens: the number of new tokens of each text.
+    temperature: the sampling temperature.
+    seed: of the draws.
+    """
     endless = replace(plain(engine), tokenizer=None, eos_ids=frozenset())
     results = endless.generate(list(prompts), max_new_tokens=num_tokens, temperature=temperature, seed=seed)
     return [result.token_ids for result in results]
@@ -50,11 +67,14 @@ def written(
 
 @torch.inference_mode()
 def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:
-    """Logits after given tokens of given texts, by one forward per text.
+    """Return logits after given tokens of given texts, float32 or float64 [n, v], on the CPU.
 
-    places: (w, t) for token t of window w.
-    Returns [n, v], by window, then in the order of places. Columns that the model lacks are -inf, those beyond v are
-    dropped.
+    They are grouped by text; within a text they have the order of `places`.
+
+    lm: the model.
+    windows: the ids of each text; ids beyond the model's vocabulary are replaced by its last one.
+    places: (w, t) for token t of text w, n of them.
+    v: the number of columns; those that the model lacks are -inf, those beyond v are dropped.
     """
     found = []
     for w in dict.fromkeys(w for w, _ in places):
@@ -70,5 +90,8 @@ def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple
 
 
 def columns(logits: Tensor, v: int) -> Tensor:
-    """[n, v]: those beyond v are dropped, missing ones are -inf."""
+    """Return logits with v columns [n, v]: those beyond v are dropped, missing ones are -inf.
+
+    logits: of any number of columns [n, _].
+    """
     return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)

@@ -18,7 +18,12 @@ from transformers.cache_utils import Cache
 
 @dataclass(frozen=True)
 class Plane:
-    """Shape of what one layer keeps per token: its keys, or its values."""
+    """The shape of what one layer keeps per token: its keys, or its values.
+
+    heads: number of heads that have keys and values of their own.
+    dim: numbers per head.
+    dtype, device: of the tensor.
+    """
 
     heads: int
     dim: int
@@ -26,12 +31,13 @@ class Plane:
     device: torch.device
 
 
-@no_type_check  # torch.compile traces it, which must not meet the checkers that the tests put around functions
+@no_type_check  # torch.compile traces it, and cannot trace the shape checks that the tests add to functions
 class NodeCache(Cache):
-    """What transformers asks a cache while it builds (or skips) its own mask.
+    """The part of a transformers `Cache` that is read while transformers builds (or skips) its own mask.
 
-    of_layer: the first of each layer's two planes, None for a layer that keeps nothing.
-    used: slots that the forward reads. new: nodes that it brings.
+    of_layer: per layer the index of the first of its two planes, None for a layer that keeps nothing.
+    used: number of slots that the forward reads.
+    new: number of nodes per row that it brings.
     """
 
     is_sliding: ClassVar[list[bool]] = [False]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -48,9 +54,11 @@ class NodeCache(Cache):
         return len(self.of_layer)
 
     def get_seq_length(self, layer_idx=0):
+        """Return the number of slots that were filled before this forward; layer_idx: any, all layers are alike."""
         return self.used - self.new
 
     def get_mask_sizes(self, query_length, layer_idx=0):
+        """Return (number of slots that are read, first of them); query_length and layer_idx change nothing."""
         return self.used, 0
 
 
@@ -58,17 +66,17 @@ Planes = Sequence[tuple[Plane, Plane] | None]  # keys and values of every layer,
 
 
 def first_planes(planes: Planes) -> tuple[int | None, ...]:
-    """The place of each layer's first plane among all planes, None for a layer that keeps nothing."""
+    """Return per layer the index of its first plane among all `planes`, None for a layer that keeps nothing."""
     kept = count(0, 2)
     return tuple(None if pair is None else next(kept) for pair in planes)
 
 
 def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int | list[list[int]]:
-    """Where a forward writes the nodes of a batch, as `SlotCache.place` takes it.
+    """Return where a forward writes the nodes of a batch, in the form of `start` in `SlotCache.place`.
 
-    starts: the slot of each row's first node.
-    counts: nodes of each row; rows with fewer than the most are padded, in the slot after the last.
-    slots: of a row.
+    starts: per row the slot of its first node.
+    counts: per row the number of its nodes. Rows with fewer than the most are padded with nodes in slot `slots`.
+    slots: the number of slots of a row; the cache has one more.
     """
     n = max(counts)
     if min(starts) == max(starts) and starts[0] + n <= slots + 1:
@@ -77,16 +85,21 @@ def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int
 
 
 class Slots:
-    """Tensors that keep something of the tokens of each row, slot by slot.
+    """Tensors that keep something of each token of each row, one token per slot.
 
-    stores: [..., rows, heads, slots, dim].
+    stores: the tensors, each [..., rows, heads, slots, dim].
     """
 
     stores: Sequence[Tensor]
 
     @torch.inference_mode()
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
+        """Copy some slots of a row to the slots start, start + 1, ..., in every layer.
+
+        row: the index of the row.
+        start: the first slot that is written.
+        nodes: the copied slots, counted from `start`.
+        """
         for store in self.stores:
             source = torch.tensor(nodes, device=store.device) + start
             of_row = store.select(-4, row)
@@ -94,18 +107,23 @@ class Slots:
 
     @torch.inference_mode()
     def copy_row(self, source: int, target: int, used: int) -> None:
-        """Copy the first `used` slots of row `source` to row `target`."""
+        """Copy the first `used` slots of row `source` to row `target`, in every layer."""
         for to, of in zip(self._views(target, 0, used), self._views(source, 0, used), strict=True):
             to.copy_(of)
 
     @torch.inference_mode()
     def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
-        """A copy of a row's slots [start, end) in every layer, for `write`."""
+        """Return a copy of slots [start, end) of the row with index `row`, of every layer, for `write`."""
         return tuple(view.clone() for view in self._views(row, start, end))
 
     @torch.inference_mode()
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
-        """Put what `read` gave into slots [start, end) of a row."""
+        """Put what `read` returned into the same slots of another row.
+
+        row: the index of the row.
+        start, end: as in `read`.
+        parts: what `read` returned.
+        """
         for view, part in zip(self._views(row, start, end), parts, strict=True):
             view.copy_(part)
 
@@ -117,6 +135,7 @@ class SlotCache(NodeCache, Slots):
     """A transformers `Cache` whose `update` writes into slots chosen beforehand by `place` and returns views."""
 
     def __init__(self, planes: Planes, batch: int, slots: int) -> None:
+        """Allocate the cache; planes: shapes of all layers' keys and values; batch: rows; slots: per row."""
         super().__init__(first_planes(planes))
         kept = [plane for pair in planes for plane in pair or ()]
         groups = Counter(kept)
@@ -134,9 +153,13 @@ class SlotCache(NodeCache, Slots):
 
     @torch.inference_mode()
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used).
+        """Set which slots the next forward reads and writes.
 
-        start: the first slot, when it is the same for all rows; else the slots [b][n] of every node.
+        rows: the rows of the forward, b of them.
+        start: the slot of the first of a row's n nodes where they stand one behind the other and it is the same for all
+            rows; else the slots of all nodes [b][n].
+        n: the number of nodes per row.
+        used: the forward reads the slots [0, used), those of its own nodes included.
         """
         self.used, self.new = used, n
         self._rows, self._start = rows, 0
@@ -161,6 +184,11 @@ class SlotCache(NodeCache, Slots):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Write a layer's new keys and values, and return views of all keys and values that the forward reads.
+
+        key_states, value_states: those of the nodes [b, heads, n, dim].
+        layer_idx: the index of the layer.
+        """
         i = self.of_layer[layer_idx]
         assert i is not None, f"layer {layer_idx} kept nothing when it was probed"
         if not self._writes:

@@ -1,6 +1,6 @@
 """A causal language model that scores token trees: open rows, score nodes, keep a path.
 
-It knows token ids and slots; nothing of text, of sampling or of how a tree came to be.
+It deals with token ids and slots alone: text, sampling and the choice of a tree are the business of other modules.
 """
 
 from copy import copy
@@ -25,22 +25,33 @@ from foretoken.models.static import StaticForward
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Where it was loaded from, or its class."""
+    """Return where `model` was loaded from, or the name of its class where that is not recorded."""
     return getattr(model.config, "_name_or_path", "") or type(model).__name__
 
 
 class CausalLM:
-    """Any transformers decoder-only causal LM, used read-only.
+    """Any decoder-only causal LM of transformers. It is only read.
 
-    name: defaults to where the model was loaded from, or its class. vocab_size: columns of its logits, which may be
-    padded beyond the tokenizer's. context: positions it can hold, None if unknown. traced: where it has no kernel
-    of ours, compile forwards of fixed shapes, or record them on a GPU. compiled: compile them on a GPU too.
-    Raises ForetokenError for models whose state is not per-token keys and values, naming the type found.
+    model: the transformers model.
+    name: the model's name, for messages.
+    vocab_size: columns of its logits, which may be padded beyond the tokenizer's vocabulary.
+    context: positions that it can hold, None if unknown.
+    backend: what runs its forwards, chosen once.
     """
 
-    recorder: Recorder | None = None  # of the rows that are opened
+    recorder: Recorder | None = None  # handed to the rows that are opened
 
     def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False, compiled: bool = False) -> None:
+        """Choose how the forwards run, and check by a probe that they follow the tree mask.
+
+        model: in evaluation mode; its weights may be packed (panels.py).
+        name: by default where the model was loaded from, or its class.
+        traced: where our kernel does not run the model, compile forwards of fixed shapes; on a GPU, record them.
+        compiled: on a GPU, compile them before they are recorded.
+
+        Raises ForetokenError for a model that keeps anything but keys and values per token, and for one that fails the
+        probe; the message names the type found.
+        """
         self._layout = layout(model)
         self.model = model
         self.name = name or model_name(model)
@@ -66,13 +77,13 @@ class CausalLM:
 
     @property
     def execution(self) -> str:
-        """How its forwards are run: by "kernel", "torch.compile", "CUDA graphs" (of compiled code, if asked for),
-        "panels" (packed weights in transformers' modules) or transformers' "modules" as they are."""
+        """How its forwards run: by "kernel", "torch.compile", "CUDA graphs", "CUDA graphs of torch.compile", "panels"
+        (packed weights in transformers' modules) or transformers' "modules" as they are."""
         return self.backend.execution
 
     @property
     def quantised(self) -> bool:
-        """Whether weights are packed in blocks, whose products round the rows that they meet to 8 bits."""
+        """Whether weights are packed in quantised blocks. Their products round the input rows to 8 bits."""
         return any(isinstance(module, PackedLinear) for module in self.model.modules())
 
     @property
@@ -85,16 +96,23 @@ class CausalLM:
         return config.hidden_size
 
     def recorded_by(self, recorder: Recorder) -> "CausalLM":
-        """The same model, whose rows enter `recorder` around their work; see models/recorder.py."""
+        """Return a copy of this object, of the same model, whose rows enter `recorder` around their work.
+
+        recorder: see models/recorder.py.
+        """
         lm = copy(self)
         lm.recorder = recorder
         return lm
 
     def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> Rows:
-        """Room for up to `batch` sequences of `slots` committed tokens and tree nodes each.
+        """Open rows for up to `batch` sequences of `slots` slots each.
 
-        layers: hidden states to keep of every token, see `Rows.features`; those that enter layer 0 .. num_layers - 1,
-        or FINAL, those that the LM head reads.
+        batch: the largest number of rows.
+        slots: per row, for committed tokens and tree nodes together.
+        layers: which hidden states to keep of every token, see `Rows.features`: l stands for those that enter layer l,
+            0 <= l < num_layers, and FINAL for those that the LM head reads.
+
+        Raises ForetokenError for numbers out of these ranges.
         """
         if batch < 1 or slots < 1:
             raise ForetokenError(f"Cannot open {batch} rows of {slots} slots: both must be at least 1.")
@@ -108,10 +126,15 @@ class CausalLM:
 
     @torch.no_grad()
     def states(self, ids: Int[Tensor, "b t"], layers: tuple[int, ...]) -> Float[Tensor, "b t f"]:
-        """Hidden states of whole texts by one plain forward without a cache, as `Rows.features` has them."""
+        """Return the hidden states of whole texts [b, t, f], by one plain forward without a cache.
+
+        ids: b texts of t token ids each [b, t].
+        layers: as in `open`; the states of all of them stand side by side, in this order.
+        """
         out: Any = self.model.base_model(input_ids=ids, use_cache=False, output_hidden_states=True)
         return torch.cat([out.hidden_states[layer] for layer in layers], -1)
 
     def check_position(self, position: int) -> None:
+        """Raise ForetokenError where `position`, counted from 0, lies past a context that must not be exceeded."""
         if self._layout.hard and self.context is not None and position >= self.context:
             raise ForetokenError(f"Position {position} is past the context of {self.name}, {self.context} positions.")

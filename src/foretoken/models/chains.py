@@ -1,4 +1,4 @@
-"""What a call that draws a whole chain of tokens is asked for, and what it gives."""
+"""The settings and the result of a call that draws a whole chain of tokens, and such a call in torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,15 @@ from foretoken.kernel.sizes import ALL, NONE
 
 @dataclass(frozen=True)
 class ChainDraws:
-    """How the tokens of a chain are taken.
+    """How the tokens of a chain are drawn. Its level i is the draft token i, from 0 on.
 
-    u: uniforms in [0, 1), one per level.
-    temperature: of q. At 0 the likeliest tokens are taken, and what `floors` asks for is of temperature 1.
-    truncation: of q.
+    u: uniforms in [0, 1), one per level [levels, 1]; their number is the largest number of tokens.
+    temperature: that of q. At 0 the likeliest tokens are taken, and the q that is compared with `floors` is that of
+        temperature 1.
+    truncation: top_k, top_p and min_p of q; without effect at temperature 0.
     likeliest: whether the likeliest tokens are taken at any temperature.
-    floors: the chain ends in front of a level down to which the product of q is less; empty where nobody asks.
+    floors: per level the least product of q over the tokens before it. The chain ends in front of the first level
+        whose floor is not reached; empty: there are none.
     """
 
     u: Float[Tensor, "levels 1"]
@@ -32,10 +34,11 @@ class ChainDraws:
 
 @dataclass(frozen=True)
 class DrawnChain:
-    """What was drawn; nothing where some logits were not finite.
+    """The tokens of a chain; the kernel returns none where some logits are not finite.
 
-    tokens: by level. q: what each was drawn from; no rows where the likeliest were taken. sure: the product of q down
-    to each token; of likeliest ones 1 where nobody asked for it.
+    tokens: their ids, in order.
+    q: the distribution that each was drawn from [tokens, v]; no rows where the likeliest were taken.
+    sure: per token the product of q from the first token to it; without `floors` it may be 1 instead.
     """
 
     tokens: list[int]
@@ -43,14 +46,19 @@ class DrawnChain:
     sure: list[float]
 
 
-Level = Callable[[int, Int[Tensor, " 1"]], Float[Tensor, "1 v"]]  # scores after the token of a level, from 1 on
+Level = Callable[[int, Int[Tensor, " 1"]], Float[Tensor, "1 v"]]  # (level from 1 on, token before it) -> its logits
 
 
 def draw_levels(scores: Float[Tensor, "1 v"], below: Level, draws: ChainDraws) -> DrawnChain:
-    """A chain in torch, as it is drawn level by level. At temperature 0 its tokens stay on their device until all of
-    them are drawn, so that the next forward is started before the token that it reads is known.
+    """Draw a chain in torch, level by level, and return it.
 
-    scores: after the text. below: called with the number of a level, and with the token of the level above.
+    Where the likeliest tokens are taken and there are no floors, they stay on their device until the chain ends, so
+    that each forward is started before the token that it reads has been computed.
+
+    scores: the drafter's logits after the text [1, v].
+    below: runs the forward of a level: called with the level's number, from 1 on, and the token of the level before
+        [1], it returns the logits after that token [1, v].
+    draws: how the tokens are drawn.
     """
     likeliest = draws.likeliest or draws.temperature == 0
     temperature, truncation = (draws.temperature, draws.truncation) if draws.temperature else (1.0, ALL)

@@ -16,7 +16,10 @@ from foretoken.models.panels import PanelLinear
 class Matrix(NamedTuple):
     """A packed linear layer, or some neighbouring outputs of one.
 
-    linear: whose panels are read. address: of the first of them. out_features: how many outputs. first: the first one.
+    linear: the layer whose panels are read.
+    address: the memory address of the first panel.
+    out_features: the number of outputs.
+    first: the index in the layer of the first output.
     """
 
     linear: PanelLinear
@@ -25,19 +28,23 @@ class Matrix(NamedTuple):
     first: int
 
     def bias(self, width: int | None = None) -> np.ndarray:
-        """The bias, zeros where there is none, with zeros up to `width`."""
+        """Return the bias in float32 [width], zeros where there is none.
+
+        width: at least out_features; the rest is zeros. None: out_features.
+        """
         out = np.zeros(width or self.out_features, np.float32)
         out[: self.out_features] = bias_of(self.linear)[self.first : self.first + self.out_features]
         return out
 
 
 class DecoderLayer(NamedTuple):
-    """q, k, v, out, gate, up, down: the matrices.
+    """The weights of a decoder layer with states of width d and attention heads of width dim.
 
-    before_attention: weight of a norm [d], or None where attention reads what enters the layer as it is.
-    before_mlp: weight of a norm [d].
-    after: weights of the norms of what attention and the MLP give [2, d], or none [0, d].
-    head_norms: weights of the norms of query and key heads [2, dim], or none [0, dim].
+    q, k, v, out, gate, up, down: the matrices.
+    before_attention: weight of the norm before attention [d], None where attention reads the layer's input as it is.
+    before_mlp: weight of the norm before the MLP [d].
+    after: weights of the norms of what attention and the MLP put out [2, d]; without such norms [0, d].
+    head_norms: weights of the norms of query and key heads [2, dim]; without such norms [0, dim].
     """
 
     q: Matrix
@@ -54,14 +61,15 @@ class DecoderLayer(NamedTuple):
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """In the order in which a forward uses them."""
+        """The seven matrices in the order in which a forward uses them."""
         return self[:7]
 
 
 def read_layer(layer: Any, dim: int) -> DecoderLayer:
-    """The parts of a decoder layer with the modules of Llama, Phi-3 or Gemma 3, all linear ones packed.
+    """Return the weights of a decoder layer that has the modules of Llama, Phi-3 or Gemma 3.
 
-    layer: the module; its input_layernorm may be None. dim: the width of an attention head.
+    layer: the module, its linear layers packed; its input_layernorm may be None.
+    dim: the width of an attention head.
     """
     attention, mlp = layer.self_attn, layer.mlp
     before = layer.input_layernorm
@@ -87,22 +95,23 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
 
 
 def norm_weight(norm: Any) -> np.ndarray:
-    """What a norm multiplies by, in float32."""
+    """Return what a `norm` multiplies by, in float32 [d]."""
     weight = array(norm.weight)
     return weight + 1 if type(norm).__name__ == "Gemma3RMSNorm" else weight
 
 
 def norm_eps(norm: Any) -> float:
-    """What a norm adds to the mean square."""
+    """Return what a `norm` adds to the mean square."""
     return norm.eps if type(norm).__name__ == "Gemma3RMSNorm" else norm.variance_epsilon
 
 
 def bias_of(linear: PanelLinear) -> np.ndarray:
-    """The bias, zeros where there is none."""
+    """Return the bias of a `linear` layer in float32 [out], zeros where there is none."""
     return np.zeros(linear.out_features, np.float32) if linear.bias is None else array(linear.bias)
 
 
 def array(parameter: Tensor) -> np.ndarray:
+    """Return a `parameter` on a CPU as a float32 array of the same shape."""
     return parameter.detach().float().numpy()
 
 
@@ -111,7 +120,10 @@ def _whole(linear: PanelLinear) -> Matrix:
 
 
 def _split(linear: PanelLinear, *widths: int) -> Iterator[Matrix]:
-    """Neighbouring outputs of a linear layer, so many at a time, each a multiple of a panel's columns."""
+    """Yield matrices of neighbouring outputs of a linear layer, as many as `widths` says.
+
+    They have to begin with a panel, which `llama_kernel` checks.
+    """
     first = 0
     for width in widths:
         per_panel = linear.panels.nbytes // -(-linear.out_features // COLUMNS)

@@ -1,4 +1,4 @@
-"""A model's folder, looked at without torch: what is broken in it is said at once, before anything is imported."""
+"""Check a model's folder without importing torch, so that what is broken in it is reported at once."""
 
 import json
 from collections.abc import Sequence
@@ -10,18 +10,20 @@ from foretoken.core.files import read_text
 from foretoken.core.messages import Message, as_templates_read
 
 CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # files beside the tokenizer's
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # where templates may stand
 AGAIN = "get the file again"
 
 
 def check_config(folder: str | Path) -> None:
-    """Refuse a folder whose config.json is not one. Raises ForetokenError."""
+    """Raise ForetokenError for a `folder` whose config.json cannot be read or holds no JSON object."""
     _read_object(Path(folder) / CONFIG)
 
 
 def check_weights(folder: str | Path) -> None:
-    """Refuse a folder with a safetensors file that is not as long as its header says. Raises ForetokenError, which
-    names the file."""
+    """Raise ForetokenError for a `folder` with a safetensors file that is not as long as its header says.
+
+    The error names the file.
+    """
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(Path(folder).glob(WEIGHTS)):
@@ -35,7 +37,11 @@ def check_weights(folder: str | Path) -> None:
 
 
 def no_template(which: str, model: str) -> ForetokenError:
-    """That a conversation needs what a model does not have. which: names the conversation. model: its name."""
+    """Return the error that a conversation needs a chat template, which a model does not have.
+
+    which: names the conversation, such as "The conversation".
+    model: names the model.
+    """
     return ForetokenError(
         f"{which} needs a chat template, and the tokenizer of {model} has none: take an instruction-tuned model, or "
         "give the text itself as a prompt."
@@ -43,16 +49,22 @@ def no_template(which: str, model: str) -> ForetokenError:
 
 
 def refused_by_template(which: str, error: Exception) -> ForetokenError:
-    """That a chat template does not take a conversation. which: names the conversation. error: what came of it."""
+    """Return the error that a chat template does not take a conversation.
+
+    which: names the conversation.
+    error: what the template raised.
+    """
     why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
     return ForetokenError(f"{which} is refused by the model's chat template: {why}.")
 
 
 def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]]) -> None:
-    """Refuse conversations for which the tokenizer in a model's folder has no chat template, or whose template says
-    that it does not take them; a template that fails otherwise may lack what only the tokenizer knows.
+    """Raise ForetokenError for conversations that a model's chat template refuses, or where it has no template.
 
-    Where the folder does not say, as that of a GGUF file, nothing is refused. Raises ForetokenError.
+    A template that fails in another way is let pass, since it may lack what only the tokenizer gives it.
+
+    folder: the model's; nothing is refused where it has no tokenizer_config.json, for example beside a GGUF file.
+    conversations: the messages of each.
     """
     settings, template = Path(folder) / "tokenizer_config.json", Path(folder) / TEMPLATES[0]
     if not settings.exists():
@@ -64,7 +76,7 @@ def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]
     if not isinstance(text, str):  # several templates with names, or in a file of an older form
         return
     from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template  # a second, without torch
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes a second; imports no torch
 
     named = {
         name: token["content"] if isinstance(token, dict) else token
@@ -76,13 +88,13 @@ def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]
         try:
             render_jinja_template([read], chat_template=text, add_generation_prompt=True, **named)
         except Exception as error:
-            if type(error) is TemplateError:  # its own `raise_exception`; subclasses are faults in it
+            if type(error) is TemplateError:  # from its own `raise_exception`; subclasses are errors in the template
                 which = f"Conversation {number}" if len(conversations) > 1 else "The conversation"
                 raise refused_by_template(which, error) from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises ForetokenError."""
+    """Return the object in a JSON file. Raises ForetokenError where it cannot be read or holds none."""
     try:
         found = json.loads(read_text(str(path), "file"))
     except ValueError as error:

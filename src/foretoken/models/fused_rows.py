@@ -1,4 +1,4 @@
-"""Rows over the kernel, whose compiled calls also make the probabilities of what they score, and draw from them."""
+"""Rows over the kernel, whose compiled calls also compute the probabilities after scored nodes, and draw from them."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ from foretoken.models.rows import Rows
 
 
 class FusedRows(Rows):
-    """Rows of a model that the kernel runs; each call gives what `score`, `softmax` and a draw would, bit for bit."""
+    """Rows of a model that the kernel runs. Results are those of `score`, `softmax` and a draw, bit for bit."""
 
     cache: KernelRows  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def drafts_chains(self, row: int, nodes: int) -> bool:
-        """Whether `draft_chain` can be called where it scores so many nodes."""
+        """Whether `draft_chain` can be called so that it scores `nodes` nodes of the row with index `row`."""
         if self._features is not None:
             return False
         used = self.lengths[row] + nodes
@@ -28,12 +28,17 @@ class FusedRows(Rows):
     @recorded(SCORING)
     @recorded(FORWARD)
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
-        """Read `tokens` after a row's committed text, draw the next, read that, and so on.
+        """Read `tokens` after a row's committed text, draw the next token, read that, and so on; return the chain.
 
-        What was read are scored nodes of the row, whose tree was empty. Next tokens are looked up in `past`, whose last
-        ones are `tokens`: that saves forwards, and changes nothing else.
+        All tokens that were read become scored nodes of the row, that is all but the last one drawn.
 
-        NotFiniteError where logits have NaN or +inf, or nothing finite.
+        row: the index of the row, whose tree must be empty.
+        tokens: ids that follow its committed tokens, at least one.
+        draws: how tokens are drawn, and how many at most.
+        past: ids of the text, whose last ones are `tokens`. Guesses of the next tokens are looked up in it, which saves
+            forwards and changes no result. Empty: nothing is looked up.
+
+        Raises NotFiniteError where logits have NaN or +inf, or nothing finite.
         """
         nodes, start = len(tokens) + len(draws.u) - 1, self.lengths[row]
         assert not len(self._trees[row])
@@ -50,10 +55,13 @@ class FusedRows(Rows):
     def score_tree(
         self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
     ) -> Float[Tensor, "n v"] | None:
-        """Append nodes to the tree of a row, as `score` does: softmax(logits / temperature) after each, at temperature
-        0 the logits.
+        """Append nodes to the tree of one row and return softmax(logits / temperature) after each of them [n, v].
 
-        None where some p is not finite, and nothing was scored.
+        row: the index of the row.
+        tokens, parents: the ids of the nodes and their parents, as in `score` for one row.
+        temperature: >= 0; at 0 the logits themselves are returned.
+
+        Returns None where some probability is not finite; then no node was appended.
         """
         self._check_room(row, len(tokens))
         tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
@@ -73,5 +81,5 @@ class FusedRows(Rows):
     def _probabilities(
         self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
     ) -> Float[Tensor, "n v"] | None:
-        """The compiled call of `score_tree`."""
+        """Run the compiled call of `score_tree`."""
         return self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)

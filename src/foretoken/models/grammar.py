@@ -1,8 +1,8 @@
-"""Constrained generation: text that a grammar accepts, by the law of the target restricted to it at every token.
+"""Constrained generation: the target's distribution restricted, at every token, to what a grammar allows.
 
-The parser is llguidance's. A constraint is a pure function of the ids before a token, so that it may be asked at every
-node of a token tree in any order: it keeps one parser of one text, which goes back to where two prefixes part and reads
-on from there. Neighbouring nodes of a tree therefore cost one token each.
+The parser is llguidance's. A constraint is a pure function of the ids before a token, so that it may be called for the
+nodes of a token tree in any order. It keeps one parser of one text. For the next text the parser goes back to where the
+two part and reads on from there, so that neighbouring nodes of a tree cost one token each.
 """
 
 import json
@@ -24,14 +24,14 @@ from foretoken.models.text import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# JSON is written as json.dumps writes it: a model cannot lose itself in white space. A schema may say otherwise under
-# "x-guidance", as {"whitespace_flexible": true}.
+# JSON has the white space of json.dumps and no other, since a model could go on writing white space forever. A schema
+# may say otherwise under "x-guidance", as {"whitespace_flexible": true}.
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a text must be; made by one of the functions below, which refuse what is no grammar.
+    """A set of texts, one of which the output must be. Make it by one of the static methods, which check the grammar.
 
     source: the grammar in llguidance's own form.
     """
@@ -40,14 +40,16 @@ class Grammar:
 
     @staticmethod
     def json_object() -> "Grammar":
-        """The texts that are a JSON object."""
+        """Return the grammar of all JSON objects."""
         return Grammar.json_schema({"type": "object"})
 
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | str) -> "Grammar":
-        """The JSON texts of a schema.
+        """Return the grammar of the JSON texts that fit a schema.
 
-        schema: a JSON schema as a dict, or as JSON text. Keywords that cannot be enforced are refused.
+        schema: a JSON schema as a dict, or as JSON text.
+
+        Raises ForetokenError for what is no schema, and for keywords that cannot be enforced.
         """
         matcher = _llguidance().LLMatcher
         try:
@@ -63,29 +65,35 @@ class Grammar:
 
     @staticmethod
     def regex(pattern: str) -> "Grammar":
-        """The texts that a regular expression matches as a whole.
+        """Return the grammar of the texts that a regular expression matches as a whole.
 
-        pattern: in the syntax of Rust's regex crate, without look-around and back-references.
+        pattern: the expression in the syntax of Rust's regex crate, without look-around and back-references.
+
+        Raises ForetokenError for one that cannot be read.
         """
         return _checked("The regular expression", pattern, _llguidance().LLMatcher.grammar_from_regex)
 
     @staticmethod
     def lark(grammar: str, parts: Mapping[str, "Grammar"] | None = None) -> "Grammar":
-        """The texts of a context-free grammar.
+        """Return a context-free grammar.
 
-        grammar: in the Lark syntax as llguidance reads it; its rule `start` is the whole text.
-        parts: grammars of JSON or a regular expression to which it may refer, as @name.
+        grammar: its rules in the Lark syntax that llguidance reads; the rule `start` is the whole text.
+        parts: grammars of JSON or a regular expression by name; the rules refer to them as @name.
+
+        Raises ForetokenError for rules that cannot be read.
         """
         named = [{**json.loads(part.source)["grammars"][0], "name": name} for name, part in (parts or {}).items()]
         joined = json.dumps({"grammars": [{"lark_grammar": grammar}, *named]}) if named else grammar
         return _checked("The Lark grammar", joined, _llguidance().LLMatcher.grammar_from_lark)
 
     def constraint(self, tokenizer: Tokenizer | None, ends: frozenset[int], num_prompt: int) -> "GrammarConstraint":
-        """The processor that holds one text to the grammar.
+        """Return the logits processor that holds one text to the grammar.
 
-        tokenizer: of the target. ends: ids that end the text; they are allowed where the grammar can end, and nothing
-        else is where it must. num_prompt: ids of the prompt, after which the grammar's text begins.
-        Raises ForetokenError where there is no tokenizer that can be read, or no id that ends a text.
+        tokenizer: the target's.
+        ends: ids that end the text. They are allowed where the grammar can end; where it must end, nothing else is.
+        num_prompt: number of ids in the prompt, after which the grammar's text begins.
+
+        Raises ForetokenError where there is no tokenizer that the parser can read, or no id that ends a text.
         """
         if tokenizer is None:
             raise ForetokenError("A grammar needs a tokenizer: pass tokenizer= to foretoken.load.")
@@ -98,10 +106,14 @@ class Grammar:
 
 @dataclass(eq=False)
 class GrammarConstraint:
-    """One text held to a grammar; see core.sampling.Constraint.
+    """The constraint that holds one text to a grammar; see core.sampling.Constraint.
 
-    parser: its state after `read`. silent: end-of-text ids of the tokenizer that do not end this text.
-    ends: ids that do. num_prompt: ids before the grammar's text.
+    parser: its state is that after the ids in `read`.
+    silent: ids that end a text for the tokenizer but not for the caller [_]; they are never allowed.
+    ends: ids that end this text [_].
+    num_prompt: number of ids before the grammar's text.
+    read: ids of the grammar's text that the parser has read.
+    lock: held while the parser is in use.
     """
 
     parser: "LLMatcher"
@@ -123,7 +135,7 @@ class GrammarConstraint:
             return inside and token not in self.silent and self.parser.validate_tokens([token]) == 1
 
     def _mask(self, text: list[int], width: int) -> np.ndarray:
-        """Which of `width` tokens may come after the ids of a text; after one outside the grammar the ends alone."""
+        """Return which of `width` tokens may follow the ids of a text [width]; outside the grammar, only the ends."""
         mask, ends = np.zeros(width, bool), self.ends[self.ends < width]
         with self.lock:
             inside = self._go_to(text)
@@ -135,9 +147,9 @@ class GrammarConstraint:
         return mask
 
     def _go_to(self, text: Sequence[int]) -> bool:
-        """Bring the parser to where it has read these ids; False where they are no beginning of the grammar's texts."""
+        """Bring the parser to the state after the ids `text`; False where no text of the grammar begins with them."""
         same = min(len(self.read), len(text))
-        if self.read[:same] != list(text[:same]):  # compared at once: nearly every text goes on from the last one
+        if self.read[:same] != list(text[:same]):  # a fast test: nearly every text continues the last one
             same = next(i for i, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b)
         if same < len(self.read):
             self.parser.rollback(len(self.read) - same)
@@ -152,14 +164,20 @@ class GrammarConstraint:
 
 
 def _allowed(parser: "LLMatcher") -> bytes:
-    """A bit for each token that may come next. Raises what the parser failed with: it never gets over it."""
+    """Return the tokens that may come next as bits, one per token id. Raises GrammarError where the parser fails.
+
+    A parser that has failed cannot be used again.
+    """
     bits = parser.compute_bitmask()
     _check(parser)
     return bits
 
 
 def _check(parser: "LLMatcher") -> None:
-    """Raise GrammarError where the parser has failed, by the first word of its message: the rest tells the text."""
+    """Raise GrammarError where the parser has failed.
+
+    The error quotes only the first word of the parser's message, since the rest contains the generated text.
+    """
     if parser.is_error():
         word = parser.get_error().split(maxsplit=1)[0]
         raise GrammarError(f"The grammar is too much for its parser, or has no text ({word}): simplify it.")
@@ -167,7 +185,7 @@ def _check(parser: "LLMatcher") -> None:
 
 @lru_cache(maxsize=4)
 def tokens_of(tokenizer: Tokenizer) -> "LLTokenizer":
-    """The tokenizer as the parser knows it; takes up to a second for a large vocabulary.
+    """Return a `tokenizer` in the parser's form, which takes up to a second for a large vocabulary.
 
     Raises ForetokenError for one that the parser cannot read.
     """
@@ -182,9 +200,10 @@ def tokens_of(tokenizer: Tokenizer) -> "LLTokenizer":
 
 @lru_cache(maxsize=4)
 def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
-    """Tokens that are text, and that a grammar accepts by their id alone, written <[id]>: the text of each -> its id.
+    """Return the tokens of a `tokenizer` that are text, but that a grammar accepts by their id alone: text -> id.
 
-    Vocabularies have them for marks such as those around a tool call. Raises ForetokenError as `tokens_of` does.
+    A grammar writes such a token as <[id]>. Vocabularies have them for marks such as those around a tool call. Raises
+    ForetokenError as `tokens_of` does.
     """
     known = tokens_of(tokenizer)
     added = tokenizer.added_tokens_decoder.items()
@@ -193,7 +212,10 @@ def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def compiled(tokenizer: Tokenizer, grammar: Grammar) -> "LLMatcher":
-    """The parser at the beginning of a text. Raises ForetokenError for a grammar that is too large, or has no text."""
+    """Return a parser of `grammar` over the tokens of `tokenizer`, at the beginning of a text; copy it before use.
+
+    Raises ForetokenError for a grammar that cannot be compiled, is too large, or has no text.
+    """
     parser = _llguidance().LLMatcher(tokens_of(tokenizer), grammar.source, log_level=0)
     if parser.is_error():
         raise ForetokenError(f"The grammar cannot be compiled: {_line(parser.get_error())}.")
@@ -213,7 +235,7 @@ def _checked(what: str, text: Any, make: Any) -> Grammar:
 
 
 def _llguidance() -> Any:
-    """The module of the parser. Raises ForetokenError where it is not installed."""
+    """Return the module of the parser. Raises ForetokenError where it is not installed."""
     try:
         import llguidance
     except ImportError as error:
@@ -222,6 +244,6 @@ def _llguidance() -> Any:
 
 
 def _line(error: object) -> str:
-    """The message of an error on one line."""
+    """Return the message of an error on one line, without lines that quote the source of the grammar."""
     lines = [line.strip() for line in str(error).splitlines() if "|" not in line and set(line.strip()) - {"^"}]
     return " ".join(lines).rstrip(".") or type(error).__name__

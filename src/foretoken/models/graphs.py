@@ -18,9 +18,11 @@ class Graph:
     ) -> None:
         """Record a forward.
 
-        run: the forward, called as run(*inputs, planes). inputs: later ones have the same shapes, on any device.
-        planes: keys and values, which stay where they are. pool: graphs with one pool share the memory of their results
-        between two layers, so that two of them must not run at once.
+        run: the forward, called as run(*inputs, planes).
+        inputs: example inputs; later ones have the same shapes, on any device.
+        planes: the keys and values that the forward reads and writes; the graph keeps using the same memory.
+        pool: CUDA's memory pool for what the forward computes on its way. Graphs with one pool share this memory, so
+            that two of them must not run at once.
         """
         self._inputs = tuple(x.clone() for x in inputs)
         stream = torch.cuda.Stream(device=planes[0].device)
@@ -33,7 +35,7 @@ class Graph:
         torch.cuda.current_stream().wait_stream(stream)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the forward gives for other inputs of the same shapes."""
+        """Run the recorded forward for other `inputs` of the same shapes and return its results."""
         for kept, given in zip(self._inputs, inputs, strict=True):
             kept.copy_(given)
         self._graph.replay()

@@ -1,6 +1,6 @@
-"""What the nodes of one row's tree may see: ancestor rows kept ready as additive mask rows, and the mask of a forward.
+"""The attention masks of tree nodes: a node sees the committed text, its ancestors and itself.
 
-Slots of a row: [0, length) committed text, [length, length + len(tree)) tree nodes in the order they were scored.
+Slots of a row: [0, length) committed tokens, [length, length + len(tree)) tree nodes in the order they were scored.
 
     tree  A(-1) B(0) C(0) D(1), all scored at once after 2 committed slots:
 
@@ -21,15 +21,20 @@ from foretoken.core.errors import ForetokenError
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """What the mask adds to the scores of a hidden slot, for a model that computes in `dtype`.
+    """Return what a mask adds to the attention score of a hidden slot, for a model that computes in `dtype`.
 
-    Not -inf: a padded node that saw nothing would be NaN. Masks are built in float32.
+    It is not -inf, since a padded node that sees nothing would become NaN. Masks are built in float32.
     """
     return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
 
 
 class GrowingTree:
-    """The nodes of one row since its last keep. `low` is the additive value of a hidden slot."""
+    """The tree nodes of one row that were scored since its last `keep`, and what each of them sees.
+
+    low: what a mask adds to the attention score of a hidden slot; 0 is added to that of a visible one.
+    parents: per node the index of its parent, -1 where it follows the committed tokens.
+    depths: per node the number of its ancestors.
+    """
 
     def __init__(self, low: float) -> None:
         self.low = np.float32(low)
@@ -41,10 +46,16 @@ class GrowingTree:
         return len(self.parents)
 
     def clear(self) -> None:
+        """Forget all nodes."""
         self.parents, self.depths, self._filled = [], [], 0
 
     def grow(self, parents: Sequence[int]) -> None:
-        """Append nodes; a parent is a node of this tree (earlier ones of the same call included) or -1."""
+        """Append nodes.
+
+        parents: the parent of each new node: the index of an earlier node, those of this call included, or -1.
+
+        Raises ForetokenError where a parent is neither; then no node was appended.
+        """
         for j, parent in enumerate(parents, start=len(self.parents)):
             if not -1 <= parent < j:
                 raise ForetokenError(f"Node {j} of a tree has parent {parent}: parents are earlier nodes or -1.")
@@ -53,12 +64,15 @@ class GrowingTree:
             self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
 
     def drop(self, size: int) -> None:
-        """Forget all nodes from `size` on."""
+        """Forget all nodes but the first `size`."""
         del self.parents[size:], self.depths[size:]
         self._filled = min(self._filled, size)
 
     def rows(self, first: int) -> np.ndarray:
-        """[len - first, len] float32, 0 or low: what the nodes from `first` on see of the tree."""
+        """Return which of the tree's nodes those from index `first` on see, 0 or `low` in float32 [len - first, len].
+
+        The result is a view: use it before the tree changes, and do not write into it.
+        """
         total = len(self.parents)
         if total > len(self._rows):
             self._make_room(max(total, 2 * len(self._rows)))
@@ -72,11 +86,13 @@ class GrowingTree:
         return self._rows[first:total, :total]
 
     def _make_room(self, size: int) -> None:
-        # Row i: node i sees node j. Right of i always low. Filled when asked for, which many trees are not.
+        # self._rows[i, j]: 0 where node i sees node j, else low, as always for j > i. Only `rows` fills it, since it is
+        # never called for many trees.
         self._rows, self._filled = np.full((size, size), self.low, np.float32), 0
         self._path = _later(size, float(self.low))  # the rows of a path
 
     def check_path(self, path: Sequence[int]) -> None:
+        """Raise ForetokenError unless `path` is empty or a chain of nodes, the first of which has parent -1."""
         before = -1
         for node in path:
             if not 0 <= node < len(self.parents) or self.parents[node] != before:
@@ -87,10 +103,17 @@ class GrowingTree:
 def additive_mask(
     trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int], n: int, used: int, window: int | None
 ) -> np.ndarray | None:
-    """[b, 1, n, used] float32 of 0 and low for the nodes from firsts[r] on of every row; None if all is visible.
+    """Return the mask of a forward, 0 or low in float32 [b, 1, n, used]; None if every node sees every slot.
 
-    window: a node sees only positions less than `window` before its own (None: all). Rows with fewer than n nodes are
-    padded with nodes that see slot 0, since a softmax over nothing is NaN in some kernels.
+    Rows with fewer than n nodes are padded with nodes that see slot 0, since a softmax over nothing is NaN in some
+    kernels.
+
+    trees: per row all its nodes; those of this forward are appended already.
+    lengths: per row the number of committed tokens.
+    firsts: per row the index in its tree of the first node of this forward.
+    n: nodes per row of the forward.
+    used: slots that the forward reads.
+    window: how many positions a node sees, its own included; None: all.
     """
     if window is not None and used <= window:
         window = None
@@ -120,7 +143,11 @@ def additive_mask(
 
 
 def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarray:
-    """[1, 1, n, start + n] float32: the mask of a chain of n tokens after `start` committed ones."""
+    """Return the mask of a chain of n tokens after `start` committed ones, float32 [1, 1, n, start + n].
+
+    low: what is added to the attention score of a hidden slot; 0 is added to that of a visible one.
+    window: as in `additive_mask`.
+    """
     mask = np.zeros((1, 1, n, start + n), np.float32)
     mask[0, 0, :, start:] = _later(1 << (n - 1).bit_length(), low)[:n, :n]
     if window is not None:
@@ -131,5 +158,5 @@ def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarra
 
 @lru_cache(maxsize=16)
 def _later(n: int, low: float) -> np.ndarray:
-    """[n, n]: low right of the diagonal, else 0; shared, and only read."""
+    """Return a matrix with low right of the diagonal, else 0 [n, n]. It is shared: do not write into it."""
     return np.triu(np.full((n, n), low, np.float32), 1)

@@ -1,4 +1,4 @@
-"""What a measurement was made for: which weights, on which machine."""
+"""Identify what a measurement was made with: which weights, on which machine."""
 
 import hashlib
 import platform
@@ -12,21 +12,26 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PackedEmbedding, PanelLinear
 from foretoken.version import __version__
 
-SAMPLES = 64  # values of every tensor
-PASSING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # entries that make no other model
+SAMPLES = 64  # about as many values of every tensor enter a fingerprint
+# Entries of a configuration that do not enter a fingerprint: the model is the same without them.
+PASSING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def fingerprint(lm: CausalLM) -> str:
-    """16 hexadecimal digits: of the configuration and of the weights, packed ones included.
+    """Return 16 hexadecimal digits made of the configuration and the weights of `lm`, packed ones included.
 
-    Which weights there are depends on how a model is executed: compare `host` first.
+    How weights are stored depends on how the model is executed, and so do the digits: compare `host` first.
     """
     config = {key: value for key, value in lm.model.config.to_diff_dict().items() if key not in PASSING}
     return fingerprint_of_weights(lm.model, repr(sorted(config.items(), key=str)))
 
 
 def fingerprint_of_weights(module: nn.Module, about: str) -> str:
-    """16 hexadecimal digits: of `about`, and of shape and evenly spaced values of every weight."""
+    """Return 16 hexadecimal digits made of the text `about`, and of the shape and some values of every weight.
+
+    module: the module with the weights; the values are evenly spaced in each.
+    about: what else the digits depend on.
+    """
     digest = hashlib.sha256(about.encode())
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, part in module.named_modules():
@@ -42,7 +47,7 @@ def fingerprint_of_weights(module: nn.Module, about: str) -> str:
 
 
 def host(lm: CausalLM) -> dict[str, str]:
-    """What the cost of a forward depends on, apart from the model."""
+    """Return what the time of a forward depends on apart from the weights of `lm`: processor, device, dtype, etc."""
     return {
         "processor": cpu_name(),
         "device": device_name(lm.device),
@@ -53,14 +58,17 @@ def host(lm: CausalLM) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of foretoken, torch and transformers."""
     return {"foretoken": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def device_name(device: torch.device) -> str:
+    """Return the name of the GPU where `device` is one, else the type of the device, such as cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def cpu_name() -> str:
+    """Return the name of this machine's processor; where the system does not tell it, its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -19,22 +19,26 @@ from foretoken.models.panels import PackedEmbedding
 if TYPE_CHECKING:
     from foretoken.kernel.model import Entry, Head, Mlps, Nodes, Table
 
-# The cosines and sines [n, dim] of the first n positions, in layers of a kind.
+# (n, kind of layer) -> the cosines and sines by which the first n positions are rotated there, each [n, dim].
 Angles = Callable[[int, str | None], tuple[Tensor, Tensor]]
 LOW = np.float32(torch.finfo(torch.float32).min)
-NEVER = 2**62  # levels after which a chain would turn to MLPs
+NEVER = 2**62  # `serial` where there are no MLPs: more levels than any chain has
 NO_FLOATS, NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int64)
 
 
 class KernelLayers:
     """The weights of a model or a draft head in the form that the kernel reads; shared by all batches.
 
-    weights: of the layers.
-    linears: into whose panels the addresses in `weights` point.
-    embedding: as `table_of` makes it; no rows where a table is not all that embeds a token.
-    serial: levels of a chain before those of `mlps`.
-    threads: how many a forward runs in.
-    kinds: the kinds of the layers, by their masks' names, and kind_of_layer: their places in it [layers].
+    entry, head, mlps: what stands before and behind the layers, see kernel/model.py.
+    embedding: from `table_of`; without rows where embedding a token takes more than looking up a row.
+    vocab_size: V, the number of logits.
+    serial: number of levels of a chain that the layers draft; further ones come from `mlps`.
+    weights: those of the layers.
+    linears: the modules of which `weights` holds addresses; they are kept here so that their memory stays.
+    paired: whether new caches are in bfloat16.
+    kinds: the names of the different kinds of layers; layers of one kind have the same masks and angles.
+    kind_of_layer: per layer the index of its kind in `kinds` [layers].
+    threads: chooses how many threads a forward runs in.
     """
 
     entry: "Entry"
@@ -48,8 +52,16 @@ class KernelLayers:
         self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None],
         curve: tuple[float, float] = SILU,
     ) -> None:  # fmt: skip
-        """layers: modules as `read_layer` takes them. dim: the width of an attention head. scale: factor of queries.
-        eps: of the norms of states. kinds: each layer's mask and angles, by name. curve: of the MLPs' activation."""
+        """Read the weights of some layers; entry, head, embedding, vocab_size, serial and mlps are set by subclasses.
+
+        layers: modules as `read_layer` takes them.
+        dim: the width of an attention head.
+        scale: the factor of the queries.
+        eps: what the norms of states add to the mean square.
+        angles: the rotary angles by number of positions and kind of layer.
+        kinds: per layer the name of its kind.
+        curve: the MLPs' activation, SILU or GELU of kernel/sizes.py.
+        """
         from foretoken.kernel.model import Layers
 
         read = [read_layer(layer, dim) for layer in layers]
@@ -91,29 +103,39 @@ class KernelLayers:
         self.threads = ThreadChoice()
 
     def halve_cache(self) -> None:
-        """Let caches that are opened from now on be in bfloat16 where the weights are quantised, which takes less time.
+        """Let caches that are opened from now on be in bfloat16 where all layers' weights are quantised.
 
-        As a target, Qwen2.5 Q4_K_M would be further from float32 by a fifth: the entry of 2026-11-26 on an Intel
-        processor in docs/LOG.md.
+        This takes less time, and is for drafters: as a target, Qwen2.5 Q4_K_M would be further from float32 by a fifth
+        (the entry of 2026-11-26 on an Intel processor in docs/LOG.md).
         """
         self.paired = bool((self.weights.forms >= DOTTED).all())
 
     @property
     def drafts_chains(self) -> bool:
-        """Whether a chain can be drafted in one call: compiled loops do not look whether a token that was drawn is in
-        the embedding."""
+        """Whether a whole chain can be drafted in one compiled call: the kernel has the LM head and all embeddings.
+
+        Compiled loops do not check that a drawn token has an embedding.
+        """
         return self.head.address != 0 and len(self.embedding.rows) >= self.vocab_size
 
 
 class KernelSlots:
-    """The slot cache of a batch in the kernel's layout; the same calls as SlotCache, and the layers themselves.
+    """The slot cache of a batch in the kernel's layout, with the methods of `SlotCache`; subclasses add forwards.
 
-    keys, values: of every layer as attention.py has them.
-    paired: whether they are bfloat16, two to a word, else float32.
+    layers: the weights.
+    keys, values: those of every layer [layers, batch, ...], laid out as in kernel/attention.py.
+    paired: whether they are bfloat16, two in a word of 32 bits, else float32.
+    model: weights and cache together, as compiled functions take them.
     """
 
     def __init__(self, layers: KernelLayers, batch: int, slots: int, host: "KernelSlots | None" = None) -> None:
-        """host: a cache of the same shape that is used instead of one of its own."""
+        """Allocate the cache.
+
+        layers: the weights.
+        batch: rows.
+        slots: per row.
+        host: a cache of the same shape whose memory is used instead; None: memory of its own.
+        """
         from foretoken.kernel.model import Cache, Model
 
         self.layers = layers
@@ -126,7 +148,7 @@ class KernelSlots:
             self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
         else:
             self.keys, self.values = host.keys, host.values
-        # [.., slots / per_word, dim, per_word]: a slot's values by themselves
+        # Values with an axis for the numbers in a word [.., slots / per_word, dim, per_word], to copy single slots.
         numbers = self.values.view(np.uint16 if self.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
         angles = [layers.angles(slots, kind) for kind in layers.kinds]
@@ -139,7 +161,7 @@ class KernelSlots:
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
+        """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
         self._rows, self._used = rows, used
         if isinstance(start, int):
             self._slots = np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
@@ -147,8 +169,11 @@ class KernelSlots:
             self._slots = np.array(start)
 
     def _nodes(self, positions: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> "Nodes":
-        """The nodes whose slots were set. positions: of each, in one axis [batch * n]. masks: by kind of layer,
-        None where all is seen."""
+        """Return the nodes whose slots `place` has set, as compiled functions take them.
+
+        positions: of each node, row after row [batch * n].
+        masks: per kind of layer its mask [batch, 1, n, used], None where all slots are seen; one mask is for all kinds.
+        """
         from foretoken.kernel.model import Nodes
 
         given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
@@ -159,10 +184,15 @@ class KernelSlots:
     def _draft(
         self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """The chain after the tokens `read`, which follow a row's committed text, and the states made of the nodes,
-        zeros where no forward was run; see kernel.chain.draft_chain.
+        """Draw a chain after the tokens `read`, which follow a row's committed text; see kernel.chain.draft_chain.
 
-        past, states: see kernel.chain.Text. Raises IndexError for a token beyond the embedding.
+        row: the index of the row.
+        past, states: as in kernel.chain.Text.
+        start: the slot, and the position, of the first token of `read`.
+        draws: how the tokens of the chain are drawn.
+
+        Returns the chain, and the states after its read tokens [tokens, d], zeros where no forward was run. Raises
+        IndexError for a token beyond the embedding.
         """
         from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
@@ -184,7 +214,7 @@ class KernelSlots:
         return chain, torch.from_numpy(made[: max(0, m + done - 1)])
 
     def move(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        """Copy the slots start + nodes of a row to start, start + 1, ... in every layer."""
+        """Copy slots to start, start + 1, ...; row, start, nodes: as in `Slots.move`."""
         source, place = np.array(nodes) + start, np.arange(start, start + len(nodes))
         keys, values = self.keys[:, row], self._by_slot[:, row]
         keys[:, :, place // COLUMNS, :, place % COLUMNS] = keys[:, :, source // COLUMNS, :, source % COLUMNS]
@@ -192,37 +222,44 @@ class KernelSlots:
         values[:, :, place // of_word, :, place % of_word] = values[:, :, source // of_word, :, source % of_word]
 
     def copy_row(self, source: int, target: int, used: int) -> None:
-        """Copy the first `used` slots of row `source` to row `target`."""
+        """Copy the first `used` slots of row `source` to row `target`, in every layer."""
         panels, words = -(-used // COLUMNS), -(-used // self._by_slot.shape[-1])
         self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
         self.values[:, target, :, :words] = self.values[:, source, :, :words]
 
     def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
-        """A copy of a row's slots [start, end) in every layer, for `write`; of whole panels, so that it also holds what
-        comes before `start` in its panel."""
+        """Return a copy of slots [start, end) of the row with index `row`, for `write`.
+
+        It consists of whole panels, and so it also holds slots before `start` and behind `end` in the same panels.
+        """
         return tuple(torch.from_numpy(part.copy()) for part in self._panels(row, start, end))
 
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
-        """Put what `read` gave into slots [start, end) of a row whose text before `start` is the same."""
+        """Put what `read` returned into a row whose text before `start` is the same; the arguments: as in `Slots`."""
         for place, part in zip(self._panels(row, start, end), parts, strict=True):
             place[...] = part.numpy()
 
     def _panels(self, row: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Views of the keys and the values of a row's panels that hold the slots [start, end)."""
+        """Return views of the keys and the values in those panels of a row that hold the slots [start, end)."""
         first, last = start // COLUMNS, -(-end // COLUMNS)
         words = COLUMNS // self._by_slot.shape[-1]
         return self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
 
 
 def check_known(tokens: np.ndarray, table: "Table") -> None:
-    """Raises IndexError for a token beyond `table`, since compiled loops do not look."""
+    """Raise IndexError where one of `tokens` [m] has no row in `table`, which compiled loops do not check."""
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < len(table.rows):
         raise IndexError(f"Token {tokens.max()} has no embedding: the model has {len(table.rows)}.")
 
 
 def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
-    """An embedding as the kernel reads it: bfloat16 and quantised rows as they are stored, since a float32 copy of a
-    large vocabulary takes a gigabyte; all else in float32."""
+    """Return an embedding as the kernel reads it.
+
+    Rows in bfloat16 and quantised ones stay as they are stored, since a float32 copy of a large vocabulary takes a
+    gigabyte; all others become float32.
+
+    embedding: the module; a factor of its own, such as Gemma's, is kept.
+    """
     from foretoken.kernel.model import Table
 
     if isinstance(embedding, PackedEmbedding):

@@ -1,4 +1,4 @@
-"""What must be known of a model before its rows can be kept in slots; models that cannot be kept are refused here."""
+"""Find out what a model keeps per token and how far it sees; refuse models that cannot score token trees in slots."""
 
 import inspect
 from collections.abc import Mapping
@@ -20,11 +20,13 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Layout:
-    """planes: (keys, values) of every layer, None where a layer keeps nothing.
+    """What a model's slot cache and masks depend on.
 
-    windows: {layer type: how far back its layers see, in positions, None for all}.
-    context: positions the model can hold, None if unknown; hard: no position may lie past it.
-    probe: plain logits [v] after the first four tokens of the probe (probe.py).
+    planes: the shapes of (keys, values) of every layer, None for a layer that keeps nothing.
+    windows: per type of layer how many positions a token sees there, its own included; None: all.
+    context: the number of positions that the model was made for, None if unknown.
+    hard: whether positions from number `context` on must not be used.
+    probe: transformers' own logits after the first four tokens of the probe (probe.py) [v].
     """
 
     planes: tuple[tuple[Plane, Plane] | None, ...]
@@ -35,7 +37,10 @@ class Layout:
 
 
 def layout(model: PreTrainedModel) -> Layout:
-    """Read the configuration and run a few tokens. Raises ForetokenError, naming what is in the way."""
+    """Return the layout of `model`, by its configuration and by one forward of a few tokens.
+
+    Raises ForetokenError, which names the reason, for a model that cannot be used.
+    """
     kind = type(model).__name__
     config: Any = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
@@ -64,6 +69,7 @@ def layout(model: PreTrainedModel) -> Layout:
 
 
 def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
+    """Return `Layout.windows`. Raises ForetokenError for layers that no token tree can be scored with."""
     kind = type(model).__name__
     if getattr(model, "_is_stateful", False):
         raise ForetokenError(f"{kind} keeps a recurrent state that cannot be rolled back: use a pure attention model.")
@@ -77,6 +83,13 @@ def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
 
 
 def planes_kept(layer: object, kind: str) -> tuple[Plane, Plane] | None:
+    """Return the shapes of the keys and values that one layer keeps, None if it keeps none.
+
+    layer: the layer of a transformers cache, after a forward of at most LENGTH tokens.
+    kind: the name of the model, for errors.
+
+    Raises ForetokenError for a state that is not one key and one value per token.
+    """
     name = type(layer).__name__
     if type(layer) is DummyLayer:
         return None
@@ -96,12 +109,13 @@ def _plane(states: Tensor) -> Plane:
 
 
 def _context(model: PreTrainedModel, config: Any) -> tuple[int | None, bool]:
+    """Return `Layout.context` and `Layout.hard`."""
     context = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(v for v in rope.values() if isinstance(v, dict))):
         kind = parameters.get("rope_type")
         if kind in ("longrope", "dynamic"):
-            # Past this length such models rotate by other frequencies, which the keys already kept do not have.
+            # In a longer text such models rotate by other frequencies, and the keys already kept would be wrong.
             return (parameters.get("original_max_position_embeddings") if kind == "longrope" else context), True
     on_the_fly = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     return context, context is not None and not on_the_fly

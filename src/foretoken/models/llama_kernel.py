@@ -1,5 +1,7 @@
-"""Language models over packed weights in the kernel: embedding, layers and LM head on a CPU; all but products in
-float32."""
+"""Language models whose whole forward is the kernel's, on a CPU: embedding, layers over packed weights, and LM head.
+
+All but the products with the weights is computed in float32.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,23 +29,28 @@ from foretoken.models.kernel_layers import (
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.quantised import HEAD_KIND
 
-# Classes of transformers, by name: importing all of them takes time, and a model's own is imported when it is here.
+# The known classes of transformers, by name, since importing them all takes time.
 FAMILY = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
     "Gemma3ForCausalLM",
 )  # fmt: skip
 CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
-NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")  # of Gemma's family
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+# Settings of Gemma's family that the kernel does not have.
+NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # rotary scalings that do not depend on the length of the text
 
 
 class LlamaKernel(KernelLayers):
-    """The weights of one model in the form that the kernel reads; shared by all batches."""
+    """The weights of one language model in the form that the kernel reads; shared by all batches.
+
+    output: the LM head. screen: its 4-bit copy, where `screen_head` made one.
+    """
 
     execution = "kernel"
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Read the weights of `model`, for which `llama_kernel` has found that the kernel can run it."""
         from foretoken.kernel.model import Entry, Head, Mlps
 
         config: Any = model.config
@@ -60,7 +67,7 @@ class LlamaKernel(KernelLayers):
         super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve)
         self.embedding = table_of(inner.embed_tokens)
         last: Any = model.get_output_embeddings()
-        self.output: PanelLinear = last  # the address below points into its panels
+        self.output: PanelLinear = last  # kept here: the address below points into its panels
         self.vocab_size: int = last.out_features
         bias = NO_FLOATS if last.bias is None else bias_of(last)
         norm, one = norm_weight(inner.norm), np.float32(1)
@@ -70,14 +77,18 @@ class LlamaKernel(KernelLayers):
         self.mlps = Mlps(no_mlps, no_mlps, np.zeros((0, 0, 0), np.float32))
 
     def screen_head(self) -> None:
-        """Read an LM head in q8_0 by 4 bits first, as a drafter may; another one stays as it is."""
+        """Compute most logits by a 4-bit copy of the LM head from now on, as kernel/screen.py says; for drafters alone.
+
+        An LM head that is not quantised to HEAD_KIND stays as it is.
+        """
         from foretoken.kernel.screen import screen_of
 
         if isinstance(self.output, PackedLinear) and self.output.kind == HEAD_KIND:
-            self.screen = screen_of(self.output.panels.numpy())  # the address below points into it
+            self.screen = screen_of(self.output.panels.numpy())  # kept here: the address below points into it
             self.head = self.head._replace(screen=self.screen.ctypes.data)
 
     def open(self, batch: int, slots: int) -> "KernelRows":
+        """Allocate a slot cache for `batch` rows of `slots` slots each."""
         return KernelRows(self, batch, slots)
 
 
@@ -92,7 +103,10 @@ class KernelRows(KernelSlots):
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Logits of the nodes whose slots were set; none, but of their shape, where head is False."""
+        """Run the model on the nodes whose slots `place` has set; the arguments are those of `ModuleSlots`.
+
+        Returns their logits, without rows [0, n, v] where head is False.
+        """
         flat, at = np.array(ids).reshape(-1), np.array(positions).reshape(-1)
         logits = self.score_tree(flat, at, masks, 0.0, features, head)
         assert logits is not None
@@ -107,9 +121,18 @@ class KernelRows(KernelSlots):
         features: FeatureStore | None = None,
         head: bool = True,
     ) -> Float[Tensor, "m v"] | None:
-        """softmax(logits / temperature) of the nodes [m] whose slots were set; at temperature 0 the logits, and none of
-        them where head is False. What softmax would give, bit for bit; None where p would not be finite. The hidden
-        states that `features` wants are kept there."""
+        """Run the model on nodes and return softmax(logits / temperature) [m, v], bit for bit as `softmax` has it.
+
+        `place` has set the slots of the m nodes, row after row.
+
+        tokens, positions: of each node [m].
+        masks: as in `ModuleSlots.__call__`.
+        temperature: >= 0; at 0 the logits are returned.
+        features: where the nodes' hidden states are written; None: they are not kept.
+        head: whether the LM head runs; where it does not, the result has no rows.
+
+        Returns None where some probability would not be finite; logits are not checked.
+        """
         from foretoken.kernel.model import Wanted, score
 
         check_known(tokens, self.layers.embedding)
@@ -134,17 +157,20 @@ class KernelRows(KernelSlots):
         start: int,
         draws: ChainDraws,
     ) -> DrawnChain:
-        """Tokens drawn one after the other behind those `read`, whose first goes to slot `start` (its position too).
+        """Draw a chain of tokens after those in `read`, as `__call__`, softmax and draws per level would, bit for bit.
 
-        What `__call__`, softmax and draw would give level by level, bit for bit. past: where later tokens are looked
-        up, so that fewer forwards may do; see kernel.chain.Text.
+        row: the index of the row.
+        past: ids in which guesses of the next tokens are looked up, which saves forwards; see kernel.chain.Text.
+        read: ids that follow the row's committed tokens.
+        start: the slot, and the position, of the first of them.
+        draws: how tokens are drawn, and how many at most.
         """
         none = np.zeros((0, self.layers.embedding.width), np.float32)
         return self._draft(row, past, read, none, start, draws)[0]
 
 
 def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
-    """The compiled forward of a packed model, None where it would not be the same computation."""
+    """Return the compiled forward of a packed `model`, None where it would not be the same computation."""
     inner: Any = model.base_model
     if not is_plain(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
@@ -154,14 +180,16 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     if any(matrix.first % COLUMNS for layer in inner.layers for matrix in read_layer(layer, dim).matrices):
         return None  # a part of a larger matrix that does not begin with a panel
     forms = {module.form for module in model.modules() if isinstance(module, PanelLinear)}
-    if DOTTED in forms and max(forms) >= QUANTISED:  # rows are rounded or quantised, not both
+    if DOTTED in forms and max(forms) >= QUANTISED:  # one rounds input rows to bfloat16, the other to 8 bits
         return None
     return LlamaKernel(model)
 
 
 def is_plain(model: PreTrainedModel) -> bool:
-    """Whether a model of a known family computes as its class does on a CPU, in float32 or bfloat16, all its linear
-    layers packed."""
+    """Whether `model` is one of FAMILY on a CPU in float32 or bfloat16, all its linear layers packed, and unchanged.
+
+    A model is changed by adapters, hooks and the like, which compute something else than its class does.
+    """
     kind = type(model)
     if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False
@@ -176,7 +204,7 @@ def is_plain(model: PreTrainedModel) -> bool:
     for module in model.modules():
         ours = type(module) in known or type(module).__module__ == kind.__module__
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-        if not (ours or type(module).__name__ in ACTIVATIONS) or changed:  # adapters, hooks, offloading
+        if not (ours or type(module).__name__ in ACTIVATIONS) or changed:  # by adapters, hooks, offloading
             return False
     inner: Any = model.model
     sizes = {2 * values.numel() for name, values in inner.rotary_emb.named_buffers() if name.endswith("inv_freq")}
@@ -184,11 +212,11 @@ def is_plain(model: PreTrainedModel) -> bool:
 
 
 def activation_of(config: Any) -> str:
-    """The name of the MLPs' activation."""
+    """Return the name of the activation in the MLPs of the model with this `config`."""
     return getattr(config, "hidden_activation", None) or config.hidden_act
 
 
 def _rope_types(config: Any) -> list[str | None]:
-    """How rotary positions are scaled, in layers of each kind where they differ."""
+    """Return how rotary positions are scaled, once per kind of layer where the kinds differ in it."""
     given = config.rope_parameters
     return [part.get("rope_type") for part in ([given] if "rope_type" in given else given.values())]

@@ -1,4 +1,4 @@
-"""Hugging Face folders and ids -> models and tokenizers; what is wrong with them is said in one sentence."""
+"""Load models and tokenizers from folders, GGUF files and hub ids; errors say in one sentence what is wrong."""
 
 import re
 from pathlib import Path
@@ -21,11 +21,14 @@ from foretoken.models.panels import PackedLinear, PanelLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
 
-BLOCK = 32  # rows of multiples of so many weights are quantised, whatever the kind
+BLOCK = 32  # a matrix can be quantised to some kind of blocks if its rows are multiples of so many weights
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, else the first accelerator, else the CPU."""
+    """Return the `device` that was named; for None CUDA's current GPU, or the CPU where there is no GPU.
+
+    Raises ForetokenError where torch cannot use the device.
+    """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -41,7 +44,10 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that was named; None stands for the checkpoint's own."""
+    """Return the torch dtype with the name `dtype`, or `dtype` itself where it is one or None.
+
+    Raises ForetokenError for a name that is not known.
+    """
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     check_dtype(dtype)
@@ -56,23 +62,27 @@ def load_model(
     compile: str = AUTO,
     quantise: str | None = None,
 ) -> CausalLM:
-    """The causal LM in a folder or a GGUF file, ready for inference.
+    """Return the causal LM in a folder or a GGUF file, ready for inference.
 
     Args:
         source: the folder, the file, a hub id, or the short name of a model that `foretoken fetch` brought.
-        dtype: what it computes in; None stands for the checkpoint's own dtype. A checkpoint in float16 runs in float32
-            on a CPU then, which holds all of its values: processors have no units for float16, and no kernel of ours.
-            The weights of a GGUF file stay packed on a CPU then; in a dtype that is named they are dequantised.
-        compile, quantise: see `foretoken.load`.
+        device: where it runs.
+        dtype: what it computes in; None stands for the checkpoint's own dtype, with two exceptions on a CPU. There a
+            checkpoint in float16 runs in float32, which holds all of its values, since processors have no units for
+            float16; and the weights of a GGUF file stay packed, whereas with a named dtype they are dequantised.
+        trust_remote_code: whether to run Python code that comes with the checkpoint.
+        compile: "auto", "on" or "off", see `foretoken.load`.
+        quantise: the kind of blocks to which linear layers are quantised; None: to none. A GGUF file stays as it is.
 
     Raises:
-        ForetokenError: naming what is wrong with the folder, its configuration or its weights.
+        ForetokenError: it names what is wrong with the folder, its configuration or its weights.
     """
     source = located(source)
     check_weights(source)
     on_cpu = device.type == "cpu"
     check_runs_quantised(quantise, device, compile)
-    # As they are stored they need no memory of their own until they are laid out; float32 holds the values of all.
+    # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid out
+    # anew. That also goes where float32 is named, since it holds all values of the other dtypes.
     stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
     if is_gguf(source):
         whole = dtype is None and on_cpu and compile != OFF
@@ -97,22 +107,29 @@ def load_model(
 
 
 def _traced(compile: str, device: torch.device) -> bool:
-    """Whether forwards of fixed shapes are compiled, or recorded, which takes a GPU but a moment."""
+    """Whether forwards of fixed shapes are compiled or, which takes a GPU only a moment, recorded."""
     return compile == ON or (compile == AUTO and device.type == "cuda")
 
 
 def check_runs_quantised(kind: str | None, device: torch.device, compile: str) -> None:
-    """Refuse to quantise weights where nothing runs them.
+    """Refuse to quantise weights where nothing can compute with them.
 
-    kind: of the blocks; None: nothing is quantised. device: where they are to run. compile: see `foretoken.load`.
-    Raises ForetokenError on other devices than CPUs, and for plain torch.
+    kind: the kind of blocks; None: nothing is to be quantised, and nothing is refused.
+    device: where the model is to run.
+    compile: see `foretoken.load`.
+
+    Raises ForetokenError for other devices than CPUs, and for plain torch (compile "off").
     """
     if kind is not None and (device.type != "cpu" or compile == OFF):
         raise ForetokenError(f"Weights are quantised to {kind} on a CPU alone, and not with compile off.")
 
 
 def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:
-    """Whether `load_own` takes a target, and its weights are of 16 or 32 bits, so that fewer bits are read faster."""
+    """Whether `load_own` takes a target, and has something to gain: no layer is quantised yet.
+
+    target: the loaded model.
+    source: the folder, file or id that it was loaded from, or the caller's model object.
+    """
     if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
         return False
     linears = [module for module in target.model.model.layers.modules() if isinstance(module, PanelLinear)]
@@ -121,10 +138,14 @@ def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:
 
 
 def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_code: bool = False) -> CausalLM:
-    """The weights of a target once more, quantised, to draft in its slot cache.
+    """Load the weights of a target once more, quantised, as a model that drafts in the target's slot cache.
 
-    source: what the target was loaded from. kind: of the blocks, see `pack_quantised`.
-    Raises ForetokenError for a target that is a model object, or that our kernel does not run.
+    target: the loaded model, whose embedding the drafter shares.
+    source: the folder, file or id that it was loaded from, or the caller's model object.
+    kind: the kind of blocks, see `pack_quantised`.
+    trust_remote_code: whether to run Python code that comes with the checkpoint.
+
+    Raises ForetokenError for a model object, for a model that our kernel does not run, and if no layer can be packed.
     """
     if not isinstance(source, str):
         raise ForetokenError(
@@ -143,23 +164,30 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             f"Drafter self packs rows of multiples of {BLOCK} weights, and the layers of {target.name} have none: "
             "choose drafter ngram."
         )
-    model.model.embed_tokens = torch.nn.Identity()  # whose place the target's embedding takes, as it is
-    pack(model.eval(), torch.float32, weight_files())  # what is left: its rows are not rounded where others are not
+    model.model.embed_tokens = torch.nn.Identity()  # `pack` is not to convert it: the target's takes its place
+    pack(model.eval(), torch.float32, weight_files())  # other layers; the kernel mixes no bfloat16 with quantised ones
     model.model.embed_tokens = target.model.get_input_embeddings()
     return for_drafting(CausalLM(model, name=f"{target.name} in {kind}"))
 
 
 def for_drafting(lm: CausalLM) -> CausalLM:
-    """The same model, whose LM head and cache may be read by fewer bits, as a drafter's may."""
+    """Return `lm` itself, after its LM head and its future caches were made faster and less exact, for drafting alone.
+
+    Only a model that our kernel runs changes, by `LlamaKernel.screen_head` and `halve_cache`.
+    """
     if isinstance(lm.backend, LlamaKernel):
-        lm.backend.screen_head()  # after the probe, which compares with all bits
+        lm.backend.screen_head()  # only now, since the probe compares exact logits
         lm.backend.halve_cache()
     return lm
 
 
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:
-    """The same with plain weights, through which gradients flow to what stands before them; on a CPU in float32 unless
-    a dtype is named, since plain torch is slow in 16 bits there."""
+    """Load a causal LM with plain torch weights that take no gradients; gradients can flow through them to its inputs.
+
+    source, device: as in `load_model`.
+    dtype: what it computes in; None: float32 on a CPU, since plain torch is slow in 16 bits there, else the
+        checkpoint's own.
+    """
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
     lm = load_model(source, device, dtype, compile=OFF)
@@ -168,17 +196,17 @@ def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = N
 
 
 def _quantised(source: str, kind: str, trust_remote_code: bool) -> HFModel:
-    """What `located` gave, its linear layers quantised to a kind of blocks."""
+    """Return the model that `located` found, its linear layers quantised to a kind of blocks."""
 
     def load() -> HFModel:
         if is_gguf(source):
             return dequantised_model(source, torch.bfloat16)
         return _pretrained(source, "auto", trust_remote_code)
 
-    if trust_remote_code:  # what is kept is read without the code that comes with a checkpoint
+    if trust_remote_code:  # nothing is kept on disk: it would be read without the checkpoint's code
         return pack_quantised(load(), kind)
     model = quantised_model(Path(source), kind, load)
-    model.config.name_or_path = source  # which names the folder of what is kept, where it was read from there
+    model.config.name_or_path = source  # else the name of the cache folder, if it was read from there
     return model
 
 
@@ -189,12 +217,12 @@ def _has_packed_layers(model: HFModel) -> bool:
 
 
 def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) -> HFModel:
-    """The model as transformers loads it, all of whose weights come from the checkpoint.
+    """Return the model as transformers loads it; all of its weights come from the checkpoint.
 
-    Raises ForetokenError where transformers would go on with weights of its own making: where the checkpoint lacks some
-    or has them in another shape. Weights that the model has no use for are let pass, since good checkpoints carry some
-    (frequencies that are computed today, parts for other uses); but not those of further layers, which only a wrong
-    configuration leaves out.
+    Raises ForetokenError where transformers would go on with random weights: where the checkpoint lacks some or has
+    them in another shape. Weights that the model does not use are ignored, since good checkpoints have some (rotary
+    frequencies that are computed today, parts for other uses). But those of further layers are refused, since only a
+    wrong configuration leaves them out.
     """
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -229,11 +257,18 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
-    """A caller's own model, used as it is and never modified."""
+    """Return a `CausalLM` of a caller's own `model`, which is never modified; compile: see `foretoken.load`."""
     return CausalLM(model, traced=_traced(compile, model.device), compiled=compile == ON)
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
+    """Return the tokenizer of a model.
+
+    source: as in `load_model`.
+    trust_remote_code: whether to run Python code that comes with the tokenizer.
+
+    Raises ForetokenError where there is none or it cannot be loaded.
+    """
     source = located(source)
     if is_gguf(source):
         return stored_tokenizer(source)
@@ -248,7 +283,7 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
 
 
 def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Ids that end a text: those of the model's generation config, else of its tokenizer."""
+    """Return the ids that end a text: those of the generation config of `lm`, else that of `tokenizer`, else none."""
     config = getattr(lm.model, "generation_config", None)
     ids: int | list[int] | None = getattr(config, "eos_token_id", None)
     if ids is None and tokenizer is not None:
@@ -259,7 +294,11 @@ def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnlyOutput:
-    """What `generate` returns: ids [b, t] int64, or its output object around them."""
+    """Return what transformers' `generate` returns.
+
+    ids: prompts and outputs, int64 [b, t].
+    as_dict: whether its output object is returned, with the ids in it; else the ids themselves.
+    """
     return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids)) if as_dict else ids
 
 

@@ -1,10 +1,10 @@
-"""Weights that are read through a memory-mapped file: the memory they take is given back as soon as they are copied.
+"""Weights that are views of memory-mapped files: give their memory back as soon as they have been copied.
 
 transformers maps a checkpoint into memory and makes every weight a view of it. A page of the file counts as memory of
 the process from when it is first read until the whole file is unmapped, which is when the last of its weights is gone.
-A model that is laid out anew would therefore stand in memory twice. The kernel learns here, weight by weight, that a
-range of pages is not needed any more; whoever reads it again finds what the file holds, so that no weight that shares
-these pages, such as a tied one, can be harmed.
+A model that is laid out anew would therefore stand in memory twice. So `forget` hands pages back to the operating
+system, weight by weight. A later read of them brings back what the file holds, so that no other weight in these pages,
+such as a tied one, can be harmed.
 """
 
 import ctypes
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ENDINGS = (".safetensors",)
-PART = 4096  # rows that are copied at a time
+ENDINGS = (".safetensors",)  # of weight files
+PART = 4096  # rows of a weight that are copied at a time
 
 
 @dataclass(frozen=True)
 class MappedFiles:
-    """starts, ends: addresses of this process's mapped weight files, in ascending order."""
+    """The memory-mapped weight files of this process; starts, ends: their addresses, in ascending order."""
 
     starts: list[int]
     ends: list[int]
 
     def has(self, weight: Tensor) -> bool:
-        """Whether a tensor is a view of a mapped file."""
+        """Whether the tensor `weight` is a view of one of the files."""
         at = bisect_right(self.starts, weight.data_ptr()) - 1
         return at >= 0 and weight.data_ptr() + weight.nbytes <= self.ends[at]
 
     def copied(self, weight: Tensor) -> Tensor:
-        """The same values in memory of their own, if the tensor is a view of a mapped file."""
+        """Return a copy of the tensor `weight` if it is a view of one of the files, else the tensor itself."""
         if not self.has(weight):
             return weight
         out = torch.empty_like(weight)
@@ -42,7 +42,7 @@ class MappedFiles:
         return out
 
     def forget(self, weight: Tensor) -> None:
-        """Give back the whole pages that a tensor lies in, if it is a view of a mapped file."""
+        """Give back the memory of all pages that lie wholly in the tensor `weight`, if it is a view of a file."""
         if not self.has(weight) or not weight.is_contiguous():
             return
         page = mmap.PAGESIZE
@@ -55,7 +55,7 @@ NO_FILES = MappedFiles([], [])
 
 
 def weight_files() -> MappedFiles:
-    """Those that are mapped now; none where the system does not list them (/proc/self/maps is Linux's)."""
+    """Return the weight files that are mapped now, by Linux's /proc/self/maps; none on other systems."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return NO_FILES
     try:

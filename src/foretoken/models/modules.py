@@ -19,10 +19,12 @@ class Modules:
     """The forwards of one model, shared by all batches; its linear layers may be packed."""
 
     def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+        """Keep the model; layout: what `layout.layout` found out about `model`."""
         self.model, self.layout = model, layout
         self.execution = "panels" if any(isinstance(m, PanelLinear) for m in model.modules()) else "modules"
 
     def open(self, batch: int, slots: int) -> "ModuleSlots":
+        """Allocate a slot cache for `batch` rows of `slots` slots each."""
         return ModuleSlots(self, batch, slots)
 
 
@@ -30,6 +32,7 @@ class ModuleSlots(SlotCache):
     """The slot cache of a batch, and the forward of the whole model."""
 
     def __init__(self, modules: Modules, batch: int, slots: int) -> None:
+        """Allocate the cache; modules: the forwards that read it; batch: rows; slots: per row."""
         super().__init__(modules.layout.planes, batch, slots)
         self._modules = modules
 
@@ -42,7 +45,13 @@ class ModuleSlots(SlotCache):
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n _"]:
-        """Logits of the nodes whose slots were set; states where head is False."""
+        """Run the model on the nodes whose slots `place` has set, and return their logits [b, n, v].
+
+        ids, positions: token ids and positions of the nodes [b][n].
+        masks: per type of layer what is added to the attention scores [b, 1, n, used], None where all slots are seen.
+        head: whether the LM head runs. Where it is False, the result is not logits and is not to be used.
+        features: where the nodes' hidden states are written; None: they are not kept. Its `place` was called too.
+        """
         model = self._modules.model if head else self._modules.model.base_model
         device, dtype = self._modules.model.device, self._modules.model.dtype
         tensors = {

@@ -1,4 +1,4 @@
-"""What models are named by, read without torch, so that the command line tells of a bad name at once."""
+"""Check the names of models, dtypes and devices without importing torch, so that a wrong one is reported at once."""
 
 import difflib
 import os
@@ -12,11 +12,11 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models.folder import check_config
 
 DTYPES = ("float32", "bfloat16", "float16")
-NO_MODELS = ("self", "mtp", "ngram", "suffix", "auto", "none")  # drafters that stand in a model's place
+NO_MODELS = ("self", "mtp", "ngram", "suffix", "auto", "none")  # names of drafters that are not models of their own
 AUTO, ON, OFF = COMPILE = ("auto", "on", "off")
 QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_k", "q4_0")  # what weights can be quantised to
-HUB_S = 10  # seconds that the hub has for its answer
-# Files that a published draft head may be in; the first two may also be a language model's.
+HUB_S = 10  # seconds within which the hub has to answer
+# Files in which a published draft head may be; the first two may also hold a language model.
 HEAD_FILES = (
     "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
     "hydra_lm_head.safetensors", "hydra_lm_head.pt",
@@ -24,18 +24,22 @@ HEAD_FILES = (
 
 
 def check_dtype(dtype: str) -> None:
+    """Raise ForetokenError where `dtype` is not one of DTYPES."""
     if dtype not in DTYPES:
         raise ForetokenError(f"Unknown dtype {dtype}: choose one of {', '.join(DTYPES)}.")
 
 
 def check_compile(compile: str) -> None:
+    """Raise ForetokenError where `compile` is not one of COMPILE."""
     if compile not in COMPILE:
         raise ForetokenError(f"Unknown compile {compile}: choose one of {', '.join(COMPILE)}.")
 
 
 def check_device(device: str | None) -> None:
-    """Refuse what names no kind of device, and CUDA where torch was built without it; plugins may bring other kinds.
-    Whether this machine has the device is else for torch to say."""
+    """Raise ForetokenError where `device` names no kind of device, and for CUDA where torch was built without it.
+
+    None names none and is accepted. Whether this machine has the device is checked later, by `load.choose_device`.
+    """
     if device is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?", device):
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
     if device is not None and device.startswith("cuda") and version("torch").endswith("+cpu"):
@@ -43,17 +47,20 @@ def check_device(device: str | None) -> None:
 
 
 def check_quantise(kind: str | None, option: str = "quantise") -> None:
-    """Refuse a kind of blocks that weights cannot be quantised to. option: what asks for it."""
+    """Raise ForetokenError for a kind of blocks that weights cannot be quantised to.
+
+    kind: its name; None: no kind is asked for.
+    option: the name of the option with that value, for the message.
+    """
     if kind is not None and kind not in QUANTISED:
         raise ForetokenError(f"Unknown {option} {kind}: choose one of {', '.join(QUANTISED)}.")
 
 
 @cache
 def _check_hub(hub_id: str) -> None:
-    """Refuse a model that is not in the hub's cache here, where the hub does not know it or cannot be asked: its own
-    client would ask for a minute.
+    """Raise ForetokenError for a model that is neither in this machine's hub cache nor found at the hub.
 
-    Raises ForetokenError.
+    The hub's own client would try for a minute before it fails.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -67,10 +74,12 @@ def _check_hub(hub_id: str) -> None:
 
 
 def located(source: str) -> str:
-    """The folder, GGUF file or hub id that `source` stands for: itself, the only GGUF file in it, or what was fetched
-    by this short name.
+    """Return the folder, GGUF file or hub id that `source` stands for.
 
-    Raises ForetokenError for what is neither the folder nor the GGUF file of a model nor, perhaps, a hub id.
+    That is `source` itself; the only GGUF file in it, where it is a folder without a config.json; or the model that was
+    fetched by this short name.
+
+    Raises ForetokenError for what is neither a model's folder nor its GGUF file, and for a hub id that is not found.
     """
     fetched = None if os.path.exists(source) else known_model(source)
     if fetched is not None:
@@ -78,7 +87,7 @@ def located(source: str) -> str:
     if os.path.isfile(source):
         _check_gguf(source)
         return source
-    # What stands in a folder that is here is no hub id but a typing error: the hub is not asked for it.
+    # A/B where there is a folder A is taken for a mistyped path, not for a hub id.
     looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
     if not os.path.isdir(source):
         if looks_local:
@@ -97,7 +106,7 @@ def located(source: str) -> str:
 
 
 def _unknown(source: str) -> ForetokenError:
-    """That there is no model of this name, and which ones there are."""
+    """Return the error that there is no model of this name, and which ones there are."""
     known = list(known_models())
     close = [] if "/" in source else difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
     return ForetokenError(
@@ -109,12 +118,12 @@ def _unknown(source: str) -> ForetokenError:
 
 
 def is_gguf(source: str) -> bool:
-    """Whether what `located` gave is a GGUF file."""
+    """Whether `source`, from `located`, is a GGUF file."""
     return os.path.isfile(source)
 
 
 def _check_gguf(path: str) -> None:
-    """Refuse a file that is no GGUF file, or a part of one."""
+    """Raise ForetokenError for a file that does not begin as a GGUF file."""
     try:
         with open(path, "rb") as file:
             magic = file.read(4)
@@ -125,11 +134,11 @@ def _check_gguf(path: str) -> None:
 
 
 def check_head_folder(folder: str | Path) -> None:
-    """Refuse a folder without weights of a draft head."""
+    """Raise ForetokenError for a `folder` without any of HEAD_FILES."""
     if head_file(folder) is None:
         raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(HEAD_FILES)}.")
 
 
 def head_file(folder: str | Path) -> Path | None:
-    """The weights in a folder, if it holds any that a draft head could be in."""
+    """Return the path of the first of HEAD_FILES that `folder` has, None if it has none."""
     return next((Path(folder) / name for name in HEAD_FILES if (Path(folder) / name).exists()), None)

@@ -1,4 +1,4 @@
-"""GGUF files -> models whose linear layers and embedding hold the weights as the file has them, packed."""
+"""Load GGUF files as models whose linear layers and embedding hold the file's quantised weights, packed."""
 
 import json
 import warnings
@@ -28,24 +28,27 @@ from foretoken.models.mapped import weight_files
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.panels import pack as lay_out
 
-Weights = Mapping[str, tuple[Tensor, str]]  # each with its type in the file, "" for what is not quantised there
+Weights = Mapping[str, tuple[Tensor, str]]  # name -> (values or packed bytes, its kind of blocks in the file or "")
 
 
 class DequantisedWarning(UserWarning):
-    """Some weights of a GGUF file take more memory than in the file."""
+    """A warning that some weights of a GGUF file take more memory than in the file."""
 
 
 def packed_model(source: str) -> PreTrainedModel:
-    """The model in a GGUF file, its quantised weights as they are there.
+    """Return the model in a GGUF file for a CPU, its quantised weights packed as they are.
 
-    All else, of a type that the kernel does not have, is in bfloat16, of which one warning tells. The model computes in
-    float32; in bfloat16 if all matrices of the file are bfloat16.
+    Quantised weights of a kind that the kernel does not have become bfloat16, and one warning says so. The model
+    computes in float32, or in bfloat16 if all matrices of the file are bfloat16.
+
+    source: the path of the file.
+
     Raises ForetokenError for a file that cannot be read.
     """
     folder = _kept(Path(source))
     if folder is None:
         found = contents(Path(source))
-        # As a file has it that was written and read again, in the same order, on which the fingerprint depends.
+        # The configuration as if it had been written and read again: its order decides the model's fingerprint.
         config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
         generation, weights = found.generation_config, _in_memory(found)
     else:
@@ -59,7 +62,10 @@ def packed_model(source: str) -> PreTrainedModel:
 
 
 def read_kept(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig, Weights]:
-    """(configuration, generation configuration, weights) in a folder that was kept, the weights views of its file."""
+    """Return what is in a `folder` from `catalogue.kept`: configuration, generation configuration and weights.
+
+    The weights are views of the mapped file.
+    """
     with safe_open(folder / WEIGHTS, "pt") as file:
         kinds = file.metadata()
         weights = {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
@@ -67,8 +73,14 @@ def read_kept(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig, Weights
 
 
 def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
-    """The model with its weights: bytes become packed modules; all else gets the model's dtype, but for what linear
-    layers hold, which is laid out from any dtype."""
+    """Put weights into a model, in place, and return it.
+
+    Packed bytes become packed modules. Other weights are converted to the model's dtype, except those of linear layers,
+    which `panels.pack` lays out from any dtype.
+
+    model: from `without_weights`.
+    weights: by their names in transformers. An LM head that is not among them is tied to the embedding.
+    """
     dtype = model.dtype
     for name, (tensor, kind) in weights.items():
         path, _, part = name.rpartition(".")
@@ -80,7 +92,7 @@ def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
         elif tensor.dtype == torch.uint8:
             scale = getattr(module, "scalar_embed_scale", 1.0)  # Gemma's
             model.set_submodule(path, PackedEmbedding(kind, tensor.numpy(), scale=scale))
-        elif not isinstance(module, PackedLinear):  # whose bias it would be
+        elif not isinstance(module, PackedLinear):  # a packed layer has its bias already
             own = type(module) is nn.Linear and part == "weight"
             values = tensor if own else tensor.to(dtype)
             computed = part in dict(module.named_buffers(recurse=False))
@@ -92,7 +104,7 @@ def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
 
 
 def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model in a GGUF file with ordinary weights in `dtype`."""
+    """Return the model in the GGUF file at the path `source`, with ordinary weights in `dtype`."""
     found = contents(Path(source))
     weights: dict[str, tuple[Tensor, str]] = {}
     for weight in found.weights:
@@ -105,30 +117,33 @@ def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def stored_tokenizer(source: str) -> PreTrainedTokenizerFast:
-    """The tokenizer in a GGUF file."""
+    """Return the tokenizer in the GGUF file at the path `source`."""
     folder = _kept(Path(source))
     return contents(Path(source)).tokenizer if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def num_weights(model: PreTrainedModel) -> int:
-    """How many there are, packed or not; those of an embedding that is looked up packed are left out."""
+    """Return the number of weights of `model`, packed or not, without those of a packed embedding."""
     panels = [module for module in model.modules() if isinstance(module, PanelLinear)]
     return model.num_parameters() + sum(module.in_features * module.out_features for module in panels)
 
 
 def block_type(kind: str) -> gguf.GGMLQuantizationType:
-    """The library's own name of a kind."""
+    """Return the constant of the library `gguf` for a `kind` of blocks, such as q4_k."""
     return gguf.GGMLQuantizationType[kind.upper()]
 
 
 def _kept(source: Path) -> Path | None:
-    """A folder with the configuration, the tokenizer and the packed weights of a GGUF file; None where there is no room
-    for it. Raises ForetokenError for a file that is not a whole GGUF file of a known architecture."""
+    """Return a cache folder with configuration, tokenizer and packed weights of a GGUF file, which is made if need be.
+
+    Returns None where it cannot be kept. Raises ForetokenError for a file that is not a whole GGUF file of a known
+    architecture.
+    """
     return kept(source, [source], "gguf", lambda folder: write_packed(source, folder, WEIGHTS))
 
 
 def _in_memory(found: Contents) -> Weights:
-    """The same without a file."""
+    """Return the packed weights of a GGUF file without writing them to the cache."""
     made: dict[str, tuple[Tensor, str]] = {}
     for stored in packed(found.weights):
         raw = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in stored.make()])
@@ -155,12 +170,17 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
 
 
 def few(names: list[str]) -> str:
-    """Up to three of them, and how many there are beside."""
+    """Return up to three of the `names` as text, and how many others there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model's modules with all that is computed from the configuration, and parameters that take no memory."""
+    """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
+
+    config: the configuration, which names the class.
+    generation: the generation configuration.
+    dtype: that of the model.
+    """
     with _no_parameters():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config = generation
@@ -169,7 +189,7 @@ def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtyp
 
 @contextmanager
 def _no_parameters() -> Iterator[None]:
-    """Parameters that are made meanwhile take no memory; buffers are made as ever."""
+    """Let parameters that are made inside the block take no memory; buffers are made as usual."""
     register = nn.Module.register_parameter
 
     def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:

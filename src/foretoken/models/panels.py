@@ -1,9 +1,9 @@
-"""Weights laid out for few rows: what a CPU does best when a handful of tree nodes is scored at a time.
+"""Linear layers whose weights are laid out in panels, so that a CPU is fast when it scores a handful of tree nodes.
 
-torch's `linear` slows down steeply from 1 row to 5, since its kernel is made for many rows. Here every weight is read
-once for five rows, or more where registers suffice (tile.py). A float32 weight whose values are bfloat16 values, as
-those of nearly all published models are, is stored in half the space, and no value changes. A weight of a model that
-computes in bfloat16 meets rows that are rounded to bfloat16, as there; sums are float32.
+torch's `linear` slows down steeply from 1 row of input to 5, since its kernel is made for many rows. Here every weight
+is read once for five rows, or more where registers suffice (kernel/tile.py). A float32 weight whose values are all
+bfloat16 values, as those of nearly all published models are, is stored in half the space without any change. In a model
+that computes in bfloat16, the inputs are rounded to bfloat16, as torch does there; sums are float32.
 """
 
 from functools import cache
@@ -25,22 +25,35 @@ from foretoken.kernel.quantised import pack as pack_quantised
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
 from foretoken.models.mapped import NO_FILES, MappedFiles
 
-PART = 64 * COLUMNS  # rows that are laid out at a time
-PACKED = (torch.float32, torch.bfloat16)
+PART = 64 * COLUMNS  # rows of a matrix that are laid out at a time
+PACKED = (torch.float32, torch.bfloat16)  # the dtypes of models whose weights can be laid out
 
 
 class PanelLinear(nn.Module):
-    """nn.Linear over panels [out / 64, words, 64]: x [..., in] -> [..., out], on a CPU, inference only.
+    """A linear layer over panels, for inference on a CPU.
 
-    form: WHOLE, words are float32 weights. HALVED: two weights a word, the upper halves of their float32 values, where
-    in is even and the lower halves are all zero. DOTTED: two weights a word, of a linear layer in bfloat16.
-    panels: float32, or int16 [out / 64, words, 64, 2], since torch can do little with uint16.
+    A panel holds 64 outputs. A *word* is 32 bits of an output's weights, and stands beside the same word of the other
+    outputs.
+
+    in_features, out_features: as in nn.Linear.
+    form: WHOLE: a word is one float32 weight. HALVED: a word is two float32 weights of which only the upper halves are
+        stored; in_features is even and all lower halves are zero. DOTTED: a word is two weights of a layer that
+        computes in bfloat16.
+    panels: float32 [out / 64, words, 64], or int16 [out / 64, words, 64, 2], since torch can do little with uint16. The
+        last panel is filled up with zeros.
+    bias: the bias [out] or None.
     """
 
     def __init__(
         self, linear: nn.Linear | Conv1D, arena: Arena, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES
     ) -> None:
-        """dtype: what the layer computes in, by default its weight's own. files: what is read of them is given back."""
+        """Lay out the weights of a layer.
+
+        linear: the layer, which is not changed.
+        arena: where the panels are allocated.
+        dtype: what the layer computes in, by default the dtype of its weight.
+        files: the mapped files of which `linear` may hold views; pages that were read are given back to the system.
+        """
         super().__init__()
         weight = linear.weight.detach()
         if isinstance(linear, Conv1D):  # GPT-2's linear layer, stored the other way round
@@ -48,17 +61,18 @@ class PanelLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         dotted = (dtype or weight.dtype) == torch.bfloat16
         self.form = DOTTED if dotted else HALVED if _halves(weight) else WHOLE
-        # Neither parameter nor buffer: the layout can be neither saved nor moved.
+        # Neither a parameter nor a buffer, since panels must be neither saved nor moved.
         self.panels = _panels(weight, self.form, arena, files)
         self.bias = linear.bias if dtype is None or linear.bias is None else nn.Parameter(linear.bias.to(dtype), False)
 
     @property
     def address(self) -> int:
-        """Of the panels, which are there as long as this module is."""
+        """The memory address of the panels, which live as long as this module."""
         return self.panels.data_ptr()
 
     @no_type_check  # torch.compile traces it
     def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
+        """Return the layer's outputs [..., out] for inputs x [..., in], in the dtype of x."""
         out = product(x, self.panels, self.form, self.out_features)
         return out if self.bias is None else out + self.bias
 
@@ -68,9 +82,9 @@ class PanelLinear(nn.Module):
 
 
 class PackedLinear(PanelLinear):
-    """The same over panels of quantised weights, which come as kernel/quantised.py packs them.
+    """A linear layer over panels of quantised weights, which are packed by kernel/quantised.py.
 
-    form: of the kind of weights. panels: uint8, in one axis.
+    kind: a name among quantised.KINDS. form: the number of that kind. panels: their bytes, uint8 [bytes].
     """
 
     def __init__(
@@ -81,8 +95,15 @@ class PackedLinear(PanelLinear):
         out_features: int,
         bias: Float[Tensor, " o"] | None = None,
     ) -> None:
-        """kind: a name among quantised.KINDS.
-        panels: what quantised.pack made of the matrix, in memory or in a mapped file.
+        """Use panels that are packed already.
+
+        kind: a name among quantised.KINDS.
+        panels: what quantised.pack returned for the matrix, in memory or in a mapped file [bytes].
+        in_features, out_features: the sizes of the matrix.
+        bias: the bias [out] or None.
+
+        Raises ForetokenError where this processor computes wrong products with such weights, and ValueError where the
+        number of bytes does not fit.
         """
         nn.Module.__init__(self)
         check_quantised(kind)
@@ -97,23 +118,26 @@ class PackedLinear(PanelLinear):
 
 
 class PackedEmbedding(nn.Module):
-    """nn.Embedding over rows that stay in the blocks of a GGUF file: ids [...] -> float32 [..., d].
+    """An embedding over rows that stay quantised, in the blocks of a GGUF file.
 
-    form: of the kind of weights. raw: the rows as the file stores them, uint8 [vocabulary, bytes per row].
+    kind: a name among quantised.KINDS. form: the number of that kind.
+    raw: the rows as the file stores them, uint8 [vocabulary, bytes per row].
+    scale: what is looked up is multiplied by it.
     """
 
     def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float = 1.0) -> None:
-        """kind: a name among quantised.KINDS. scale: what is looked up is multiplied by it."""
+        """Keep rows of the file; kind, raw, scale: see the class."""
         super().__init__()
         known = KINDS[kind]
         self.kind, self.form, self.raw, self.scale = kind, known.form, raw, scale
         self.num_embeddings, self.embedding_dim = len(raw), raw.shape[1] // known.block_bytes * known.weights
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
+        """Return the embeddings of the tokens `ids` [...], float32 [..., d]."""
         return self.stored(ids) * self.scale
 
     def stored(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
-        """What is looked up, before it is multiplied."""
+        """Return the stored rows of the tokens `ids` [...], dequantised but not multiplied by the scale [..., d]."""
         rows = unpack(self.kind, self.raw[ids.reshape(-1).numpy()])
         return torch.from_numpy(rows).view(*ids.shape, self.embedding_dim)
 
@@ -121,7 +145,7 @@ class PackedEmbedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.kind}"
 
 
-# An operator of torch's own kind, so that torch.compile takes it as it is; as cheap to call as a Python function.
+# A torch operator, so that torch.compile does not trace into it; it is as cheap to call as a Python function.
 torch.library.define("foretoken::panel_product", "(Tensor x, Tensor panels, int form, int out_features) -> Tensor")
 product = torch.ops.foretoken.panel_product.default
 
@@ -143,7 +167,7 @@ def _product_shape(x: Float[Tensor, "*n i"], panels: Tensor, form: int, out_feat
 
 
 def _halves(weight: Tensor) -> bool:
-    """Whether all values of a weight are bfloat16 values, and two fill a word."""
+    """Whether all values of a weight are bfloat16 values, and their number per output is even."""
     if weight.shape[1] % 2:
         return False
     return weight.dtype == torch.bfloat16 or all(
@@ -152,8 +176,11 @@ def _halves(weight: Tensor) -> bool:
 
 
 def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> Tensor:
-    """Row by row of a panel its words become columns: a transposition of words of 32 bits, which torch does in all
-    threads; a part of the rows at a time, so that there is no second copy of a large matrix."""
+    """Return the panels of a weight [out, in].
+
+    Within a panel, outputs and words change places: a transposition of words of 32 bits, which torch does in all
+    threads. It is done for a part of the outputs at a time, so that there is no second copy of a large matrix.
+    """
     out, k = weight.shape
     count, words = -(-out // COLUMNS), k if form == WHOLE else (k + 1) // 2
     columns = torch.from_numpy(arena.zeros((count, words, COLUMNS), np.int32))
@@ -171,15 +198,16 @@ def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> Tens
 
 
 def pack(model: PreTrainedModel, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
-    """Lay out the linear weights of a model anew, in place, where it runs in float32 or bfloat16 on a CPU; else leave
-    it as it is.
+    """Lay out the linear weights of a model on a CPU in panels, in place, where it is to run in float32 or bfloat16.
 
-    Only for a model of our own that is used for nothing but inference: panels cannot be trained, saved or moved. The
-    originals are freed, but for one tied to the embedding.
+    This is only for a model that nobody else holds and that is used for inference alone: panels cannot be trained,
+    saved or moved. The original weights are freed, apart from one that is tied to the embedding.
 
     Args:
-        dtype: what the model is to compute in, by default its own dtype; weights that are no panels are converted.
-        files: those whose weights were loaded and not changed since; what was read of them is given back.
+        model: the model; one on another device is left as it is.
+        dtype: what the model is to compute in, by default its own dtype; weights outside panels are converted to it.
+        files: the mapped files of which the weights are views, unchanged since they were loaded; pages that were read
+            are given back to the system.
     """
     dtype = dtype or model.dtype
     if model.device.type != "cpu":
@@ -191,7 +219,14 @@ def pack(model: PreTrainedModel, dtype: torch.dtype | None = None, files: Mapped
 
 
 def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
-    """The same for any module on a CPU."""
+    """Replace all linear layers inside a module on a CPU by layers over panels.
+
+    Nothing is replaced where the compiled product is found to be wrong on this machine.
+
+    module: the module, whose children change.
+    dtype, files: as in `pack`; without a dtype each layer computes in that of its weight, and only float32 and bfloat16
+        ones are replaced.
+    """
     if not _works():
         return
     arena = Arena()
@@ -200,7 +235,8 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
             if type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED:
                 assert isinstance(child, nn.Linear | Conv1D)
                 setattr(parent, name, PanelLinear(child, arena, dtype, files))
-    # What is left of a file would keep its pages in memory; of an embedding few rows are ever read.
+    # Other weights are copied, since as views of a file they would keep its pages in memory. Embeddings stay: only few
+    # of their rows are ever read.
     tables = [table.weight for table in module.modules() if isinstance(table, nn.Embedding)]
     for parameter in module.parameters():
         if not any(parameter is table for table in tables):
@@ -208,14 +244,18 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
 
 
 def use_threads() -> int | None:
-    """As many threads as torch was given, which the compiled loops take from now on; None where it is one."""
+    """Let compiled loops use as many threads as torch; return their number, None where it is one."""
     return loops.use_threads(torch.get_num_threads())
 
 
 @cache
 def check_quantised(name: str) -> None:
-    """Raises ForetokenError where products with weights of a kind are wrong on this processor: they are made of other
-    instructions on each, which were not all tried."""
+    """Raise ForetokenError where products with quantised weights are wrong on this processor.
+
+    The products use other instructions on each kind of processor, and not all of them could be tried.
+
+    name: the kind of weights, a name among quantised.KINDS.
+    """
     x, kind = torch.arange(3.0 * 256).view(3, 256).sin(), KINDS[name]
     blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)
     blocks = blocks.reshape(-1, kind.block_bytes)
@@ -225,7 +265,7 @@ def check_quantised(name: str) -> None:
     with torch.inference_mode():
         got = product(x, torch.from_numpy(pack_quantised(name, raw)), kind.form, 70)
         want = x @ torch.from_numpy(unpack(name, raw)).T
-    if not (got - want).abs().max() <= 0.02 * want.abs().max():  # rows are rounded to a 254th
+    if not (got - want).abs().max() <= 0.02 * want.abs().max():  # the product rounds input rows to 8 bits
         raise ForetokenError(
             f"Products with {name} weights are wrong on this processor: name a dtype, so that they are dequantised."
         )
@@ -233,8 +273,11 @@ def check_quantised(name: str) -> None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine: few rows and many, in one tile and in several, times a
-    matrix of one chunk (tile.CHUNK) and one of many, in every form."""
+    """Whether the compiled product is right on this machine, for every form of weights.
+
+    It is tried with few rows of input and many, in one tile and in several, and with a matrix of one chunk (tile.CHUNK)
+    and one of many.
+    """
     for out, k in ((70, 5), (330, 1100)):
         x, weight = torch.arange(40.0 * k).view(40, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()
         linear = nn.Linear(k, out, bias=False)

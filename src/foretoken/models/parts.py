@@ -1,4 +1,4 @@
-"""What a draft head borrows of its target: sizes, embedding, LM head and rotary angles; all of it frozen."""
+"""What a draft head borrows from its target: sizes, embedding, LM head and rotary angles; none of it is trained."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,22 @@ from foretoken.models.rotary import Rotary, usual
 
 @dataclass(frozen=True)
 class TargetParts:
-    """See `parts`. intermediate: channels of the MLP. execution: how the target's forwards are run."""
+    """What a draft head borrows from its target; `parts` returns it.
+
+    name: the target's, for messages.
+    hidden: d, the width of the hidden states.
+    heads, kv_heads, head_dim: numbers of query heads and of key-value heads, and the width of one.
+    intermediate: channels of an MLP.
+    layers: number of decoder layers.
+    vocab_size: v, the columns of the logits.
+    eps: what norms add to the mean square.
+    rotary: the rotary positions.
+    embedding, unembedding: the modules that embed tokens and that are the LM head.
+    embedding_scale, logit_scale: factors of what these two put out.
+    softcap: logits are bounded to [-softcap, softcap] by a tanh; None: they are not.
+    dtype, device: the target's.
+    execution: how the target's forwards run, as in `CausalLM.execution`.
+    """
 
     name: str
     hidden: int
@@ -38,16 +53,20 @@ class TargetParts:
     execution: str
 
     def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        """What the target's first layer reads for a token."""
+        """Return the input of the target's first layer for the tokens `ids` [...], [..., d]."""
         return self.embedding(ids) * self.embedding_scale
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """The target's logits from states after its final norm."""
-        packed = isinstance(self.unembedding, PanelLinear)  # which rounds by itself, and answers in what it is asked in
+        """Return the target's logits [..., v]; states: those after its final norm [..., d]."""
+        packed = isinstance(self.unembedding, PanelLinear)  # takes any dtype, rounds by itself, returns the same dtype
         return self._scaled(self.unembedding(states if packed else states.to(self.dtype)))
 
     def logits_of(self, states: Float[Tensor, "... d"], tokens: Int[Tensor, " m"]) -> Float[Tensor, "... m"]:
-        """The same for some tokens alone, of a target whose weights are not packed: of use in training."""
+        """Return the logits of some tokens alone [..., m], for training; the target's weights must not be packed.
+
+        states: those after the target's final norm [..., d].
+        tokens: the ids of m tokens [m].
+        """
         bias = getattr(self.unembedding, "bias", None)
         weight = self.unembedding.get_parameter("weight")[tokens]
         return self._scaled(F.linear(states.to(self.dtype), weight, None if bias is None else bias[tokens]))
@@ -58,9 +77,12 @@ class TargetParts:
 
 
 def parts(lm: CausalLM) -> TargetParts:
-    """Read them from the model. Raises ForetokenError for one whose embedding or LM head cannot be found.
+    """Return what draft heads borrow from the model `lm`.
 
     A model without rotary positions gets the usual ones (base 10000), since a head has positions of its own.
+
+    Raises ForetokenError for a model whose embedding or LM head cannot be found, or whose embedding has another width
+    than its hidden states.
     """
     model: Any = lm.model
     config: Any = model.config.get_text_config(decoder=True)

@@ -1,28 +1,28 @@
-"""Does a model's forward follow the tree mask and the position ids? Asked once, when the model is taken into use.
+"""A probe of whether a model's forward follows the tree mask and the position ids; it runs once per loaded model.
 
-A model that ignores either would write plausible but wrong text, so that it has to be found before it writes any.
+A model that ignores either would write plausible but wrong text, and must be found before it writes any.
 The probe scores a small tree behind two tokens of text,
 
     a b   with the nodes   x(after b)   c(after b)   d(after c)
 
 several times, always through the forward that will be used later and in the same shapes, and changes one thing at a
-time. Which logits must change and which must not is then known without any tolerance for rounding:
+time. Which logits must change and which must not is then a test without any tolerance for rounding:
 
 - d follows x instead of c: nothing differs but the mask, and the logits after d must change;
-- x becomes another token: c and d do not see x, and their logits must not change. A hidden slot is weighed with
-  exactly 0, so that not one bit changes. Only where the other tokens of a forward take part in how a token is computed
-  (experts that are chosen, quantised activations) a small share of what a visible token changes, `LEAK`, is let pass,
-  and on a device whose sums have no fixed order `NOISE` times what a repeated forward changes;
+- x becomes another token: c and d do not see x, and their logits must not change. The weight of a hidden slot is
+  exactly 0, so that not one bit changes. There are two exceptions. Where the other tokens of a forward take part in how
+  a token is computed (choice of experts, quantised activations), a small share of what a visible token changes, `LEAK`,
+  is allowed; and on a device whose sums have no fixed order, `NOISE` times what a repeated forward changes;
 - c is placed one position further on: the logits after c must change.
 
-Two more comparisons are between forwards of different shapes, which round differently. They are held against what
-exchanging a visible token changes, not against a fixed share of the logits: activations of real models have outliers
-in the hundreds, and two ways to the same bfloat16 logits can differ by several units there although both are right.
+Two more comparisons are between forwards of different shapes, which round differently. Their bound is a share of what
+exchanging a visible token changes, not of the logits: activations of real models have outliers in the hundreds, and two
+ways to the same bfloat16 logits can differ by several units there although both are right.
 
-- the logits after d in the tree are those after d in the path c, d, up to `PATH` of that change (less in float32, where
-  rounding excuses little, but for quantised weights, whose rows are rounded to 8 bits), or to `NOISE` times what
+- the logits after d in the tree are those after d in the path c, d, up to `PATH` of that change (a smaller share in
+  float32, unless weights are quantised, since input rows are then rounded to 8 bits), or up to `NOISE` times what
   reading the path token by token changes;
-- in float32 those of the path are the ones of transformers' own forward, within the same bounds.
+- in float32 the logits of the path are those of transformers' own forward, within the same bounds.
   In bfloat16 and float16 there is no such comparison: transformers' logits are not the exact ones either, and those
   of our kernel are the nearer to them (tests/test_models_kernel.py holds that, and finds wrong weights or layouts).
 """
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from foretoken.models.rows import Rows
 
 LENGTH = 4  # tokens of the text a b c d
-MIXING = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")  # where LEAK is let pass
+# Settings of models in which other tokens of a forward take part in how a token is computed: LEAK is allowed there.
+MIXING = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")
 LEAK = 0.02  # share of a visible token's influence that an invisible one may have
-PATH = {True: 0.01, False: 0.5}  # share of it by which tree and path may differ: in float32, below
-NOISE = 4.0  # times the model's own rounding
+PATH = {True: 0.01, False: 0.5}  # share of it by which tree and path may differ: in float32 (True), and else
+NOISE = 4.0  # how many times the model's own rounding a difference may be
 
 
 def probe_tokens(model: PreTrainedModel) -> list[int]:
-    """Six ordinary tokens a, b, c, d, x, z.
+    """Return six ordinary tokens a, b, c, d, x, z of the vocabulary of `model`.
 
     They are spread over the first half of the vocabulary beyond its first tenth: special tokens, bytes and the unused
     rows of padded embeddings stand at either end.
@@ -68,7 +69,7 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
         plain: logits after the tokens a, b, c, d by transformers' own forward of them, without a cache of ours.
 
     Raises:
-        ForetokenError: naming the class of the model and what it does not follow.
+        ForetokenError: it names the class of the model and what it does not follow.
     """
     kind = type(lm.model).__name__
     a, b, c, d, x, z = probe_tokens(lm.model)
@@ -104,7 +105,10 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
 def _check_close(
     lm: "CausalLM", what: str, difference: float, seen: float, rows: "Rows", path: Float[Tensor, " v"]
 ) -> None:
-    """Refuse a difference beyond a share of `seen` that the model's own rounding does not explain."""
+    """Raise ForetokenError for a difference that is too large a share of `seen`, unless the model rounds as much.
+
+    what: names that with which the tree was compared. path: the logits after c, d in one forward.
+    """
     if difference <= PATH[lm.dtype == torch.float32 and not lm.quantised] * seen:
         return
     _, _, c, d, *_ = probe_tokens(lm.model)
@@ -119,20 +123,25 @@ def _check_close(
 
 
 def _scores(rows: "Rows", tokens: list[int], parents: list[int], keep: list[int] | None = None) -> Float[Tensor, "n v"]:
-    """Logits of these nodes after the text; of the nodes, `keep` stay as text, none by default."""
+    """Return the logits of nodes after the text; then commit the path `keep` of them, by default none."""
     (logits,) = rows.score([tokens], [parents])
     rows.keep([keep or []])
     return logits.float().clone()
 
 
 def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
-    """Logits after one token behind the text, at a position that need not be its own."""
+    """Return the logits after one token behind the text that is given any position."""
     start = rows.lengths[0]
     rows._place(slice(0, 1), start, 1, start + 1)
     return rows._forward([[token]], [[position]], dict.fromkeys(rows._windows), head=True)[0, 0].float().clone()
 
 
 def distance(one: Float[Tensor, " v"], other: Float[Tensor, " v"]) -> float:
-    """Root mean square of the difference of two rows of logits, apart from a constant, which no softmax sees."""
+    """Return the root mean square of the difference of two rows of logits, without its mean.
+
+    A constant that is added to all logits changes no probability.
+
+    one, other: the rows [v].
+    """
     difference = (one.float() - other.float()).double()
     return float((difference - difference.mean()).square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""Checkpoints -> models whose linear layers are quantised to a kind of blocks, once for all starts."""
+"""Quantise the linear layers of checkpoints to a kind of blocks, once; later starts read the result from the cache."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,21 +22,23 @@ from foretoken.models.mapped import weight_files
 from foretoken.models.packed import block_type, filled, read_kept, without_weights
 from foretoken.models.panels import PART, PackedLinear
 
-# Errors of the LM head reach the scores as they are. With 4 bits in it as in the layers, 0.85 of the draft tokens of a
-# quantised copy of the small target were accepted at temperature 0, with 8 bits in it 0.94: docs/LOG.md, 2026-11-25.
+# The kind of blocks of every LM head, whose errors reach the logits undamped. With 4 bits in it as in the layers, 0.85
+# of the draft tokens of a quantised copy of the small target were accepted at temperature 0, with 8 bits 0.94:
+# docs/LOG.md, 2026-11-25.
 HEAD_KIND = "q8_0"
-READ = (".json", ".safetensors", ".bin")  # what a model in a folder is made of
-NAMES = {dtype: name for name, dtype in PLAIN.items()}  # safetensors' names
+READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
+NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
 
 
 def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """A model whose linear layers are quantised, in the dtype of its checkpoint. What is made of the checkpoint is kept
-    in the cache directory, where the next call finds it.
+    """Return a model whose linear layers are quantised; all else is in the dtype of its checkpoint.
+
+    The result is kept in the cache directory, where the next call finds it.
 
     Args:
         source: the model's folder or GGUF file, or a hub id.
-        kind: of the blocks, see `pack_quantised`.
-        load: reads the checkpoint, where it must be.
+        kind: the kind of blocks, see `pack_quantised`.
+        load: reads the checkpoint; it is called only where nothing was kept.
     """
     made: list[PreTrainedModel] = []
 
@@ -61,12 +63,12 @@ def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]
 
 
 def _files(source: Path) -> list[Path]:
-    """Those that a model is made of."""
+    """Return the files that a model consists of."""
     return [source] if source.is_file() else [path for path in source.iterdir() if path.suffix in READ]
 
 
 def _snapshot(hub_id: str) -> Path | None:
-    """Where the hub's client keeps a model; None where it does not yet."""
+    """Return the folder in which the hub's client has cached a model; None where it has not."""
     config = try_to_load_from_cache(hub_id, "config.json")
     folder = Path(config).parent if isinstance(config, str) else None
     here = folder is not None and any(path.suffix in READ[1:] for path in folder.iterdir())
@@ -74,12 +76,16 @@ def _snapshot(hub_id: str) -> Path | None:
 
 
 def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
-    """The model, its linear layers quantised in place; those whose rows do not fill blocks of 32 weights stay.
+    """Quantise the linear layers of a model in place, and return it.
 
-    The LM head gets HEAD_KIND whatever the kind. For q4_k, rows whose length is no multiple of 256 get q4_1.
+    Layers whose rows are not whole blocks stay as they are.
+
+    model: the model, with ordinary weights on a CPU.
+    kind: the kind of blocks, a name among models.named.QUANTISED. The LM head gets HEAD_KIND instead, and for q4_k,
+        whose blocks have 256 weights, layers whose rows are no multiple of that get q4_1.
     """
     last, files = model.get_output_embeddings(), weight_files()
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets others work meanwhile
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
         for path, module in list(model.named_modules()):
             if type(module) is not nn.Linear:
                 continue
@@ -103,8 +109,10 @@ def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
 
 
 def _stored(model: PreTrainedModel) -> Iterator[Stored]:
-    """All weights of a model, panels first, each of which starts a cache line. Integers are computed from the
-    configuration and are left out."""
+    """Yield all weights of a model to be written, panels first, so that each panel starts at a cache line of the file.
+
+    Tensors of integers are left out, since they are computed from the configuration.
+    """
     for path, module in model.named_modules():
         if isinstance(module, PackedLinear):
             panels = module.panels
@@ -115,5 +123,5 @@ def _stored(model: PreTrainedModel) -> Iterator[Stored]:
 
 
 def _bytes(tensor: Tensor) -> Iterator[NDArray[Any]]:
-    """The memory of a tensor, in one part."""
+    """Yield the bytes of a tensor, in one part."""
     yield tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()

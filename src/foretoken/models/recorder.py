@@ -1,18 +1,21 @@
-"""The one hook for whoever measures a model: it is entered around the work of the model's rows, span by span."""
+"""The one hook for measuring a model: a context manager that is entered around the work of the model's rows."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, TypeVar
 
-SCORING = "scoring"  # all that rows do for one call: masks, cache and forward
-FORWARD = "forward"  # the model's own work in it
-Recorder = Callable[[str], AbstractContextManager[Any]]  # by the name of the span that begins
+SCORING = "scoring"  # the span of all that rows do in one call: masks, cache and forward
+FORWARD = "forward"  # the span of the model's own work in it
+Recorder = Callable[[str], AbstractContextManager[Any]]  # name of a span -> what is entered around it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def recorded(span: str) -> Callable[[F], F]:
-    """Makes a method of rows enter their model's recorder, where it has one."""
+    """Return a decorator that makes a method enter `self.recorder` around its work, unless that is None.
+
+    span: the name with which the recorder is called, SCORING or FORWARD.
+    """
 
     def around(method: F) -> F:
         @wraps(method)

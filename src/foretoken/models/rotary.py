@@ -1,4 +1,4 @@
-"""Rotary positions: the angles by which queries and keys are turned."""
+"""Rotary positions: the angles by which queries and keys are rotated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,15 +15,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 
-DEFAULT = "default"  # the frequencies of the theta alone
-READ = ("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters")
+DEFAULT = "default"  # transformers' name of frequencies without scaling
+READ = ("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters")  # entries in use
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """inv_freq: rotary frequencies [head_dim / 2]. scale: what cosines and sines are multiplied by.
+    """The rotary positions of attention heads of width dim.
 
-    config: the entries of a config.json that it was read from, {} where it is a model's own.
+    inv_freq: the rotary frequencies [dim / 2].
+    scale: the factor of cosines and sines.
+    config: the entries of a config.json that describe them, {} where they are those of a loaded model.
     """
 
     inv_freq: Float[Tensor, " half"]
@@ -32,27 +34,30 @@ class Rotary:
 
     @property
     def dim(self) -> int:
-        """The width of an attention head that it turns."""
+        """The width of an attention head."""
         return 2 * len(self.inv_freq)
 
     def angles(self, positions: Int[Tensor, "..."]) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:
-        """Cosines and sines of these positions."""
+        """Return the cosines and the sines of `positions` [...], each [..., dim]."""
         angle = positions[..., None].float() * self.inv_freq
         both = torch.cat((angle, angle), -1)
         return both.cos() * self.scale, both.sin() * self.scale
 
 
 def usual(dim: int, device: torch.device) -> Rotary:
-    """Those of base 10000."""
+    """Return rotary positions of base 10000 for heads of width `dim`, on `device`."""
     return Rotary(10000.0 ** (-torch.arange(0, dim, 2, device=device) / dim))
 
 
 def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
-    """What a config.json says of a layer's norms and positions, where transformers wrote it; None for others.
+    """Return the norms and positions that a config.json describes, None where transformers did not write it.
 
-    What it leaves out is Llama's default: transformers writes only what differs.
-    config: its entries. name: of its file, for messages.
-    Raises ForetokenError where transformers refuses them.
+    Entries that it lacks have Llama's defaults, since transformers writes only those that differ.
+
+    config: the entries of the config.json.
+    name: the name of the file, for messages.
+
+    Raises ForetokenError where transformers refuses the entries.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
@@ -65,9 +70,14 @@ def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
 
 
 def configured(config: LlamaConfig, dim: int, name: str, device: torch.device) -> Rotary:
-    """Rotary positions as a configuration gives them, of attention heads of width `dim`.
+    """Return the rotary positions that a configuration describes.
 
-    name: of its file, for messages. Raises ForetokenError for a kind of scaling that is not known.
+    config: from `llama_config`; its head_dim is set to `dim`.
+    dim: the width of an attention head.
+    name: the name of the configuration's file, for messages.
+    device: where the frequencies are to be.
+
+    Raises ForetokenError for a kind of scaling that is not known, and for one whose numbers are missing or do not fit.
     """
     own: Any = config
     own.head_dim = dim

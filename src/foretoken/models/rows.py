@@ -25,19 +25,25 @@ CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
 
 class Rows:
-    """The slot cache of up to `batch` sequences of one model; rows 0..len-1 are in use.
+    """Up to `batch` sequences of one model in a common slot cache; rows 0..len-1 are in use.
 
+    A row has committed tokens, and behind them the nodes of its tree: those that were scored since its last `keep`.
     Logits are inference tensors: work on them out of place (or inside torch.inference_mode).
     """
 
-    lengths: list[int]  # committed slots of each row in use
-    recorder: Recorder | None = None  # also of rows that are something else beneath
+    lengths: list[int]  # the number of committed tokens of each row in use, one slot each
+    recorder: Recorder | None = None  # entered around the work of these rows: see models/recorder.py
 
     @torch.inference_mode()
     def __init__(
         self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = (), cache: KernelRows | None = None
     ) -> None:
-        """See `CausalLM.open`. cache: what is used instead of one of its own."""
+        """Allocate the cache.
+
+        lm: the model.
+        batch, slots, layers: as in `CausalLM.open`.
+        cache: the slot cache to use; None: a new one.
+        """
         self._lm = lm
         self.recorder = lm.recorder
         self._batch, self._slots = batch, slots
@@ -58,7 +64,7 @@ class Rows:
         return self._lm.vocab_size
 
     def join(self) -> int:
-        """A new empty row at the end; returns its index."""
+        """Add an empty row at the end and return its index."""
         if len(self.lengths) == self._batch:
             raise ForetokenError(f"All {self._batch} rows are in use: let one leave first or open more.")
         self.lengths.append(0)
@@ -66,7 +72,7 @@ class Rows:
         return len(self.lengths) - 1
 
     def leave(self, row: int) -> None:
-        """Forget a row; the last row moves into its place."""
+        """Forget the row with index `row`; the last row moves into its place."""
         self._check_row(row)
         last = len(self.lengths) - 1
         if row != last:
@@ -79,7 +85,11 @@ class Rows:
 
     @recorded(SCORING)
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Prefill: commit `tokens` to a row whose tree is empty, without computing logits."""
+        """Read tokens and commit them, without computing logits (prefill).
+
+        row: the index of the row, whose tree must be empty.
+        tokens: ids that follow its committed tokens.
+        """
         self._check_row(row)
         if len(self._trees[row]):
             raise ForetokenError(f"Row {row} has {len(self._trees[row])} scored nodes: keep a path before extending.")
@@ -96,12 +106,16 @@ class Rows:
 
     @recorded(SCORING)
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
-        """Append nodes to the tree of every row and return their logits, in one forward.
+        """Append nodes to the tree of every row, in one forward, and return their logits, per row [n, v].
 
-        tokens[r], parents[r]: row r's new nodes; a parent is an index into row r's tree (the nodes scored since its
-        last keep, those of this call included) or -1: the node follows the committed text. A node sees its row's
-        committed slots, its ancestors and itself; its position is length + depth. Rows may bring none.
-        Raises ForetokenError when a row's slots do not suffice or a parent is not an earlier node.
+        A node sees the committed tokens of its row, its ancestors and itself. Its position is the row's length plus
+        the node's depth.
+
+        tokens: per row the ids of the new nodes, which may be none.
+        parents: per row the parent of each new node: the index of an earlier node of the row's tree, nodes of this call
+            included, or -1 where the node follows the committed tokens.
+
+        Raises ForetokenError where a row's slots do not suffice or a parent is not an earlier node.
         """
         counts = self._counts(tokens, parents)
         active = [r for r, count in enumerate(counts) if count]
@@ -127,6 +141,10 @@ class Rows:
     def _score(
         self, rows: slice, tokens: Sequence[Sequence[int]], counts: list[int], firsts: list[int]
     ) -> Float[Tensor, "b n v"]:
+        """Score the rows in `rows`; those with fewer nodes than the most are padded.
+
+        counts, firsts: of every row, the number of new nodes and the index in its tree of the first of them.
+        """
         trees, lengths, firsts, counts = self._trees[rows], self.lengths[rows], firsts[rows], counts[rows]
         n = max(counts)
         used = max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
@@ -157,12 +175,18 @@ class Rows:
         masks: Mapping[str, np.ndarray | None],
         head: bool,
     ) -> Tensor:
-        """Logits [b, n, v]; of no meaning where head is False."""
+        """Return the logits [b, n, v]; where `head` is False the result has no meaning."""
         return self.cache(ids, positions, masks, head, self._features)
 
     @recorded(SCORING)
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Commit one root-first chain of tree nodes per row (maybe empty) and forget the rest of every tree."""
+        """Commit one path of each row's tree and forget the rest of the tree.
+
+        paths: per row the indices of the nodes of a chain that follows the committed tokens, the first one first; it
+            may be empty.
+
+        Raises ForetokenError where a path is not such a chain, or there is not one path per row.
+        """
         if len(paths) != len(self.lengths):
             raise ForetokenError(f"Got {len(paths)} paths for {len(self.lengths)} rows: give one per row.")
         for tree, path in zip(self._trees, paths, strict=True):
@@ -181,14 +205,17 @@ class Rows:
             self._trees[row].clear()
 
     def features(self, row: int) -> Float[Tensor, "t f"]:
-        """The hidden states of a row's committed tokens, layer beside layer in the order asked for; a view."""
+        """Return the hidden states of the committed tokens of `row` [t, f], as a view.
+
+        Those of all layers stand side by side, in the order in which `CausalLM.open` was given the layers.
+        """
         self._check_row(row)
         if self._features is None:
             raise ForetokenError("These rows keep no hidden states: open them with the layers that are wanted.")
         return self._features.of_row(row, self.lengths[row])
 
     def cut(self, row: int, length: int) -> None:
-        """Forget the committed tokens of a row from `length` on; its tree must be empty."""
+        """Forget the committed tokens of `row` from number `length` on; its tree must be empty."""
         self._check_row(row)
         if len(self._trees[row]) or not 0 <= length <= self.lengths[row]:
             raise ForetokenError(
@@ -198,8 +225,13 @@ class Rows:
         self.lengths[row] = length
 
     def save(self, row: int, start: int, end: int) -> Saved | None:
-        """A copy of what is kept of a row's committed tokens [start, end), hidden states included; None where there
-        are not so many."""
+        """Return a copy of what is kept of some committed tokens, hidden states included.
+
+        row: the index of the row.
+        start, end: the tokens are those from number `start` up to `end`, which is excluded.
+
+        Returns None where the row has fewer than `end` tokens.
+        """
         self._check_row(row)
         if not 0 <= start <= end <= self.lengths[row]:
             return None
@@ -207,7 +239,11 @@ class Rows:
 
     @torch.inference_mode()
     def restore(self, row: int, saved: Saved) -> None:
-        """Commit to a row what was saved of the same text, which it has up to `saved.start`."""
+        """Commit tokens without a forward, by what `save` returned for the same text.
+
+        row: the index of the row, which has exactly `saved.start` committed tokens and an empty tree.
+        saved: from `save` of rows of the same model with the same layers.
+        """
         self._check_row(row)
         if len(self._trees[row]) or self.lengths[row] != saved.start:
             raise ForetokenError(

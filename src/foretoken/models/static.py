@@ -1,9 +1,10 @@
 """Forwards of fixed shapes, so that torch.compile can make one piece of code of each, or a GPU record it once: for any
 transformers model, and for draft heads with layers of their own.
 
-Nodes, rows and slots are padded to the smallest bucket that holds them. A padded node sees slot 0 and is written to the
-last slot, which nothing reads. `step` is the plain forward, for any shape; a bucket is compiled or recorded when it is
-first needed, and compared with the plain forward there and then. What cannot be traced goes on running plainly.
+A *bucket* is one such shape: numbers of rows, nodes and slots. Inputs are padded to the smallest bucket that holds
+them. A padded node sees slot 0 and is written to the last slot, which nothing reads. `step` is the plain forward, for
+any shape. A bucket is compiled or recorded when it is first needed, and its results are then compared with those of the
+plain forward. A model that cannot be compiled or recorded goes on running plainly.
 """
 
 import logging
@@ -29,36 +30,41 @@ from foretoken.models.panels import PanelLinear
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a forward of more nodes, as in prefill, is not compiled
 LEAST_SLOTS = 128
-LIMIT = 1024  # compiled buckets of all models of a process
-# How far compiled and plain logits may be apart, as a share of their spread, in float32 and below: loose, since wrong
-# code moves them by far more.
+LIMIT = 1024  # how many buckets torch may compile in a process, over all models
+# How far compiled and plain results may be apart, by `_difference`: in float32 (True), and in fewer bits. The bounds
+# are loose, since wrong code moves results by far more.
 ROUNDING = {True: 0.01, False: 0.25}
-# How forwards are run.
+# How forwards run.
 COMPILED, GRAPHS, COMPILED_GRAPHS = "torch.compile", "CUDA graphs", "CUDA graphs of torch.compile"
-MESSAGE = 200  # characters of a compiler's complaint that are shown
+MESSAGE = 200  # characters of a compiler's error message that are shown
 log = logging.getLogger(__name__)
 
 Layers = tuple[int, ...]
-Inputs = tuple[Tensor, ...]  # of `step` but for its planes; nodes and masks on the CPU until a forward takes them
+Inputs = tuple[Tensor, ...]  # the arguments of `step` from `nodes` on, without the planes, on any device
 Bucket = tuple[Layers, int, int, int]  # hidden states asked for, rows, nodes, slots
 
 
 def nodes_bucket(n: int) -> int | None:
-    """The smallest bucket that holds n nodes, None if there is none."""
+    """Return the smallest number of NODES that is at least n, None if there is none."""
     return next((size for size in NODES if size >= n), None)
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n >= 1."""
+    """Return the smallest power of two that is at least n >= 1."""
     return 1 << (n - 1).bit_length()
 
 
 @no_type_check
 class TracedCache(NodeCache):
-    """Lives for one forward: the keys and values of node i of row b are written to slots[b, i] of the layer's planes,
-    and all slots are read."""
+    """The transformers `Cache` of one forward: node i of row b goes to slot slots[b, i], and all slots are read."""
 
     def __init__(self, planes, of_layer, slots):
+        """Take the memory of a batch.
+
+        planes: keys and values of every layer in turn, each [b, h, slots, d].
+        of_layer: as in `NodeCache`.
+        slots: where the nodes go [b, n].
+        """
         super().__init__(of_layer, planes[0].shape[2], slots.shape[1])
         self.planes, self.slots = planes, slots
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
@@ -73,12 +79,15 @@ class TracedCache(NodeCache):
 
 @no_type_check
 def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
-    """Logits [b, n, v] of nodes [b, n], read and written in planes [b, h, slots, d]; after them the hidden states of
-    `layers`.
+    """Run the forward of a transformers model on nodes; return their logits [b, n, v] and the states of `layers`.
 
-    scored: False: without the LM head, so that states stand for the logits.
+    model: the transformers model.
+    of_layer: as in `NodeCache`.
+    layers: which hidden states follow the logits, each [b, n, d], by their index in transformers' `hidden_states`.
+    scored: whether the LM head runs; where it does not, hidden states stand in the place of the logits.
     nodes: ids, positions and slots of the nodes [3, b, n].
-    masks_and_planes: an additive mask [b, 1, n, slots] for each type of layers, full attention first; the planes.
+    masks_and_planes: what is added to the attention scores [b, 1, n, slots] for each type of layers, full attention
+        first; at the end the planes, a list of [b, h, slots, d], which are read and written.
     """
     ids, positions, slots = nodes
     *masks, planes = masks_and_planes
@@ -95,12 +104,16 @@ def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
 
 
 class Planes:
-    """Keys and values of a batch, and on a GPU the forwards that were recorded over them.
+    """The keys and values of a batch, and on a GPU the forwards that were recorded over them.
 
-    tensors: [rows, heads, slots, dim] of each plane. capacity: slots.
+    tensors: keys and values of every layer in turn, each [rows, heads, slots, dim].
+    batch: the number of rows.
+    capacity: the number of slots per row.
+    graphs: the recorded forwards, by bucket.
     """
 
     def __init__(self, forward: "StaticForward", batch: int, capacity: int) -> None:
+        """Allocate them; forward: says which shapes a layer's keys and values have."""
         # Zeros, not empty: an unwritten slot is masked, but 0 * NaN would still be NaN.
         self.tensors = [
             torch.zeros(batch, plane.heads, capacity, plane.dim, dtype=plane.dtype, device=plane.device)
@@ -111,7 +124,7 @@ class Planes:
         self._first_rows: dict[int, list[Tensor]] = {}
 
     def of_rows(self, b: int) -> list[Tensor]:
-        """The first b rows of every plane: the same tensors at every call."""
+        """Return the first b rows of every plane: the same tensors at every call."""
         if b not in self._first_rows:
             self._first_rows[b] = [plane[:b] for plane in self.tensors]
         return self._first_rows[b]
@@ -120,19 +133,30 @@ class Planes:
 class StaticForward:
     """The compiled or recorded forwards of one model, shared by all rows; its weights are the model's own.
 
-    On a CPU inductor freezes weights that are not in panels, for each bucket into a layout of its own, and keeps its
-    code on disk between runs. On a GPU every bucket is recorded as a CUDA graph, which reads and writes the planes that
-    it was recorded with; these are kept for the next batch of as many rows and slots.
+    On a CPU, torch.compile's inductor makes the weights constants of its code, for each bucket in a layout of its own,
+    unless some are in panels. It keeps its code on disk between runs. On a GPU every bucket is recorded as a CUDA
+    graph, which reads and writes the planes that it was recorded with; these are kept for the next batch of as many
+    rows and slots.
+
+    shapes: keys and values of every layer in turn.
+    of_layer: as in `NodeCache`.
+    low: what a mask adds to the attention score of a hidden slot.
+    execution: how forwards run, for messages.
+    ready: the buckets whose code was found right.
+    compiling: whether forwards are compiled or recorded; else they run plainly. It is False until the model has been
+        checked, and again once compiling has failed.
     """
 
     def __init__(
         self, model: nn.Module, name: str, planes: Shapes, compiled: bool = True, step: Callable[..., Any] = step
     ) -> None:
-        """Plain forwards, until `compiling` is set.
+        """Prepare plain forwards; set `compiling` to have them compiled or recorded.
 
-        name: for messages. planes: what each layer keeps.
-        compiled: whether torch.compile makes their code, which on a GPU is recorded then; otherwise they are recorded.
-        step: the plain forward, of `model` as its first argument.
+        model: the model or draft head.
+        name: its name, for messages.
+        planes: the shapes of what each layer keeps per token.
+        compiled: whether torch.compile makes the code of forwards; on a GPU they are recorded in either case.
+        step: the plain forward, called with the arguments of the function `step`, `model` first.
         """
         self.model, self.name, self._step = model, name, step
         self.shapes = [plane for pair in planes if pair for plane in pair]
@@ -149,13 +173,14 @@ class StaticForward:
         self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self._free: dict[tuple[int, int], list[Planes]] = {}
         self.ready: set[Bucket] = set()
-        self.compiling = False  # until the model has been checked, and again once compiling has failed
+        self.compiling = False
 
     def open(self, batch: int, slots: int) -> "StaticRows":
+        """Allocate a slot cache for `batch` rows of up to `slots` slots each."""
         return StaticRows(self, batch, slots)
 
     def take(self, batch: int, capacity: int) -> Planes:
-        """Planes of zeros for so many rows and slots."""
+        """Return planes of zeros for `batch` rows of `capacity` slots each."""
         free = self._free.get((batch, capacity))
         if not free:
             return Planes(self, batch, capacity)
@@ -165,18 +190,28 @@ class StaticForward:
         return planes
 
     def give(self, planes: Planes) -> None:
-        """Take back what nobody uses any more."""
+        """Take back `planes` that are not used any more, on a GPU for the next call of `take`."""
         if self.on_gpu:
             self._free.setdefault((planes.batch, planes.capacity), []).append(planes)
 
     def plain(
         self, layers: Layers, inputs: Inputs, planes: Sequence[Tensor], scored: bool = True
     ) -> tuple[Tensor, ...]:
-        """`step` as Python runs it, for inputs of any shape."""
+        """Run `step` plainly and return its results.
+
+        layers, scored: as in `step`.
+        inputs: the arguments of `step` from `nodes` on, without the planes, of any shape.
+        planes: those of the rows of `inputs`.
+        """
         return self._step(self.model, self.of_layer, layers, scored, *self._here(inputs), planes)
 
     def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
-        """The same, compiled or recorded, for inputs that fill a bucket; plain once that was given up."""
+        """Run `step` with the LM head, compiled or recorded; plainly where `compiling` is False.
+
+        layers: as in `step`.
+        inputs: the arguments of `step` from `nodes` on, without the planes, of the shape of a bucket.
+        planes: all rows of the batch; the first ones are those of `inputs`.
+        """
         _, b, n = inputs[0].shape
         if not self.compiling:
             return self.plain(layers, inputs, planes.of_rows(b))
@@ -197,7 +232,10 @@ class StaticForward:
         return tuple(x.to(self.device) for x in inputs)
 
     def _first(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
-        """Compile and compare. Both forwards write the same keys and values, so that the order does not matter."""
+        """Compile or record a bucket, compare it with the plain forward, and return the results of the latter.
+
+        Both forwards write the same keys and values, so that their order does not matter.
+        """
         layers, *sizes = bucket
         if self.execution != GRAPHS:
             log.info("compiling %s for %d rows, %d nodes, %d slots", self.name, *sizes)
@@ -210,7 +248,7 @@ class StaticForward:
             return self._give_up(bucket, inputs, planes, " ".join(str(error).split())[:MESSAGE] or type(error).__name__)
         if not all(x.isfinite().all() for x in want):
             planes.graphs.pop(bucket, None)  # what cannot be compared is not used
-            return want  # whose fault it is cannot be seen here, and whoever looks at it says so
+            return want  # the caller checks its logits and raises the error
         difference = max(_difference(x.float(), y.float()) for x, y in zip(got, want, strict=True))
         if not difference <= ROUNDING[self.dtype == torch.float32]:
             why = f"its logits are wrong (by {difference:.2g} of their spread)"
@@ -221,7 +259,7 @@ class StaticForward:
         return want
 
     def _give_up(self, bucket: Bucket, inputs: Inputs, planes: Planes, why: str) -> tuple[Tensor, ...]:
-        """The plain forward once more, since the keys and values may be wrong as well."""
+        """Stop compiling, warn, and run the plain forward again, since the keys and values may be wrong as well."""
         self.compiling = False
         planes.graphs.pop(bucket, None)
         warnings.warn(f"{self.name} runs without {self.execution}: {why}", stacklevel=2)
@@ -229,27 +267,34 @@ class StaticForward:
 
 
 def _difference(one: Float[Tensor, "b n _"], other: Float[Tensor, "b n _"]) -> float:
-    """The largest difference of a node's states, root mean square over the states and as a share of their spread. Not
-    that of a single number: activations have outliers, on which rounding shows most."""
-    spread = other.std(-1).clamp(min=torch.finfo(torch.float32).tiny)  # of a padded node it may be 0
+    """Return how far two results of a forward are apart: the largest value over all nodes.
+
+    A node's value is the root mean square of the differences of its numbers, as a share of their standard deviation. It
+    is not the largest difference of single numbers: activations have outliers, on which rounding shows most.
+    """
+    spread = other.std(-1).clamp(min=torch.finfo(torch.float32).tiny)  # that of a padded node may be 0
     return float(((one - other).square().mean(-1).sqrt() / spread).max())
 
 
 class StaticRows(Slots):
-    """The slot cache of a batch: planes [rows, heads, slots, dim], rows and slots powers of two.
+    """The slot cache of a batch, and the forward of the whole model; numbers of rows and slots are powers of two.
 
-    The slots double when they no longer hold the text, so that a forward reads at most twice what there is.
+    The number of slots doubles when they no longer hold the text, so that a forward reads at most twice what there is.
+
+    padding: the number that callers give as the slot of a padded node.
     """
 
     def __init__(self, forward: StaticForward, batch: int, slots: int) -> None:
+        """Allocate the first LEAST_SLOTS slots; forward: the model's; batch: rows; slots: per row, at most."""
         self.forward = forward
-        self.padding = slots  # how callers name the slot of a padded node
+        self.padding = slots
         self._batch = power_of_two(batch)
         self._take(LEAST_SLOTS)
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     @property
     def capacity(self) -> int:
+        """The number of slots per row that are allocated now."""
         return self._planes.capacity
 
     @torch.inference_mode()
@@ -267,7 +312,7 @@ class StaticRows(Slots):
         give()
 
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set where the next forward of `rows` writes its n nodes and that it reads slots [0, used)."""
+        """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
         if used >= self.capacity:  # one slot is left for padding
             self._grow(power_of_two(used + 1))
         self._rows, self._used = rows, used
@@ -284,7 +329,7 @@ class StaticRows(Slots):
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n _"]:
-        """Logits of the nodes whose slots were set; states where head is False."""
+        """Run the model on the nodes whose slots `place` has set; the arguments are those of `ModuleSlots`."""
         out = self.run(ids, positions, masks, head, () if features is None else features.distinct)
         if features is not None:
             features.keep(out[1:])
@@ -300,9 +345,12 @@ class StaticRows(Slots):
         layers: Layers = (),
         *more: Float[Tensor, "b n _"],
     ) -> tuple[Float[Tensor, "b n _"], ...]:
-        """What `step` gives for the nodes whose slots were set.
+        """Return the results of `step` for the nodes whose slots `place` has set, without padding.
 
-        more: further inputs of the nodes, which it takes after their slots.
+        ids, positions: token ids and positions of the nodes [b][n].
+        masks: per type of layer what is added to the attention scores [b, 1, n, used], None where all slots are seen.
+        scored, layers: as in `step`.
+        more: further inputs of a draft head's `step`, between the nodes and the masks, each [b, n, _].
         """
         n, rows = len(ids[0]), self._rows
         size = nodes_bucket(n)
@@ -315,11 +363,16 @@ class StaticRows(Slots):
 
     @torch.inference_mode()
     def levels(self, start: int, n: int, window: int | None = None) -> Callable[..., tuple[Tensor, ...]]:
-        """n forwards of one node each, from slot `start` on of the first row, which is full up to there: each node sees
-        all before it, or `window` positions with its own. For models of one kind of layers.
+        """Prepare forwards of one node each that extend the first row: a function that runs one of them.
 
-        Returns a function of the number of the forward, from 0 on, the node's token [1] on the device, and further
-        inputs [1, 1, _] as for `run`; it returns what `step` does.
+        For models whose layers are all of one type.
+
+        start: the slot, and the position, of the first node; the row's slots before it are filled.
+        n: how many forwards there are at most.
+        window: how many positions a node sees, its own included; None: all.
+
+        Returns a function of the number of the forward, from 0 on, of the node's token [1] on the device, and of
+        further inputs [1, 1, _] as for `run`. It returns the results of `step`.
         """
         self.place(slice(0, 1), start, 1, start + n)
         forward, planes = self.forward, self._planes
@@ -344,8 +397,10 @@ class StaticRows(Slots):
         size: int,
         width: int,
     ) -> Inputs:
-        """The inputs of `step` but for its planes: rows `whole`, `size` nodes each, and slots [0, width), of which
-        padded nodes take the last."""
+        """Return the inputs of `step`, without planes, padded to the rows in `whole`, `size` nodes and `width` slots.
+
+        Padded nodes are written to the last slot.
+        """
         b, n = whole.stop - whole.start, len(ids[0])
         place = (slice(self._rows.start - whole.start, self._rows.stop - whole.start), slice(0, n))
         nodes = np.zeros((3, b, size), np.int64)
@@ -360,12 +415,12 @@ class StaticRows(Slots):
             seen = mask[place[0], :, place[1]]
             seen[..., : self._used] = 0.0 if given is None else given
             padded.append(torch.from_numpy(mask).to(self.forward.dtype))
-        around = (0, 0, 0, size - n, place[0].start, b - place[0].stop)  # of a further input, which gets zeros there
+        around = (0, 0, 0, size - n, place[0].start, b - place[0].stop)  # the zeros that pad each of the further inputs
         filled = [nn.functional.pad(x, around) if any(around) else x for x in more]
         return torch.from_numpy(nodes), *filled, *padded
 
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
-        """Put what `read` gave into slots [start, end) of a row."""
+        """Do as `Slots.write`, with more slots where these do not suffice; row, start, end, parts: as there."""
         if end >= self.capacity:
             self._grow(power_of_two(end + 1))
         super().write(row, start, end, parts)

@@ -17,12 +17,16 @@ from foretoken.models.chains import ChainDraws
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.rows import Rows
 
-MOST_TEMPERED = 1 << 20  # numbers of p made at once; of a larger tree, chains aside, only what the rule looks at
+# The most probabilities, nodes x vocabulary, that are computed for a whole tree at once. In a larger tree that is not a
+# chain, p is computed only at the nodes that the rule looks at.
+MOST_TEMPERED = 1 << 20
 NO_DRAW = torch.zeros(1, 1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class LMTarget:
+    """A language model as a `Target`. lm: the model."""
+
     lm: CausalLM
 
     @property
@@ -31,7 +35,7 @@ class LMTarget:
 
     @property
     def vocab_size(self) -> int:
-        """Columns of its logits; may exceed the tokenizer's vocabulary."""
+        """The number of columns of its logits, which may exceed the tokenizer's vocabulary."""
         return self.lm.vocab_size
 
     def open(self, batch: int, slots: int) -> "LMTargetSession":
@@ -42,11 +46,19 @@ class LMTarget:
 
 
 class RootScores(LogitScores):
-    """The scores of a tree that is only its root: the forward, p and the draw from it are one compiled call, which runs
-    when the token is asked for."""
+    """The scores of a tree of the root alone, by a kernel's compiled call.
+
+    The forward, p and the draw from it are one call, which runs when `argmax` or `draw` is called.
+    """
 
     def __init__(self, model: str, rows: FusedRows, sequence: Sequence, tree: TokenTree) -> None:
-        """rows: those of the one sequence, which has caught up."""
+        """Keep what the forward takes; it does not run yet.
+
+        model: the target's name, for errors.
+        rows: those of the one sequence; they have read all its committed ids but the last.
+        sequence: the text that the tree continues.
+        tree: the root alone.
+        """
         self._model, self._rows, self._sequence, self._tree = model, rows, sequence, tree
         self._token: int | None = None
         self._p: Tensor | None = None
@@ -72,16 +84,19 @@ class RootScores(LogitScores):
         return token
 
     def _forward(self, u: Float[Tensor, "1 1"]) -> tuple[int, Tensor]:
-        """(the token drawn by u or the likeliest, p [1, v] at temperature > 0)."""
+        """Return (the token drawn by the uniform u, p [1, v]); at temperature 0 (the likeliest token, no rows)."""
         drawn = self._rows.draft_chain(0, self._tree.tokens, ChainDraws(u, self._sequence.sampling.temperature))
         return drawn.tokens[0], drawn.q
 
 
 class LMTargetSession:
-    """Invariant between steps: a row's cache holds all its committed ids but the last, which is the next root."""
+    """The session of a language model as the target.
+
+    Between steps, the cache of a row holds all committed ids of its sequence but the last, which is the next root.
+    """
 
     def __init__(self, name: str, rows: Rows) -> None:
-        """name: of the model, for errors."""
+        """Start an empty batch; name: of the model, for errors; rows: none of them in use yet."""
         self.name, self.rows = name, rows
 
     def join(self) -> None:
@@ -91,6 +106,7 @@ class LMTargetSession:
         self.rows.leave(row)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
+        """Read the committed ids, without the last, that a row has not read yet; sequences: those of all rows."""
         for row, seq in enumerate(sequences):
             if self.rows.lengths[row] < len(seq.ids) - 1:
                 self.rows.extend(row, seq.ids[self.rows.lengths[row] : -1])
@@ -107,7 +123,7 @@ class LMTargetSession:
         return [LogitScores(self.name, *each) for each in zip(sequences, trees, logits, strict=True)]
 
     def _fused(self, sequence: Sequence, tree: TokenTree) -> NodeScores | None:
-        """The same scores for one sequence by one compiled call, where there is one for them."""
+        """Return the scores of one sequence's tree by one compiled call, None where there is none for them."""
         rows = self.rows
         if not (isinstance(rows, FusedRows) and sequence.softmax_only) or sequence.shows_logits:
             return None
@@ -118,7 +134,7 @@ class LMTargetSession:
             return None
         temperature = sequence.sampling.temperature
         scores = rows.score_tree(0, tree.tokens, tree.parents, temperature)
-        if scores is None:  # some p is not finite, which may be one that is never asked for
+        if scores is None:  # some p is not finite; the walk may never come to that node
             return None
         return ReadyScores(scores) if temperature > 0 else LogitScores(self.name, sequence, tree, scores)
 

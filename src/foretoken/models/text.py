@@ -1,4 +1,4 @@
-"""Text at both ends: prompts to ids, and ids to text as it grows."""
+"""Turn prompts and conversations into token ids, and ids into text while they come in."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +8,18 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from foretoken.core.messages import Message, as_templates_read, check_messages, check_text
 from foretoken.models.folder import no_template, refused_by_template
 
-CONTEXT = 8  # prompt ids decoded along with the first output, since decoders treat the start of a text specially
+CONTEXT = 8  # prompt ids that are decoded with the first output, since decoders treat the start of a text specially
 REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
-ANSWER = "foretoken-answer"  # stands for an answer where a template is asked what it writes after one
+ANSWER = "foretoken-answer"  # stands for an answer, to find what a template writes behind one
 
 
 def encode(tokenizer: Tokenizer, text: str, which: str = "The prompt") -> list[int]:
-    """Ids of a prompt, with the tokenizer's own begin-of-text token if it adds one. which: names it in messages."""
+    """Return the ids of a prompt, with the tokenizer's begin-of-text token if it adds one.
+
+    tokenizer: the target's.
+    text: the prompt.
+    which: names the prompt in errors.
+    """
     check_text(text, which)
     return list(tokenizer(text)["input_ids"])
 
@@ -25,11 +30,15 @@ def chat_prompt(
     which: str = "The conversation",
     tools: Sequence[Any] | None = None,
 ) -> list[int]:
-    """Ids of a conversation as the tokenizer's chat template writes it, up to where the model's answer begins.
+    """Return the ids of a conversation in the form of the chat template, up to where the model's answer begins.
 
-    messages: {"role": ..., "content": ...} each, and what else the template reads; tool calls in OpenAI's form.
-    tools: functions that the answer may call, in OpenAI's form.
     The template writes all special tokens itself, begin-of-text as well.
+
+    tokenizer: the target's, which has the template.
+    messages: {"role": ..., "content": ...} each, and what else the template reads; tool calls in OpenAI's form.
+    which: names the conversation in errors.
+    tools: functions that the answer may call, in OpenAI's form.
+
     Raises ForetokenError where there is no template, the messages are malformed, or the template refuses them.
     """
     check_messages(messages, which)
@@ -43,7 +52,7 @@ def chat_prompt(
             tokenize=True,
             return_dict=False,
         )
-    except Exception as error:  # templates are programs that come with a model: they fail as they like
+    except Exception as error:  # templates are programs that come with a model: they may raise anything
         raise refused_by_template(which, error) from error
     return [int(token) for token in ids]
 
@@ -51,21 +60,23 @@ def chat_prompt(
 def rendered(
     tokenizer: Tokenizer, messages: Sequence[Any], tools: Sequence[Any] | None = None, prompt: bool = False
 ) -> str | None:
-    """What the chat template writes for a probe; None where it fails, or there is none.
+    """Return the text that a chat template makes of a conversation; None where it fails or there is no template.
 
-    prompt: whether it goes on to where an answer begins.
+    tokenizer: the one with the template.
+    messages, tools: as in `chat_prompt`.
+    prompt: whether the text goes on to where an answer begins.
     """
     offered = None if tools is None else list(tools)
     try:
         return str(
             tokenizer.apply_chat_template(list(messages), tools=offered, add_generation_prompt=prompt, tokenize=False)
         )
-    except Exception:  # templates fail as they like: one that fails on a probe tells nothing
+    except Exception:  # templates fail in any way, and one that fails on such a conversation may work on others
         return None
 
 
 def turn_end(tokenizer: Tokenizer) -> int | None:
-    """The special token that the chat template writes right after an answer, if there is one."""
+    """Return the id of the special token that the template of `tokenizer` writes right after an answer, if any."""
     written = rendered(tokenizer, [{"role": "user", "content": "0"}, {"role": "assistant", "content": ANSWER}])
     if written is None or ANSWER not in written:
         return None
@@ -76,27 +87,35 @@ def turn_end(tokenizer: Tokenizer) -> int | None:
 
 
 def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
-    """Whether the two map the same tokens to the same ids; the models' heads may be padded differently."""
+    """Whether the tokenizers a and b map the same tokens to the same ids; their models may have more logits."""
     return a is b or a.get_vocab() == b.get_vocab()
 
 
 class TextStream:
-    """Ids in, text out as soon as it is certain: an incomplete character waits, and so does what may become a stop.
+    """A decoder of one output that returns its text as soon as it is certain.
 
-    `push` returns the new text; after a stop string was seen `stopped` is True and nothing follows. `finish` returns
-    what was held back.
+    An incomplete character is held back, and so is text that may be the beginning of a stop string.
+
+    stopped: whether a stop string was found; it and everything behind it is left out.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), prompt_ids: Sequence[int] = ()) -> None:
+        """Start with no output.
+
+        tokenizer: the target's.
+        stops: strings that end the text.
+        prompt_ids: ids before the output; the last CONTEXT of them are used.
+        """
         self.tokenizer = tokenizer
         self.stops = tuple(stop for stop in stops if stop)
         self.stopped = False
         self._ids = list(prompt_ids[-CONTEXT:])
-        self._start = 0  # first id of the window that is decoded again; earlier ids are settled
-        self._settled = len(self._ids)  # ids whose text was taken
+        self._start = 0  # index of the first id that is decoded again with new ones
+        self._settled = len(self._ids)  # number of ids whose text was returned or is in _held
         self._held = ""
 
     def push(self, ids: tuple[int, ...] | list[int]) -> str:
+        """Take the next ids of the output and return the text that has become certain."""
         if self.stopped:
             return ""
         self._ids.extend(ids)
@@ -108,6 +127,7 @@ class TextStream:
         return self._release(self._held + now[len(before) :])
 
     def finish(self) -> str:
+        """End the output and return the text that was held back."""
         if self.stopped:
             return ""
         rest = self._decode(self._start, len(self._ids))[len(self._decode(self._start, self._settled)) :]
@@ -120,7 +140,10 @@ class TextStream:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _release(self, text: str) -> str:
-        """`text` up to a stop string, or all of it but a tail that may be the beginning of one."""
+        """Return `text` up to a stop string; without one, all but an end that may be the beginning of a stop string.
+
+        Such an end is held back in _held.
+        """
         ends = [i for stop in self.stops if (i := text.find(stop)) >= 0]
         if ends:
             self.stopped, self._held = True, ""

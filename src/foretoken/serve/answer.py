@@ -1,4 +1,4 @@
-"""The answer to a request for texts: whole, or as a stream of server-sent events."""
+"""The answer to a request for texts: one JSON object, or a stream of server-sent events."""
 
 import asyncio
 import json
@@ -25,10 +25,17 @@ from foretoken.version import __version__
 
 @dataclass
 class Choice:
-    """One text of an answer, as far as it has come. offset: characters of the tokens whose log probabilities were sent.
+    """One text of an answer, as far as it has grown.
 
-    pieces: gives the text of single tokens, where the steps are shown. reader: finds calls, where there may be some.
-    text: without them.
+    job: what was asked for.
+    pieces: gives the text of single tokens, where the steps are shown.
+    reader: finds tool calls in the text; None where none are read.
+    text: the text, without calls.
+    calls, logprobs: the calls found, and the log probabilities of the tokens (these only where the answer is not
+        streamed).
+    offset: number of characters of the tokens whose log probabilities were sent.
+    finish_reason: OpenAI's word for why it ended; None before the end.
+    last: moment of the last step, in seconds of time.perf_counter; None before the first step.
     """
 
     job: Job
@@ -39,10 +46,10 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offset: int = 0
     finish_reason: str | None = None
-    last: float | None = None  # moment of the last step
+    last: float | None = None
 
     def read(self, progress: Progress) -> tuple[str, list[Call]]:
-        """What a step adds for the client: text and calls."""
+        """Return (text, calls) that a step adds for the client. progress: what the step added to the job."""
         reason, text, calls = progress.finish_reason, progress.text, []
         if self.reader is not None:
             text, calls = self.reader.read(text, last=reason is not None)
@@ -53,9 +60,14 @@ class Choice:
 
 
 class Answer(Response):
-    """Submits the jobs, and writes what comes of them. A client that goes away, or the time limit, cancels them.
+    """Submits the jobs of a request, and writes their texts as the response.
 
-    facts: of the request's line in the log.
+    If the client goes away, or the time limit is reached, the jobs are cancelled.
+
+    service: the model with what all endpoints share.
+    form: how chat completions, or completions, write an answer.
+    asked: the checked request.
+    facts: what the request's line in the log says; the answer adds its numbers of tokens, and what went wrong.
     """
 
     def __init__(self, service: Service, form: Form, asked: Asked, facts: dict[str, Any]) -> None:
@@ -68,7 +80,7 @@ class Answer(Response):
             Choice(job, TextStream(tokenizer, job.stops, job.ids), asked.calls.reader() if asked.calls else None)
             for job in asked.jobs
         ]
-        self.begun = False  # whether the response has
+        self.begun = False  # whether the response has begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._stream(send) if self.asked.stream else self._whole(scope, receive, send)
@@ -88,6 +100,7 @@ class Answer(Response):
             self.facts["completion_tokens"] = self.tally.num_tokens
 
     async def _in_time(self, work: Any) -> None:
+        """Await `work`. Raises ApiError 408 where it takes longer than the service's timeout."""
         seconds = self.service.timeout
         try:
             async with asyncio.timeout(seconds):
@@ -96,7 +109,7 @@ class Answer(Response):
             raise ApiError(408, f"The request took more than {seconds:g} seconds, and was ended.") from None
 
     async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
-        """What each step adds to which choice, with all that is to be counted of it counted."""
+        """Yield (index of a choice, what a step added to it) for each step, after the metrics have counted it."""
         metrics = self.service.metrics
         async with aclosing(progress_of(self.service.worker, self.asked.jobs)) as steps:
             async for index, progress in steps:
@@ -112,6 +125,7 @@ class Answer(Response):
         metrics.ended(self.tally)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer as one JSON object, once all choices are finished."""
         async with aclosing(self._steps()) as steps:
             async for index, progress in steps:
                 self.choices[index].read(progress)
@@ -129,6 +143,7 @@ class Answer(Response):
         await JSONResponse(body)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
+        """Send the answer as server-sent events, each of which is one chunk."""
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 if not self.begun:
@@ -139,6 +154,7 @@ class Answer(Response):
         await send(_body("data: [DONE]\n\n", more=False))
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the JSON objects of a stream, in the order in which the steps come."""
         frame = self._frame(self.form.chunk_name)
         if self.asked.usage:
             frame["usage"] = None
@@ -169,6 +185,7 @@ class Answer(Response):
             yield {**frame, "choices": [], **self._end()}
 
     def _new_logprobs(self, choice: Choice, progress: Progress) -> dict[str, Any] | None:
+        """Return the log probabilities of a step's tokens as JSON; None where the job does not ask for them."""
         if choice.job.top_logprobs is None:
             return None
         written = self.form.logprobs(progress.logprobs, self.service.spelling, choice.offset)
@@ -176,7 +193,7 @@ class Answer(Response):
         return written
 
     def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
-        """Ours, for the page: the text and origin of each token, and the token tree with the labels of its nodes."""
+        """Return the `step` of a chunk, a field of ours: its tokens with their origin, and the labelled token tree."""
         texts = [choice.pieces.push([token]) for token in progress.token_ids]
         if progress.finish_reason is not None and texts:
             texts[-1] += choice.pieces.finish()
@@ -189,6 +206,7 @@ class Answer(Response):
         return {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": shown}
 
     def _frame(self, kind: str) -> dict[str, Any]:
+        """Return the fields that an answer and each of its chunks begin with. kind: OpenAI's `object`."""
         return {
             "id": self.form.prefix + str(self.facts["request_id"]),
             "object": kind,
@@ -198,6 +216,7 @@ class Answer(Response):
         }
 
     def _end(self) -> dict[str, Any]:
+        """Return the fields at the end of an answer: OpenAI's usage, vLLM's metrics, and our seed."""
         return {"usage": self.tally.usage, "metrics": self.tally.metrics, "seed": self.asked.seed}
 
 

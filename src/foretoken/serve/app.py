@@ -1,4 +1,4 @@
-"""The endpoints."""
+"""The HTTP endpoints, and the application that has them."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,9 +30,11 @@ router = APIRouter()
 
 
 def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -> FastAPI:
-    """The whole server as an ASGI application, to be run by uvicorn or inside another program.
+    """Return the whole server as an ASGI application, to be run by uvicorn or inside another program.
 
-    owner: as `Worker` takes it.
+    engine: the model and its drafter, with a tokenizer.
+    settings: the server's options; the address in them is that of the listening socket, which is not opened here.
+    owner: the thread that loaded the engine; None: a new thread decodes.
     """
     service = Service(engine, settings, owner)
 
@@ -66,30 +68,31 @@ def _service(request: Request) -> Service:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
-    """The answer to a conversation."""
+    """Answer the conversation in the body of the request."""
     return await _answer(request, CHAT, _service(request).intake.chat, body)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request, body: CompletionRequest) -> Response:
-    """The continuation of texts."""
+    """Continue the texts in the body of the request."""
     return await _answer(request, COMPLETION, _service(request).intake.completion, body)
 
 
 async def _answer(request: Request, form: Form, read: Callable[[Any], Asked], body: Any) -> Response:
+    """Return the response to a request for texts. read: the method of `Intake` that turns the body into jobs."""
     service = _service(request)
     return Answer(service, form, await service.read(read, body), request.state.log)
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    """The one model."""
+    """List the models that a request can name: the one that is served."""
     return JSONResponse({"object": "list", "data": [_model(_service(request))]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    """The same, by its name."""
+    """Describe the model that the request names; any other name than that of the one served is answered with 404."""
     service = _service(request)
     if name != service.name:
         raise ApiError(
@@ -99,7 +102,7 @@ async def model(request: Request, name: str) -> Response:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    """As OpenAI's clients read it; the last three are ours, for the page."""
+    """Return the description of the model that OpenAI's clients read; the last three fields are ours, for the page."""
     return {
         "id": service.name,
         "object": "model",
@@ -114,7 +117,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """The ids of a text or a conversation."""
+    """Return the token ids of the text or the conversation in the body of the request."""
     service = _service(request)
     ids = await service.read(service.intake.tokenize, body)
     return JSONResponse({"count": len(ids), "max_model_len": service.worker.context, "tokens": ids})
@@ -122,14 +125,14 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
-    """The text of some ids."""
+    """Return the text of the token ids in the body of the request."""
     service = _service(request)
     return JSONResponse({"prompt": await service.read(service.intake.detokenize, body)})
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """503 where the thread that owns the model is dead."""
+    """Answer a request with 200, or with 503 where the thread that runs the model has died."""
     if _service(request).worker.error is not None:
         raise ApiError(503, "The thread that runs the model has died: restart the server.")
     return JSONResponse({"status": "ok"})
@@ -137,7 +140,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """503 where requests would be refused."""
+    """Answer a request with 200, or with 503 where requests for texts would be refused."""
     if not _service(request).worker.alive:
         raise ApiError(503, "The server takes no requests now.")
     return JSONResponse({"status": "ready"})
@@ -145,17 +148,17 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Answer a request of Prometheus with the server's figures."""
     return Response(_service(request).metrics.text(), media_type=MEDIA_TYPE)
 
 
 @router.get("/version")
 async def version() -> Response:
-    """Of foretoken."""
+    """Return the version of foretoken."""
     return JSONResponse({"version": __version__})
 
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """The page to try it out."""
+    """Return the page on which the model can be tried in a browser."""
     return HTMLResponse(composed((files("foretoken.serve") / "page.html").read_text(encoding="utf-8")))

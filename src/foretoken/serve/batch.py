@@ -27,10 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Ticket:
-    """One submitted job, and who receives its news.
+    """One submitted job, and what receives its news.
 
-    cancelled: whether nobody waits for it any more.
-    submitted: when it came, in seconds of time.perf_counter.
+    job: the text that is to be generated.
+    deliver: is called with all news of the job.
+    cancelled: whether nobody waits for the job any more.
+    submitted: when it was submitted, in seconds of time.perf_counter.
     """
 
     job: Job
@@ -43,11 +45,13 @@ class Ticket:
 class Text:
     """One job in work.
 
+    ticket: the submitted job.
+    sequence: its committed ids and settings, as the decoder takes them.
     rng: the source of the sequence's random numbers.
     stream: turns its ids into text.
-    num_cached: tokens of its prompt that the prefix cache held.
-    waited_s: seconds from its coming to the start of its work.
-    logprobs, tree: what its last step showed, where the job asks for it.
+    num_cached: number of tokens of its prompt that the prefix cache held.
+    waited_s: seconds from its submission to the start of its work.
+    logprobs, tree: log probabilities and token tree of its last step, where the job asks for them.
     """
 
     ticket: Ticket
@@ -61,7 +65,7 @@ class Text:
 
 
 def undoing(text: Text) -> Callable[[], None]:
-    """What takes a text back to where it is now, if the step before it fails."""
+    """Return a function that takes `text` back to its present state, for a step that fails."""
     length, numbers = len(text.sequence.ids), text.rng.generator.get_state()
 
     def undo() -> None:
@@ -73,7 +77,10 @@ def undoing(text: Text) -> Callable[[], None]:
 
 
 class KeepingDecoder(Decoder):
-    """A decoder whose texts stay in the prefix cache when they leave."""
+    """A decoder that copies what its sessions keep of a text into the prefix cache when the text leaves.
+
+    cache: the prefix cache.
+    """
 
     cache: PrefixCache
 
@@ -81,18 +88,28 @@ class KeepingDecoder(Decoder):
         ids = sequence.ids
         try:
             self.cache.keep(self, self.sequences.index(sequence), ids, self.cache.match(ids))
-        except Exception:  # as for want of memory; the step is over, and must not come twice
+        except Exception:  # too little memory, say; the step is over, and must not be repeated
             log.exception("The prefix cache could not keep a text.")
             self.cache.clear()
         super().leave(sequence)
 
 
 class Batch:
-    """The texts in work: those whose prompts are being read, and those with a row of the decoder each."""
+    """The texts in work: those whose prompts are still being read, and those with a row in the decoder.
+
+    cache: the prefix cache.
+    prefill: reads prompts piece by piece.
+    num_tokens: number of tokens so far: of all prompts that were taken into work, and of the texts that followed.
+    """
 
     def __init__(self, engine: Engine, size: int, context: int, cache_bytes: int) -> None:
-        """size: the most texts at once. context: the most ids of one text, its prompt included. cache_bytes: the most
-        memory of the prefix cache."""
+        """Open the decoder.
+
+        engine: the models and their settings, with a tokenizer.
+        size: the most texts at once.
+        context: the most ids of one text, its prompt included.
+        cache_bytes: the most memory of the prefix cache, in bytes.
+        """
         self._engine = engine
         self._size, self._context = size, context
         self._reading: deque[Text] = deque()
@@ -101,10 +118,10 @@ class Batch:
         self.cache = PrefixCache(cache_bytes)
         self.prefill = Prefill(lambda: self._open(1), self.cache)
         self._decoder = self._open(size)
-        self._room = size  # rows of the decoder that are used; fewer after a lasting shortage of memory
+        self._room = size  # the most rows of the decoder that are used; fewer after a lasting shortage of memory
         self._short = False  # whether the last step failed for all texts together, and for none by itself
-        self._step_s = 0.0  # of the last step
-        self.num_tokens = 0  # of the prompts that were taken into work, and of their texts
+        self._step_s = 0.0  # seconds that the last step took
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._reading)
@@ -116,25 +133,29 @@ class Batch:
 
     @property
     def num_ids(self) -> int:
-        """Committed ids of all texts in work."""
+        """Number of committed ids of all texts in work, their prompts included."""
         return sum(len(text.sequence.ids) for text in [*self._texts.values(), *self._reading])
 
     def _open(self, size: int) -> Decoder:
+        """Return a new decoder with `size` rows."""
         engine, slots = self._engine, self._context + self._engine.drafter.max_nodes
         decoder = KeepingDecoder(engine.target, self._drafter, engine.verifier, size, slots, self._watch)
         decoder.cache = self.cache
         return decoder
 
     def _draft_by(self, drafter: Drafter) -> None:
-        """Draft by another drafter from now on, which may need hidden states that were not kept, or not know them."""
+        """Use another drafter from now on, and empty the prefix cache.
+
+        The cached blocks may lack hidden states that the target's sessions keep with this drafter, or have too many.
+        """
         self._drafter = drafter
         self.cache.clear()
         self.prefill.reset()
 
     def join(self, ticket: Ticket) -> None:
-        """Take a job into work; its prompt is read in pieces before its first step."""
+        """Take the job of `ticket` into work; its prompt is read in pieces before its first step."""
         if not len(self) and (self._drafter is not self._engine.drafter or self._room < self._size):
-            self._draft_by(self._engine.drafter)  # what made it, or all texts together, fail may have left
+            self._draft_by(self._engine.drafter)  # the texts with which it, or the memory, failed have left
             self._room = self._size
             self._decoder = self._open(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
@@ -153,7 +174,10 @@ class Batch:
             self._reading.append(text)
 
     def _enter(self, text: Text, chain: list[Block]) -> None:
-        """Give a text its row of the decoder, of which the blocks of `chain` were read; fail it where that fails."""
+        """Give a text its row in the decoder, and copy the blocks of `chain` into the row.
+
+        Where that fails, the text's job fails.
+        """
         self._texts[text.sequence] = text
         self._decoder.join(text.sequence)
         try:
@@ -164,7 +188,7 @@ class Batch:
             self._fail(text, error)
 
     def drop_cancelled(self) -> None:
-        """Let the texts leave that nobody waits for any more."""
+        """Remove the texts that nobody waits for any more."""
         for sequence in [sequence for sequence, text in self._texts.items() if text.ticket.cancelled]:
             self._decoder.leave(sequence)
             del self._texts[sequence]
@@ -174,14 +198,14 @@ class Batch:
             self._reading.remove(text)
 
     def fail(self, message: str) -> None:
-        """End all texts with this sentence, for good."""
+        """End all texts for good; each of their jobs fails with the sentence `message` and HTTP status 503."""
         for text in [*self._texts.values(), *self._reading]:
             tell(text.ticket, Failed(message, 503))
         self._texts.clear()
         self._reading.clear()
 
     def step(self) -> None:
-        """A piece of the next prompt, and a step of every text that has read its own."""
+        """Read a piece of the next prompt, then take one step for every text whose prompt was read."""
         if self._reading and len(self._texts) < self._room:
             text = self._reading[0]
             try:
@@ -201,7 +225,7 @@ class Batch:
             self._step_s = time.perf_counter() - began
 
     def _read(self, text: Text) -> list[Block] | None:
-        """Read a piece of a prompt. Returns: its blocks once all of them are read, None before."""
+        """Read the next piece of a text's prompt. Returns its blocks once all of them are read, None before."""
         if not self.prefill.busy:
             chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
             text.num_cached = BLOCK * len(chain)
@@ -211,7 +235,7 @@ class Batch:
         return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
 
     def _step(self) -> None:
-        """One step of every text with a row, and its news to those who wait."""
+        """Take one step for every text with a row, and deliver what it brought."""
         undos = [undoing(text) for text in self._texts.values()]
         try:
             steps = self._decoder.step()
@@ -226,13 +250,17 @@ class Batch:
                 self._report(self._decoder, steps)
 
     def _step_alone(self, undos: list[Callable[[], None]], short: bool = False) -> bool:
-        """The step again, each text by itself, after the model or the drafter failed for all together.
+        """Repeat a step with each text by itself, after the model or the drafter failed for all of them together.
 
-        A text that fails by itself ends, and one for which the drafter fails goes on without drafts; the others come
-        out as they would have beside them. Where the step before failed so too, which is `short`, and none by itself,
-        the last text waits from now on until another one has ended. Returns: whether none failed by itself.
+        A text that fails by itself too ends, and one for which the drafter fails goes on without drafts; the others
+        get the tokens that the failed step would have brought. If no text fails by itself, and the step before had
+        to be repeated in this way too, the last text gives up its row and waits until another one has ended.
+
+        undos: what `undoing` returned for each text before the step.
+        short: whether the step before failed for all texts together, and for none by itself.
+        Returns whether no text failed by itself.
         """
-        del self._decoder  # its memory may be what is wanting
+        del self._decoder  # the memory that it takes may be what the step lacked
         for undo in undos:
             undo()
         texts, gave_up, num_failed = list(self._texts.values()), [], 0
@@ -252,7 +280,7 @@ class Batch:
                 gave_up.append(sequence)
             self._report(decoder, steps)
         if len(gave_up) > 1 and len(gave_up) >= num_drafted:
-            self._draft_by(NoDrafter())  # it fails for every text
+            self._draft_by(NoDrafter())  # the drafter fails for every text
         for sequence in gave_up:
             sequence.depth_limit = 0
         texts = list(self._texts.values())
@@ -267,6 +295,7 @@ class Batch:
         return not num_failed
 
     def _report(self, decoder: Decoder, steps: list[tuple[Sequence, Step]]) -> None:
+        """Deliver to each job what a step brought, and forget the texts that ended with it."""
         for sequence, step in steps:
             text = self._texts[sequence]
             tokens, new, stopped = read_step(text.stream, step, sequence.finished)
@@ -282,7 +311,7 @@ class Batch:
             tell(text.ticket, Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, waited, reason))
 
     def _watch(self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
-        """The decoder's observer: remembers what the jobs ask for besides their tokens."""
+        """Keep what the jobs ask for besides their tokens; this is the decoder's observer."""
         text = self._texts[sequence]
         job = text.ticket.job
         if job.top_logprobs is not None:
@@ -296,7 +325,7 @@ class Batch:
 
 
 def tell(ticket: Ticket, news: Progress | Failed) -> None:
-    """Deliver the news; one who cannot receive them any more has left."""
+    """Deliver `news` of the job of `ticket`, unless it is cancelled; where that raises, the job is cancelled."""
     if ticket.cancelled:
         return
     try:
@@ -307,7 +336,7 @@ def tell(ticket: Ticket, news: Progress | Failed) -> None:
 
 
 def failure(error: Exception) -> Failed:
-    """Why a job failed, for the one who asked for it."""
+    """Return what is delivered where a job failed with `error`; the HTTP status is 400 for a GrammarError, else 500."""
     if isinstance(error, ForetokenError):
         return Failed(str(error), 400 if isinstance(error, GrammarError) else 500)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):

@@ -9,10 +9,10 @@ from uuid import uuid4
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a template writes a call: before {"name": NAME, key: ARGUMENTS} after.
+    """How a chat template writes a call: before {"name": NAME, key: ARGUMENTS} after.
 
-    before, after: the marks around a call; without marks a call is the whole answer.
-    key: of the arguments.
+    before, after: the marks around a call; both are empty where a call has no marks and is the whole answer.
+    key: the name of the field that holds the arguments.
     """
 
     before: str
@@ -20,27 +20,27 @@ class CallForm:
     key: str
 
     def write(self, name: str, arguments: str) -> str:
-        """A call. name: of the function. arguments: JSON text."""
+        """Return a call as text. name: that of the function. arguments: a JSON object as text."""
         return f'{self.before}{BEGIN}{name}", "{self.key}": {arguments}}}{self.after}'
 
     def reader(self) -> "CallReader":
-        """For one answer."""
+        """Return a new reader, for one answer."""
         return MarkedCalls() if self.before else WholeCall()
 
 
 HERMES = CallForm("<tool_call>\n", "\n</tool_call>", "arguments")  # Hermes, Qwen and many others
 LLAMA = CallForm("", "", "parameters")  # Llama 3.1
 MARK, END = HERMES.before.rstrip(), HERMES.after.lstrip()
-BEGIN = '{"name": "'  # of a call between its marks, as it is written; a model may put white space before each token:
-SPACE = r"[ \t\n\r]*"  # JSON's
+BEGIN = '{"name": "'  # with which a call is written between its marks; a model may put SPACE before each JSON token
+SPACE = r"[ \t\n\r]*"  # white space in JSON
 PIECES = [piece for token in re.findall(r'"\w*"?|[{:]', BEGIN) for piece in (SPACE, *map(re.escape, token))]
 BEGINS = "".join(PIECES)  # regular expression of what a call begins with
 # A text that begins with BEGINS, or with as much of it as there is text.
 MAY_BEGIN = re.compile(reduce(lambda rest, piece: f"(?:{piece}{rest})?", reversed(PIECES), "(?s:.*)"))
 HEAD = re.compile(BEGINS + r"""([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)""")
 TAIL = re.compile(r"\s*\}\s*")
-# A call with its marks: up to the first closing one that is not inside a JSON string, without another opening one, so
-# that many opening ones take no longer than their text is long.
+# A call with its marks: up to the first closing mark that is not inside a JSON string, with no second opening mark in
+# between, so that the time for a text with many opening marks grows with its length alone.
 BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/?tool_call>))*+)</tool_call>', re.DOTALL)
 
 
@@ -48,8 +48,10 @@ BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/?tool_call
 class Call:
     """A call of a function.
 
-    index: its place among the calls of the answer. name: of the function.
-    arguments: JSON text of an object, as the model wrote it. id: for the client, who names it beside the result.
+    index: its place among the calls of the answer, from 0.
+    name: the name of the function.
+    arguments: a JSON object as text, as the model wrote it.
+    id: a name for the call, which the client sends back with the result.
     """
 
     index: int
@@ -59,18 +61,22 @@ class Call:
 
 
 class MarkedCalls:
-    """Text in; text and calls out as soon as they are certain, which does not depend on how the text is cut.
+    """Parts the text of an answer, while it grows, into text and calls between marks.
 
-    White space before a call, and at the end of a text with calls, is left out. What begins like a call and is none is
-    text.
+    Each comes out as soon as it is certain; how the text is cut into pieces changes nothing. White space before a call,
+    and at the end of a text with calls, is left out. What begins like a call, but is none, is text.
     """
 
     def __init__(self) -> None:
-        self._held = ""  # undecided
+        self._held = ""  # text that may become a call, or white space before one
         self._num_calls = 0
 
     def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
-        """What is certain after more text. last: whether this is all. Returns: (text, calls)."""
+        """Return (text, calls) that have become certain and were not returned before.
+
+        text: what the answer has grown by.
+        last: whether the answer ends with it.
+        """
         said, calls, held = "", [], self._held + text
         while (begin := held.find(MARK)) >= 0:
             block = BLOCK.match(held, begin)
@@ -91,14 +97,13 @@ class MarkedCalls:
 
 
 class WholeCall:
-    """The same where a call has no marks, and is all that the answer says."""
+    """Reads an answer that is either one call without marks, or text, while it grows."""
 
     def __init__(self) -> None:
         self._held = ""
         self._is_text = False
 
     def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
-        """What is certain after more text. last: whether this is all. Returns: (text, calls)."""
         held = self._held + text
         self._is_text = self._is_text or not MAY_BEGIN.fullmatch(held)
         if not self._is_text and not last:
@@ -113,7 +118,7 @@ CallReader = MarkedCalls | WholeCall
 
 
 def call_of(text: str, index: int) -> Call | None:
-    """The call of a JSON text; None where it is none. index: its place in the answer."""
+    """Return the call that a JSON text is; None where it is none. index: its place among the answer's calls, from 0."""
     head = HEAD.match(text)
     if head is None:
         return None
@@ -127,11 +132,12 @@ def call_of(text: str, index: int) -> Call | None:
 
 
 def _without_beginning(text: str) -> int:
-    """Length of a text without a tail that may be the beginning of a mark."""
+    """Return the length of a text without its longest tail that may be the beginning of a mark."""
     return len(text) - next((n for n in range(len(MARK) - 1, 0, -1) if text.endswith(MARK[:n])), 0)
 
 
 def _refuse(constant: str) -> None:
+    """Refuse NaN and the infinities, which Python's decoder would take."""
     raise ValueError(f"{constant} is no JSON.")
 
 

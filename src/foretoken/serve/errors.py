@@ -1,4 +1,4 @@
-"""What goes wrong, in the shape in which OpenAI's clients read it."""
+"""Errors as answers, in the form that OpenAI's clients read."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,11 @@ KINDS = {
 class ApiError(Exception):
     """An answer that is an error.
 
-    status: of HTTP. message: one sentence that names the input and says what to do. param: the field that is meant.
-    code: a word for programs. headers: beside the usual ones.
+    status: the HTTP status.
+    message: one sentence that names the wrong input and says what to do.
+    param: the field of the request that is wrong; None where it is no single field.
+    code: a word by which programs distinguish errors, if there is one.
+    headers: HTTP headers besides the usual ones.
     """
 
     def __init__(
@@ -41,19 +44,19 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """OpenAI's error object, as JSON."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> Response:
-        """The whole answer. Non-ASCII is escaped, since a field's name may be no valid Unicode."""
+        """The whole response. Non-ASCII is escaped, since a field's name may be no valid Unicode."""
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
 
 
 @contextmanager
 def refusing(param: str) -> Iterator[None]:
-    """What the block refuses becomes a 400. param: the field that is meant."""
+    """Turn a ForetokenError that the block raises into an ApiError 400. param: the field that it names."""
     try:
         yield
     except ForetokenError as error:
@@ -61,21 +64,23 @@ def refusing(param: str) -> Iterator[None]:
 
 
 def refused(error: ForetokenError, fields: Mapping[str, Any]) -> ApiError:
-    """A 400 for what the engine would refuse.
+    """Return the ApiError 400 for values that the engine refuses.
 
-    fields: of the request; the one that the sentence begins with is named.
+    error: the refusal; where its sentence begins with the name of a field, that is the field that is wrong.
+    fields: the fields of the request, by name.
     """
     first = str(error).split(" ", 1)[0]
     return ApiError(400, str(error), first if first in fields else None)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
+    """Return the response to a request that failed with an ApiError, which is `error`."""
     assert isinstance(error, ApiError)
     return error.response
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Unknown addresses and methods, and bodies that cannot be read."""
+    """Return the response to a request with an unknown path or method, or an unreadable body: `error` says which."""
     assert isinstance(error, HTTPException)
     what = {
         404: f"There is nothing at {request.url.path}: clients need /v1 at the end of the base URL; docs/serving.md "
@@ -87,19 +92,25 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_invalid(request: Request, error: Exception) -> Response:
-    """What pydantic found in a body, as one sentence about the first field."""
+    """Return the response to a request whose body has wrong fields. error: pydantic's findings."""
     assert isinstance(error, RequestValidationError)
     return invalid(error.errors(), error.body).response
 
 
 def invalid(errors: Sequence[Any], body: Any) -> ApiError:
-    """errors: pydantic's, at least one. body: what was sent. Of the members of a union all tell what they want: those
-    that got furthest are believed."""
+    """Return the ApiError 400 for a body with wrong fields: one sentence about the first of them.
+
+    Where a field may have one of several types, pydantic reports errors for each type; the sentence is about those that
+    lie deepest in the body.
+
+    errors: pydantic's, at least one.
+    body: what the client sent.
+    """
     found = errors[0]
     places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}
     place = max(places.values(), key=lambda each: each.count("."))
     fitting = [error for error in errors if places.get(id(error)) == place]
-    fitting = [error for error in fitting if not error["type"].endswith("_type")] or fitting  # it is of a good type
+    fitting = [error for error in fitting if not error["type"].endswith("_type")] or fitting  # the type is right
     kind, wanted = fitting[0]["type"], dict.fromkeys(error["msg"] for error in fitting)
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON: send a JSON object.")
@@ -117,7 +128,10 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
 
 
 def _place(error: Any, body: Any) -> str:
-    """The field that pydantic means, such as messages.0.content; it also names the members of unions, left out here."""
+    """Return the field that pydantic means, such as messages.0.content.
+
+    pydantic's path also has the names of the types that a field may have; they are left out.
+    """
     path, place = error["loc"][1:], []
     for key in path:
         if isinstance(body, Mapping):

@@ -1,13 +1,9 @@
 """The two shapes of an answer: chat completions and completions, whole and in chunks.
 
-Both have the same methods:
+Both classes have the same methods, which `ChatForm` explains, and the same fields:
 
-whole: a finished choice.
-opening: the first chunk of a choice, if there is one; `before` is the text before it, None where it may have no text.
-part: a chunk of a choice; the last one's text is empty.
-logprobs: of some tokens; `offset` is the number of characters of the tokens before them.
-
-name, chunk_name: OpenAI's `object`. prefix: of the answer's id.
+name, chunk_name: OpenAI's `object`, of a whole answer and of a chunk.
+prefix: what the answer's id begins with.
 """
 
 from collections.abc import Sequence
@@ -19,29 +15,50 @@ from foretoken.serve.logprobs import LEAST, Spelling
 
 
 class ChatForm:
-    """/v1/chat/completions."""
+    """The form of the answers of /v1/chat/completions."""
 
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
     def whole(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a finished choice as JSON, without its index and finish reason.
+
+        text: its text, without calls.
+        calls: its tool calls.
+        logprobs: what `logprobs` returns for its tokens; None where the request does not ask for them.
+        """
         message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         return {"message": message, "logprobs": logprobs}
 
     def opening(self, before: str | None) -> dict[str, Any] | None:
+        """Return the first chunk of a choice, before any of its tokens; None where this form has none.
+
+        before: text that stands before the choice's own, such as the prompt; None where the choice may be calls alone.
+        """
         return {"delta": {"role": "assistant", "content": before}, "logprobs": None}
 
     def part(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a chunk of a choice as JSON, without its index and finish reason.
+
+        text: what it adds to the choice's text; the last chunk of a choice adds nothing.
+        calls: the tool calls that it adds.
+        logprobs: what `logprobs` returns for its tokens; None where the request does not ask for them.
+        """
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in calls]
         return {"delta": delta, "logprobs": logprobs}
 
     def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offset: int) -> dict[str, Any]:
-        """One entry a token."""
+        """Return log probabilities as JSON.
+
+        given: the log probabilities of each token.
+        spelling: how single tokens are written.
+        offset: number of characters of the choice's tokens before these.
+        """
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             return {"token": spelling.label(token), "logprob": max(logprob, LEAST), "bytes": spelling.bytes_of(token)}
@@ -51,7 +68,7 @@ class ChatForm:
 
 
 class CompletionForm:
-    """/v1/completions."""
+    """The form of the answers of /v1/completions."""
 
     name = chunk_name = "text_completion"
     prefix = "cmpl-"
@@ -66,7 +83,7 @@ class CompletionForm:
         return {"text": text, "logprobs": logprobs}
 
     def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offset: int) -> dict[str, Any]:
-        """Lists side by side."""
+        """Return lists with one entry per token."""
         offsets: list[int] = []
         for x in given:
             offsets.append(offset)

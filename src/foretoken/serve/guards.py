@@ -1,4 +1,7 @@
-"""What a request passes before it is read: its id and its line in the log, who asks, the key, the size of its body."""
+"""What a request passes before it is read: its id and line in the log, its origin, its key, the size of its body.
+
+The classes are ASGI applications around another one, `app`, to which they hand on the requests that pass.
+"""
 
 import asyncio
 import logging
@@ -18,22 +21,31 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foretoken.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
-OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # without a key; nothing of them tells a text
-EVERYWHERE = ("", "0", "0.0.0.0", "::")  # hosts to listen on that are all addresses of this machine
-LINGER_S = 1.0  # for which the rest of a refused body may come
-ID = re.compile(r"[\x21-\x7e]{1,128}")
+OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # answer without a key; none of them shows a text
+EVERYWHERE = ("", "0", "0.0.0.0", "::")  # hosts to listen on that stand for all addresses of this machine
+LINGER_S = 1.0  # seconds for which the rest of a refused body is still read
+ID = re.compile(r"[\x21-\x7e]{1,128}")  # an X-Request-Id of the client's that is taken over
 
 
 class Logged:
-    """The outermost: gives each request its id, X-Request-Id, logs how it ended, and answers 500 where it broke.
+    """Gives each request its id, X-Request-Id, logs how it ended, and answers with 500 where the server failed.
 
-    What else is to be logged of it, handlers put into `scope["state"]["log"]`; never a text.
+    It is the outermost of all. What else is to be logged of a request is put into `scope["state"]["log"]` by the
+    endpoints; never a text.
+
+    app: the application inside.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on, as an ASGI application.
+
+        scope: what is known of the request before its body: type, path, headers and the like.
+        receive: returns the next message from the client, such as a piece of the body.
+        send: sends a message to the client, such as the status or a piece of the response.
+        """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -69,10 +81,14 @@ class Logged:
 
 
 class Guarded:
-    """Answers with the error that is found in a request, if there is one."""
+    """Answers a request with the error that `find` returns for it, if it returns one."""
 
     def __init__(self, app: ASGIApp, find: Callable[[Scope], ApiError | None]) -> None:
-        """find: looks at a request before its body is read."""
+        """Guard an application.
+
+        app: the application inside.
+        find: returns the error of a request, before its body is read; None for one that may pass.
+        """
         self.app, self.find = app, find
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,12 +97,15 @@ class Guarded:
 
 
 def from_other_site(own: str, origins: Collection[str], scope: Scope) -> ApiError | None:
-    """Refuses what other sites make a browser ask of a server that is this machine's alone, by Host and Origin.
+    """Return the error for a request that a page of another site made a browser send, None for any other request.
 
-    Any page may send requests to a loopback address; and one whose own name is turned into that address, which is DNS
-    rebinding, may read the answers too. A key keeps both out: this is for servers without one.
+    It matters for a server without a key on a loopback address. A page of any site can make a browser send requests
+    there. By DNS rebinding, where the page's own host name is made to resolve to that address, it can read the answers
+    too. Such requests are found by their Host and Origin headers. A server on all addresses refuses none.
 
-    own: host that the server listens on. origins: of pages that may ask all the same.
+    own: the host that the server listens on.
+    origins: the sites whose pages may send requests all the same.
+    scope: what ASGI says of the request.
     """
     if own in EVERYWHERE or not _is_loopback((scope.get("server") or [""])[0]):
         return None
@@ -102,7 +121,7 @@ def from_other_site(own: str, origins: Collection[str], scope: Scope) -> ApiErro
 
 
 def _is_own(url: str, own: str) -> bool:
-    """Whether it names this machine."""
+    """Whether the host in a URL is this machine. own: the host that the server listens on."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:
@@ -118,17 +137,21 @@ def _is_loopback(address: str) -> bool:
 
 
 def digest(key: str) -> bytes:
-    """What is compared instead of a key."""
+    """Return the SHA-256 digest of a key, which is compared in place of the key."""
     return sha256(key.encode()).digest()
 
 
 def without_key(digests: Collection[bytes], scope: Scope) -> ApiError | None:
-    """Refuses requests without one of the keys, compared in constant time. digests: of the keys."""
+    """Return the error for a request without a valid key, None for one with a key, or to a path that needs none.
+
+    digests: what `digest` returns for each valid key; they are compared in constant time.
+    scope: what ASGI says of the request.
+    """
     if scope["path"] in OPEN:
         return None
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     given = sha256(key.strip(" \t").encode("latin-1")).digest()
-    same = [compare_digest(given, known) for known in digests]  # all of them, whichever it is
+    same = [compare_digest(given, known) for known in digests]  # all are compared, also after a match
     if scheme.lower() == "bearer" and any(same):
         return None
     said, headers = "This server asks for a key: send one as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
@@ -136,7 +159,12 @@ def without_key(digests: Collection[bytes], scope: Scope) -> ApiError | None:
 
 
 class Sized:
-    """Reads each body whole, and refuses one that is too large or does not come in time."""
+    """Reads the whole body of each request, and refuses one that is too large or does not come in time.
+
+    app: the application inside, which gets the body in one piece.
+    most: the largest body, in bytes.
+    timeout: seconds in which the body must come.
+    """
 
     def __init__(self, app: ASGIApp, most: int, timeout: float) -> None:
         self.app, self.most, self.timeout = app, most, timeout
@@ -170,7 +198,7 @@ class Sized:
         await self.app(scope, replayed, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None where the client has gone. Raises ApiError 413."""
+        """Return the whole body; None where the client has gone. Raises ApiError 413 for one that is too large."""
         declared = Headers(scope=scope).get("content-length", "0")
         size, body, more = int(declared) if declared.isdecimal() else 0, bytearray(), True
         while more and max(size, len(body)) <= self.most:
@@ -186,9 +214,9 @@ class Sized:
 
 
 async def _let_come(receive: Receive) -> None:
-    """Read the rest of a refused body, for LINGER_S at most, and keep nothing of it.
+    """Read the rest of a refused body, for LINGER_S seconds at most, and keep nothing of it.
 
-    A connection that is closed while something comes is reset, and its client may never see the answer.
+    A connection that is closed while data arrives is reset, and its client may never see the answer.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):

@@ -14,7 +14,7 @@ class Job:
 
     ids: the prompt's token ids.
     sampling: the settings of its next-token distribution.
-    seed: of its own random numbers, so that its text does not depend on the jobs beside it.
+    seed: the seed of its own random numbers, so that its text does not depend on the jobs beside it.
     max_new_tokens: the most tokens it may emit; clipped to what the context leaves.
     eos_ids: tokens that end it.
     stops: strings that end the text before them.
@@ -39,7 +39,9 @@ class TokenLogprob:
     """Log probabilities at one position under the target's softmax at temperature 1, before bias, penalties and
     truncation.
 
-    token: the emitted id. logprob: its log probability. top: the most probable ids with theirs, best first.
+    token: the emitted id.
+    logprob: its log probability, natural.
+    top: (id, log probability) of the most probable tokens, best first.
     """
 
     token: int
@@ -51,8 +53,9 @@ class TokenLogprob:
 class StepTree:
     """The token tree of one step.
 
-    tokens: id of each node; node 0 is the last committed token. parents: of each node, -1 for node 0.
-    path: the accepted nodes from node 0 down.
+    tokens: the id of each node; node 0 is the last committed token.
+    parents: the index of each node's parent, -1 for node 0.
+    path: the indices of the accepted nodes, from node 0 down.
     """
 
     tokens: tuple[int, ...]
@@ -64,10 +67,15 @@ class StepTree:
 class Progress:
     """What one step of the model added to one job.
 
-    text: the text that became certain. token_ids: the ids emitted. origins: of each id, whether it was drafted.
-    num_drafted: draft tokens of the step's tree. logprobs: of each id, where the job asked for them.
-    tree: the step's token tree, where the job asked for it. num_cached: prompt tokens that the prefix cache held.
-    waited_s: seconds that the job waited for others to end. finish_reason: None before the last step.
+    text: the text that became certain.
+    token_ids: the emitted ids.
+    origins: where each id comes from; `core.sequence.Step.origins` explains the words.
+    num_drafted: number of draft tokens in the step's tree.
+    logprobs: log probabilities at each id's position, where the job asked for them; else empty.
+    tree: the step's token tree, where the job asked for it; else None.
+    num_cached: number of prompt tokens that the prefix cache held.
+    waited_s: seconds that the job waited for others to end; the same at every step.
+    finish_reason: why the text ended; None before the last step.
     """
 
     text: str
@@ -83,7 +91,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that ended without its text: message says why, in a sentence for the one who asked. status: of HTTP."""
+    """The news that a job ended without its text.
+
+    message: why, in a sentence for the client.
+    status: the HTTP status of the answer.
+    """
 
     message: str
     status: int = 500
@@ -94,8 +106,8 @@ Deliver = Callable[[Progress | Failed], None]
 
 
 class QueueFullError(Exception):
-    """The worker has as many waiting jobs as it may have; the server answers 429."""
+    """The worker has as many jobs as it takes, running and waiting; the server answers with 429."""
 
 
 class DrainingError(Exception):
-    """The worker accepts no more jobs, since it is shutting down or has died; the server answers 503."""
+    """The worker accepts no more jobs, since it is shutting down or has died; the server answers with 503."""

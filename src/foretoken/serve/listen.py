@@ -6,9 +6,11 @@ from foretoken.core.errors import ForetokenError
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket with this address, which does not listen yet. port: 0 takes a free one.
+    """Return a socket with this address, which does not listen yet.
 
-    Raises ForetokenError where the address cannot be had.
+    host: the address, IPv4 or IPv6, or a name.
+    port: the port; 0 takes a free one.
+    Raises ForetokenError where the address is taken or cannot be used.
     """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -23,6 +25,6 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """As a browser takes it."""
+    """Return the URL at which a browser reaches the socket `listening`."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

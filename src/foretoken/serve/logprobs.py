@@ -1,4 +1,4 @@
-"""How an answer writes single tokens beside their log probabilities."""
+"""How an answer writes the tokens whose log probabilities it reports."""
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer
@@ -9,25 +9,35 @@ LEAST = -9999.0  # stands for -inf, which JSON lacks
 
 
 class Spelling:
-    """How single tokens are written: as text, in which a sign stands for a part of a character, and as exact bytes."""
+    """How single tokens are written: as text, in which a sign stands for a part of a character, and as exact bytes.
+
+    tokenizer: the tokenizer of the model.
+    label: returns the text of a token id.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.label = labels_of(tokenizer)
         try:
             self._bytes = vocabulary(tokenizer).tokens
-        except ForetokenError:  # a family whose bytes nobody knows: OpenAI's field may be null
+        except ForetokenError:  # a kind of tokenizer that hides the bytes of its tokens: OpenAI's field may be null
             self._bytes = None
 
     def bytes_of(self, token: int) -> list[int] | None:
-        """None where the tokenizer does not tell them; those of its name for a special token."""
+        """Return the bytes of a token; those of its label for a special token, None where the tokenizer hides them.
+
+        token: its id.
+        """
         if self._bytes is None:
             return None
         known = self._bytes[token] if token < len(self._bytes) else None
         return list(self.label(token).encode() if known is None else known)
 
     def name_of(self, token: int) -> str:
-        """Its text; of a part of a character, whose text many tokens share, its bytes as OpenAI writes them."""
+        """Return the text of a token; for a part of a character, whose text many tokens share, "bytes:" and its bytes.
+
+        token: its id.
+        """
         known = self._bytes[token] if self._bytes is not None and token < len(self._bytes) else None
         try:
             return self.label(token) if known is None else known.decode()

@@ -8,26 +8,31 @@ from datetime import UTC, datetime
 LEVELS = {
     "foretoken.serve": logging.INFO,
     "foretoken.cluster": logging.INFO,
-    "uvicorn.error": logging.WARNING,  # it tells what goes wrong in HTTP
+    "uvicorn.error": logging.WARNING,  # reports what goes wrong in HTTP
 }
 
 
 def log_signal(log: logging.Logger, at_once: bool) -> None:
-    """Tell what a signal does. at_once: whether it is not the first one."""
+    """Log what a signal does to the server.
+
+    log: the logger.
+    at_once: whether it ends the server at once; the first signal does not.
+    """
     log.info("ends at once" if at_once else "drains: no new requests; a second signal ends at once")
 
 
 class Text(logging.Formatter):
-    """`foretoken: message key=value ..`, as the commands write their notices."""
+    """Formats a line as `foretoken: message key=value ..`, as the commands write their notices."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line for a log record, with its `facts` if it has any. record: of the standard library."""
         facts = getattr(record, "facts", {})
         line = " ".join([record.getMessage(), *(f"{name}={value}" for name, value in facts.items())])
         return f"foretoken: {line}" + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
 class Json(logging.Formatter):
-    """One JSON object a line: time, level, event, and what is known of a request."""
+    """Formats each record as one JSON object: time, level, event, and the facts of a request."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -42,7 +47,7 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": Text, "json": Json}
 
 
 def log_to_stderr(form: str) -> None:
-    """Set up the server's own loggers. form: of settings.LOGS."""
+    """Have the server's loggers write to stderr. form: "text" or "json", as in settings.LOGS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATS[form]())
     for name, level in LEVELS.items():

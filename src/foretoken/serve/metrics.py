@@ -1,4 +1,4 @@
-"""What Prometheus reads, under vLLM's names, so that dashboards and `vllm bench serve` find it."""
+"""The server's figures for Prometheus, under vLLM's names, so that dashboards and `vllm bench serve` find them."""
 
 import time
 
@@ -8,7 +8,8 @@ from foretoken.serve.jobs import Progress
 from foretoken.serve.tally import Tally
 from foretoken.serve.worker import Worker
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the page
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the page that Prometheus reads
+# Upper bounds of the histograms' buckets. Seconds: to the first token, between tokens, of a whole request. Then tokens.
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 WHOLE = (0.1, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0)
@@ -16,13 +17,17 @@ TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """name: of the model, the label of every figure. A figure of a step counts for the job that it belongs to.
+    """The figures that a server counts and measures.
 
-    Acceptance is counted by depth, for which vLLM's word is position: of a tree it is the node's depth less 1.
+    A step's figures are counted once for each job that took part in it. Accepted draft tokens are also counted by
+    "position", vLLM's word: the depth of their node less 1.
+
+    name: the model's name, a label of every figure.
+    worker: the one that decodes; its numbers of running and waiting jobs and its use of the cache are read from it.
     """
 
     def __init__(self, name: str, worker: Worker) -> None:
-        disable_created_metrics()  # their names begin as the counters' do, and clients would add them up
+        disable_created_metrics()  # their names begin as the counters' names do, and clients would add them up
         self.registry = CollectorRegistry()
         self.name = name
 
@@ -64,7 +69,7 @@ class Metrics:
             self.by_depth.labels(name, depth).inc(0)
 
     def step(self, progress: Progress) -> None:
-        """One step of one job."""
+        """Count one step of one job. progress: what the step added to the job."""
         accepted = progress.origins.count("accepted")
         if progress.num_drafted:
             self.drafts.inc()
@@ -77,7 +82,12 @@ class Metrics:
             self.success.labels(self.name, progress.finish_reason).inc()
 
     def began(self, num_prompt: int, first: Progress, seconds: float) -> None:
-        """The first step of a job. num_prompt: tokens of its prompt. seconds: since its request came."""
+        """Count the first step of a job.
+
+        num_prompt: number of tokens of its prompt.
+        first: what the step added to the job.
+        seconds: time since its request came.
+        """
         self.prompt_tokens.inc(num_prompt)
         self.queries.inc(num_prompt)
         self.hits.inc(first.num_cached)
@@ -86,12 +96,12 @@ class Metrics:
         self.prefill.observe(seconds - first.waited_s)
 
     def ended(self, tally: Tally) -> None:
-        """A request whose texts are all finished."""
+        """Count a request whose texts are all finished. tally: the sums over its steps."""
         self.whole.observe(time.perf_counter() - tally.start)
         self.decoding.observe(tally.last - tally.first)
         if tally.num_tokens > 1:
             self.per_token.observe((tally.last - tally.first) / (tally.num_tokens - 1))
 
     def text(self) -> bytes:
-        """The page that Prometheus reads."""
+        """Return the page that Prometheus reads, in UTF-8."""
         return generate_latest(self.registry)

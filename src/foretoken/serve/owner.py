@@ -1,9 +1,9 @@
 """The one thread that runs a model, from its loading on.
 
-A thread that computes in several threads keeps them waiting for its next forward, and they wait awake only while there
-are no more of them than cores. If one thread loads a model and another one decodes with it, there are twice as many:
-all of them go to sleep between the layers, and a step of SmolLM2 on two cores takes 14 ms instead of 8 (docs/LOG.md,
-2026-11-24, night).
+A thread that runs a model has helper threads, one per further core, which wait for its next forward. They wait awake
+only while there are no more of them in the process than cores. If one thread loads a model and another one decodes with
+it, there are twice as many: all of them go to sleep between the layers, and a step of SmolLM2 on two cores takes 14 ms
+instead of 8 (docs/LOG.md, 2026-11-24, night).
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ Call = tuple[Future[Any], Callable[[], Any]]
 class Owner:
     """Calls functions one after the other in a thread of its own.
 
-    The thread ends once nobody holds its owner any more and all calls are done, or with the process, which does not
-    wait for it, as it would for one of `concurrent.futures`.
+    The thread ends once nothing refers to this object any more and all calls are done. The process can end before
+    that: it does not wait for this thread, as it would for one of `concurrent.futures`.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,18 @@ class Owner:
         finalize(self, self._calls.put, None)
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Queue a call. Returns: what becomes of it."""
+        """Queue a call. Returns the future of its result or exception."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
 
 
 def _work(calls: SimpleQueue[Call | None]) -> None:
-    """Do the calls up to the first None. It must not hold the owner."""
+    """Make the calls up to the first None. It must not refer to the Owner, whose thread would then never end."""
     while (each := calls.get()) is not None:
         future, call = each
         try:
             future.set_result(call())
-        except BaseException as error:  # for the one who asked
+        except BaseException as error:  # raised where the future's result is read
             future.set_exception(error)
         del future, call, each

@@ -1,4 +1,4 @@
-"""Prompts that are read piece by piece between the steps of the texts in work, so that those do not wait for long."""
+"""Prompts are read piece by piece between the steps of the texts in work, so that these texts do not wait for long."""
 
 import logging
 import time
@@ -10,20 +10,24 @@ from foretoken.decode import Decoder
 from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
 
 log = logging.getLogger(__name__)
-MOST = 512  # ids of a piece
-STEPS = 1.0  # steps that a piece may take as long as
+MOST = 512  # the most ids of a piece
+STEPS = 1.0  # a piece is to take as long as so many steps of the texts in work
 
 
 class Prefill:
-    """Reads one prompt at a time, in a row of its own, and keeps what it read in the prefix cache.
+    """Reads one prompt at a time, in a decoder of one row, and keeps what it read in the prefix cache.
 
-    chain: the blocks that were read of the prompt.
+    chain: the blocks of the prompt that are read, in order.
     """
 
     def __init__(self, open_one: Callable[[], Decoder], cache: PrefixCache) -> None:
-        """open_one: makes a decoder of one row."""
+        """Prepare to read prompts.
+
+        open_one: returns a new decoder of one row.
+        cache: the prefix cache.
+        """
         self._open_one, self._cache = open_one, cache
-        self._decoder: Decoder | None = None  # in its row is the prompt that is being read
+        self._decoder: Decoder | None = None  # its row holds the prompt that is being read
         self._token_s = 0.0  # seconds that one id took in the last piece
         self.chain: list[Block] = []
 
@@ -33,7 +37,11 @@ class Prefill:
         return self._decoder is not None and bool(self._decoder.sequences)
 
     def begin(self, sequence: Sequence, chain: list[Block]) -> None:
-        """Begin with a prompt, of which the blocks of `chain` are known."""
+        """Begin to read a prompt.
+
+        sequence: the text that has this prompt.
+        chain: the blocks at the beginning of the prompt that the prefix cache held.
+        """
         if self._decoder is None or self._decoder.gave_up:
             self._decoder = self._open_one()
         self.chain = chain
@@ -41,9 +49,9 @@ class Prefill:
         restore(self._decoder, 0, chain)
 
     def read(self, step_s: float | None) -> bool:
-        """Read the next piece. Returns: whether what is left is less than a block.
+        """Read the next piece, in whole blocks. Returns whether less than a block is left.
 
-        step_s: seconds of a step of the texts in work, None where nobody waits for one.
+        step_s: seconds that a step of the texts in work takes, by which the piece is sized; None where no text waits.
         """
         decoder = self._decoder
         assert decoder is not None
@@ -60,19 +68,19 @@ class Prefill:
         if isinstance(decoder.drafter, PrefixSession) and sequence.depth_limit:
             try:
                 decoder.drafter.read(0, read)
-            except Exception:  # it costs speed only: the text's steps will find out whether the drafter is broken
+            except Exception:  # this costs speed only: the text's steps will show whether the drafter is broken
                 log.exception("The drafter failed at a prompt.")
         self._cache.keep(decoder, 0, read, self.chain)
         self._token_s = (time.perf_counter() - began) / (len(read) - start)
         return last - len(read) < BLOCK
 
     def end(self) -> list[Block]:
-        """Forget the prompt. Returns: its blocks."""
+        """Forget the prompt. Returns its blocks."""
         assert self._decoder is not None
         Decoder.leave(self._decoder, self._decoder.sequences[0])  # its blocks are kept already
         chain, self.chain = self.chain, []
         return chain
 
     def reset(self) -> None:
-        """Forget the prompt after something failed."""
+        """Forget the prompt and its decoder, after something failed."""
         self._decoder, self.chain = None, []

@@ -1,7 +1,8 @@
-"""The prefix cache: what the models made of earlier texts, in blocks, for later texts that begin alike.
+"""The prefix cache: what the models computed for earlier texts, in blocks, for later texts that begin alike.
 
-A block is a copy of the keys and values (and the hidden states, where the drafter reads them) of BLOCK ids after those
-of its parent. The block that was not used for longest goes first, and a child always goes before its parent.
+A block is a copy of the keys and values (and the hidden states, where the drafter reads them) of the BLOCK ids that
+follow those of its parent. Where memory is short, the least recently used block goes first, and a child always goes
+before its parent.
 """
 
 from collections import OrderedDict
@@ -16,8 +17,14 @@ BLOCK = 64  # ids: the kernel's panels are as long
 
 @dataclass(eq=False)
 class Block:
-    """Some ids after those of the parent. target, draft: what the sessions made of them; None where the drafter has not
-    read them, or keeps nothing. children: by their ids."""
+    """A block, which is a node in a tree of beginnings of texts.
+
+    ids: its ids.
+    parent: the block before it; None at the beginning of a text.
+    target, draft: what the sessions of target and drafter keep of its ids; draft is None where the drafter has not
+        read them, or keeps nothing.
+    children: the blocks after it, by their ids.
+    """
 
     ids: tuple[int, ...]
     parent: "Block | None"
@@ -27,20 +34,28 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
+        """Its size, in bytes."""
         return self.target.num_bytes + (0 if self.draft is None else self.draft.num_bytes)
 
 
 class PrefixCache:
-    """Blocks of earlier texts, within a bound of bytes."""
+    """The blocks of earlier texts.
+
+    most_bytes: the most bytes that they may take together.
+    num_bytes: the bytes that they take now.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.num_bytes = 0
-        self._first: dict[tuple[int, ...], Block] = {}
+        self._first: dict[tuple[int, ...], Block] = {}  # blocks at the beginning of a text, by their ids
         self._order: OrderedDict[Block, None] = OrderedDict()  # least recently used first
 
     def match(self, ids: Seq[int]) -> list[Block]:
-        """The blocks of the longest beginning of a text that is here; they count as used now."""
+        """Return the blocks of the longest beginning of a text that is in the cache; they count as used now.
+
+        ids: the ids of the text.
+        """
         chain: list[Block] = []
         level = self._first
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
@@ -53,7 +68,13 @@ class PrefixCache:
         return chain
 
     def keep(self, decoder: Decoder, row: int, ids: Seq[int], chain: list[Block]) -> None:
-        """Copy the whole blocks of a row that are not here; `chain`, those that are, grows by them."""
+        """Copy the blocks of a row that the cache lacks; the least recently used ones go where memory is short.
+
+        decoder: the decoder whose sessions have read the row.
+        row: the index of the row.
+        ids: the ids of the row's text; those after the last whole block are not kept.
+        chain: the blocks at the beginning of the text, as `match` returns them; the others are appended to it.
+        """
         drafter = decoder.drafter if isinstance(decoder.drafter, PrefixSession) else None
         assert isinstance(decoder.target, PrefixSession)
         for i, block in enumerate(chain):
@@ -65,12 +86,12 @@ class PrefixCache:
             end = start + BLOCK
             key, parent = tuple(ids[start:end]), chain[-1] if chain else None
             block = self._after(parent).get(key)
-            if block is None:  # else another text put it here since the chain was looked up
+            if block is None:  # else another text has added it since `match`
                 target = decoder.target.save(row, start, end)
                 if target is None:
                     break
                 block = Block(key, parent, target, None if drafter is None else drafter.save(row, start, end))
-                if parent is None or parent in self._order:  # else it was dropped, and nobody would find this one
+                if parent is None or parent in self._order:  # else it was dropped: nothing would find this block
                     self._after(parent)[key] = block
                     self._order[block] = None
                     self.num_bytes += block.num_bytes
@@ -82,21 +103,28 @@ class PrefixCache:
             self.num_bytes -= block.num_bytes
 
     def clear(self) -> None:
-        """Forget all blocks, as where other sessions are opened, which keep something else."""
+        """Forget all blocks; needed where sessions are opened that keep other things of a text."""
         self.num_bytes = 0
         self._first.clear()
         self._order.clear()
 
     def _after(self, block: Block | None) -> dict[tuple[int, ...], Block]:
+        """Return the children of a block, by their ids; None stands for the beginning of a text."""
         return self._first if block is None else block.children
 
     def _use(self, chain: list[Block]) -> None:
-        for block in reversed(chain):  # a parent after its child, so that the child goes first
+        """Count blocks as used now."""
+        for block in reversed(chain):  # a parent after its child, so that the child is dropped first
             self._order.move_to_end(block)
 
 
 def restore(decoder: Decoder, row: int, chain: list[Block]) -> None:
-    """Give a new row of a decoder what the blocks hold of the beginning of its text."""
+    """Give a new row what the cache holds of the beginning of its text.
+
+    decoder: the decoder that has the row.
+    row: the index of the row, which has read nothing.
+    chain: the blocks at the beginning of the row's text, in order.
+    """
     assert isinstance(decoder.target, PrefixSession)
     for block in chain:
         decoder.target.restore(row, block.target)

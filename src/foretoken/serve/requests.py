@@ -29,15 +29,21 @@ from foretoken.serve.schema import (
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
 
-SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # whose tokens are texts in JSON
+SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # its token ids are texts in JSON
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, checked. jobs: one per choice, prompt by prompt. n: choices of each prompt. seed: of choice 0.
+    """A checked request for texts.
 
-    stream: whether the text is sent as it grows. usage, steps: what a stream's chunks tell beside it. echoed: the text
-    before each choice, where it was asked for. calls: how calls are written in the texts; None where none are read.
+    jobs: one per choice, prompt by prompt.
+    n: number of choices of each prompt.
+    seed: that of choice 0.
+    stream: whether the text is sent as it grows.
+    usage: whether a stream ends with a chunk of usage and metrics.
+    steps: whether each chunk of a stream shows the step it comes from.
+    echoed: the prompt's text before each choice; None where it was not asked for.
+    calls: how tool calls are written in the texts; None where none are read.
     """
 
     jobs: tuple[Job, ...]
@@ -51,10 +57,16 @@ class Asked:
 
 
 class Intake:
-    """Requests for one model. It has a tokenizer of its own, which the model's thread does not touch.
+    """Checks the requests for one model, and turns them into jobs.
 
-    engine: the model, its tokenizer a copy. name: of the model for clients. context: most tokens of a text with its
-    prompt. most: texts that one request may ask for.
+    Its methods raise ApiError for a request that cannot be served.
+
+    engine: the model, with a copy of the tokenizer that the model's thread does not use.
+    name: the model's name for clients.
+    context: the most tokens of a text, its prompt included.
+    most: the most texts that one request may ask for.
+    use: what the model's chat template can do with tools.
+    turn_ends: ids that end an answer in a conversation.
     """
 
     def __init__(self, engine: Engine, name: str, context: int, most: int) -> None:
@@ -67,7 +79,7 @@ class Intake:
         self.turn_ends = engine.eos_ids if end is None else engine.eos_ids | {end}
 
     def chat(self, body: ChatRequest) -> Asked:
-        """The answer to a conversation. Raises ApiError, as all of these do, for what cannot be done."""
+        """Return the checked request for an answer to a conversation. body: the request as the client sent it."""
         self._check_model(body)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens mean the same: give one of them.", "max_tokens")
@@ -80,7 +92,7 @@ class Intake:
         return self._asked(body, [ids], new, top, self.turn_ends, calls=calls)
 
     def completion(self, body: CompletionRequest) -> Asked:
-        """The continuation of each prompt."""
+        """Return the checked request for a continuation of each prompt. body: the request as the client sent it."""
         self._check_model(body)
         if body.echo and body.logprobs is not None:
             raise ApiError(400, "echo with logprobs is not supported: leave out either.", "echo")
@@ -100,7 +112,7 @@ class Intake:
         return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
-        """The ids of a text or a conversation."""
+        """Return the token ids of the text or the conversation in `body`."""
         self._check_model(body)
         if (body.prompt is None) is (body.messages is None):
             raise ApiError(400, "Give a prompt or messages, one of them.", "prompt")
@@ -111,7 +123,7 @@ class Intake:
         return self._encode(body.prompt, "The prompt", "prompt")
 
     def detokenize(self, body: DetokenizeRequest) -> str:
-        """The text of some ids, special tokens included."""
+        """Return the text of the token ids in `body`, special tokens included."""
         self._check_model(body)
         bad = [x for x in body.tokens if not 0 <= x < self.engine.target.vocab_size]
         if bad:
@@ -120,7 +132,7 @@ class Intake:
         return self.decode(body.tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids with special tokens as they are written."""
+        """Return the text of `ids`, special tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _asked(
@@ -133,6 +145,14 @@ class Intake:
         echoed: tuple[str, ...] | None = None,
         calls: CallForm | None = None,
     ) -> Asked:
+        """Return the checked request, with n jobs for each prompt.
+
+        body: the request as the client sent it.
+        prompts: token ids of each prompt.
+        max_new_tokens, top_logprobs: as in `Job`.
+        eos_ids: tokens that end a text, unless the request ignores them.
+        echoed, calls: as in `Asked`.
+        """
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
         self._check_number(body, len(prompts))
@@ -146,7 +166,7 @@ class Intake:
             raise refused(error, type(body).model_fields) from error
         options = body.stream_options or StreamOptions()
         steps = bool(options.include_steps)
-        # A seed that is named fixes the text: where it would depend on times that are measured, nothing is drafted.
+        # A seed that the client names fixes the text: where drafts depend on measured times, nothing is drafted.
         fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
         depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
@@ -169,7 +189,7 @@ class Intake:
         return Asked(tuple(jobs), n, seed, bool(body.stream), bool(options.include_usage), steps, echoed, calls)
 
     def _sampling(self, body: Sampled) -> Sampling:
-        """The settings that are given; OpenAI's defaults, which are also `Sampling`'s, for the others."""
+        """Return the sampling settings of `body`; those left out have OpenAI's defaults, which `Sampling` has too."""
         given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         bias: dict[int, float] = {}
         size = self.engine.target.vocab_size
@@ -182,7 +202,10 @@ class Intake:
     def _held(
         self, sampling: Sampling, grammar: Grammar | None, ends: frozenset[int], num_prompt: int, param: str
     ) -> Sampling:
-        """The settings of one text that is held to a grammar, by a parser of its own. param: the field in errors."""
+        """Return the sampling settings of one text, held to `grammar` by a parser of its own.
+
+        ends: ids that end the text. num_prompt: number of ids of its prompt. param: the field that an error names.
+        """
         if grammar is None:
             return sampling
         with refusing(param):
@@ -190,11 +213,13 @@ class Intake:
         return replace(sampling, processors=(*sampling.processors, constraint))
 
     def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> list[int]:
+        """Return the ids that the chat template writes for messages and tools."""
         offered = for_template(tools, self.use)
         check_history(messages, self.use)
         return self._encode([_message(message) for message in messages], "The conversation", "messages", offered)
 
     def _encode(self, prompt: Any, which: str, param: str, tools: Sequence[Any] | None = None) -> list[int]:
+        """Return the ids of a text or conversation. which: its name in errors. param: the field that they name."""
         with refusing(param):
             ids = self.engine.encode(prompt, which, tools)
         if len(ids) >= self.context:
@@ -219,7 +244,7 @@ class Intake:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """As the engine takes it; text parts are joined by line ends."""
+    """Return a message as the engine takes it; text parts are joined by line ends."""
     made = message.model_dump(exclude_none=True)
     if not isinstance(message.content, str | None):
         made["content"] = "\n".join(part.text for part in message.content)

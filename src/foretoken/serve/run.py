@@ -1,4 +1,4 @@
-"""The app in a process of its own: signals, draining, and the exit code."""
+"""The app in a process of its own: signals, draining (the end of running requests), and the exit code."""
 
 import logging
 import socket
@@ -18,14 +18,19 @@ from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
 
 log = logging.getLogger(__name__)
-TELLING = 5  # seconds in which requests that were cut off are answered so, before uvicorn breaks their connections
+TELLING = 5  # seconds to answer requests that were cut off with an error, before uvicorn closes their connections
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but: the first signal drains and a second one ends, and a dead model thread ends it too.
+    """uvicorn with other signals: the first one lets running requests end, a second one ends the server at once.
 
-    What runs longer than `drain` seconds after the first signal, or still runs at the second one, is ended by the
-    worker, which tells each request so.
+    Requests that still run `drain` seconds after the first signal, or at the second one, are ended by the worker with
+    an error that says so. The server also ends where the thread that runs the model has died.
+
+    config: uvicorn's settings, of which one is set here: how long it waits for running requests.
+    worker: decodes the jobs.
+    drain: seconds that running requests have to end in.
+    limit, forced: the timers that end the worker after `drain` seconds, and uvicorn soon after a second signal.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, drain: float) -> None:
@@ -37,6 +42,11 @@ class Server(uvicorn.Server):
         self.limit.daemon = self.forced.daemon = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end, or at a second signal end at once.
+
+        sig: the number of the signal, SIGINT or SIGTERM.
+        frame: where the signal interrupted the program; not used.
+        """
         again, self.should_exit = self.should_exit, True
         if not again:
             self.limit.start()
@@ -49,17 +59,23 @@ class Server(uvicorn.Server):
         self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen on the bound `sockets`, and log their addresses."""
         await super().startup(sockets)
         log.info("listens on %s", ", ".join(address(each) for each in sockets or ()))
 
     async def on_tick(self, counter: int) -> bool:
+        """Whether the server is to end; uvicorn asks it ten times a second. counter: counts the calls."""
         return await super().on_tick(counter) or self.worker.error is not None
 
 
 def prepared(engine: Engine, settings: Settings, owner: Owner) -> FastAPI:
-    """The app in a process that is its own: its log is set up, and what must be compiled is before a request comes.
+    """Return the app for a process of its own.
 
-    owner: the thread that loaded the engine.
+    Logging to stderr is set up, and a short text is generated, so that nothing is compiled during a request.
+
+    engine: the model and its drafter, with a tokenizer.
+    settings: the server's options.
+    owner: the thread that loaded the engine, which also decodes.
     """
     log_to_stderr(settings.log)
     owner.submit(lambda: engine.generate([0], max_new_tokens=8, seed=0)).result()
@@ -67,9 +83,12 @@ def prepared(engine: Engine, settings: Settings, owner: Owner) -> FastAPI:
 
 
 def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: Owner) -> None:
-    """Serve on a bound socket until a signal ends it. Exits with code 1 where the thread that runs the model died.
+    """Serve until a signal ends it. Exits with code 1 where the thread that runs the model died.
 
-    owner: the thread that loaded the engine.
+    engine: the model and its drafter, with a tokenizer.
+    settings: the server's options; the address in them is not used.
+    listening: a bound socket.
+    owner: the thread that loaded the engine, which also decodes.
     """
     app = prepared(engine, settings, owner)
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)

@@ -14,23 +14,30 @@ from foretoken.serve.jobs import DrainingError, Failed, Job, Progress, QueueFull
 from foretoken.serve.worker import Worker
 
 T = TypeVar("T")
-RETRY_AFTER = 1  # seconds, sent with a 429 or 503
+RETRY_AFTER = 1  # seconds after which a client may try again, sent with a 429 or 503
 
 
 def unavailable(status: int, message: str) -> ApiError:
-    """What a request is answered with that may come again: 429 where a queue is full, 503 where no more are taken."""
+    """Return the error for a request that a client may send again later.
+
+    status: 429 where a queue is full, 503 where no more requests are taken.
+    message: a sentence that says why.
+    """
     code = "queue_full" if status == 429 else "unavailable"
     return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected before its answer was complete."""
 
 
 async def progress_of(worker: Worker, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Progress], None]:
-    """(index of a job, what a step added to it), until all are finished. Closing it cancels those that are not.
+    """Yield (index of a job, what a step added to it) until all jobs are finished; to close it cancels the others.
 
-    Raises ApiError: 429 where the queue has no room for all of them, 503 where no more are taken, and for a failure.
+    worker: decodes the jobs.
+    jobs: those of one request.
+    Raises ApiError: 429 where the queue has no room for all of them, 503 where no more are taken, and for a job that
+    failed.
     """
     loop, tickets = asyncio.get_running_loop(), dict[int, Ticket]()
     queue: asyncio.Queue[tuple[int, Progress | Failed]] = asyncio.Queue()
@@ -58,10 +65,11 @@ async def progress_of(worker: Worker, jobs: Sequence[Job]) -> AsyncGenerator[tup
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
-    """The work's result.
+    """Return the result of `work`, which is cancelled where the client disconnects before.
 
-    receive: of ASGI, after the request's body was read.
-    Raises ClientGoneError where the client disconnects before the work is done, which is then cancelled.
+    work: what is awaited.
+    receive: ASGI's function for messages from the client; the body must have been read.
+    Raises ClientGoneError where the client disconnects.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
@@ -76,5 +84,6 @@ async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
 
 
 async def _disconnected(receive: Receive) -> None:
+    """Return once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,7 @@
-"""What clients may send, field by field; anything else is refused by name. The page's table is made of these models."""
+"""What clients may send, field by field; a request with any other field is refused.
+
+The table in docs/serving.md is made from the descriptions of the fields.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -6,15 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
-MOST_STOPS = 16  # each is looked for at every token
-MOST_STOP = 1000  # characters of one
-MOST_BIASES = 1024  # tokens whose score is changed at every step
-MOST_TOP = 20  # alternatives that are reported at each token
-MOST_TOOLS = 128
+MOST_STOPS = 16  # stop strings; each is looked for at every token
+MOST_STOP = 1000  # characters of one stop string
+MOST_BIASES = 1024  # tokens in logit_bias, whose scores are changed at every step
+MOST_TOP = 20  # most probable tokens that are reported at each position
+MOST_TOOLS = 128  # functions
 
 
 class Strict(BaseModel):
-    """Fields of another name, and values of another type, are errors."""
+    """A JSON object for which fields of another name, and values of another type, are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,7 +59,7 @@ Depth = Annotated[int, Field(ge=1, le=64)]
 
 
 class Sampled(Named):
-    """What both ways to ask for a text have in common."""
+    """The fields that requests for chat completions and for completions have in common."""
 
     stream: Annotated[bool | None, Field(description="Send the text as it grows, by server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="For `stream` alone.")] = None
@@ -141,14 +144,15 @@ class TextPart(Strict):
 
 
 class Sent(Strict):
-    """What clients send back as they got it: fields that are null are left out, whatever their name.
+    """An object that clients send back as they got it: fields that are null are left out, whatever their name.
 
-    What clients themselves wrote into it, as the `openai` package's `parse` does, changes nothing, and is excluded.
+    Fields that a client adds by itself, as the `openai` package's `parse` does, are accepted and not used.
     """
 
     @model_validator(mode="before")
     @classmethod
     def without_nulls(cls, sent: Any) -> Any:
+        """Return `sent` without its fields that are null, where it is an object; else as it is."""
         return {key: value for key, value in sent.items() if value is not None} if isinstance(sent, Mapping) else sent
 
 

@@ -24,12 +24,22 @@ T = TypeVar("T")
 class Service:
     """What the endpoints and their answers share.
 
-    name: of the model for clients. worker: decodes; the app starts and stops it. intake: reads requests, on a thread of
-    its own, so that a long prompt does not keep others' chunks waiting. spelling: of tokens, for answers. metrics: the
-    server's figures. timeout: seconds that an answer may take.
+    name: the model's name for clients.
+    worker: decodes; the app starts and stops it.
+    intake: turns requests into jobs, on the thread of `reader`, so that a long prompt does not delay other answers.
+    spelling: how answers write single tokens.
+    metrics: the server's figures for Prometheus.
+    timeout: seconds that reading a request, and then its answer, may take.
+    most: the most requests that may wait to be read; `being_read` is their number now.
     """
 
     def __init__(self, engine: Engine, settings: Settings, owner: Owner | None) -> None:
+        """Make all of these.
+
+        engine: the model and its drafter, with a tokenizer.
+        settings: the server's options.
+        owner: the thread that loaded the engine; None: a new thread decodes.
+        """
         self.name = settings.name or Path(engine.target.name).name
         self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue, owner=owner)
         own = replace(engine, tokenizer=copy.deepcopy(engine.tokenizer))
@@ -41,9 +51,11 @@ class Service:
         self.timeout, self.most, self.being_read = settings.timeout, most, 0
 
     async def read(self, read: Callable[[Any], T], body: Any) -> T:
-        """Call a method of `intake` on its thread.
+        """Return what a method of `intake` returns, called on its thread.
 
-        Raises ApiError: 429 where too many requests wait for it, 408 where it takes too long.
+        read: the method.
+        body: its argument, the request as the client sent it.
+        Raises ApiError: 429 where too many requests wait to be read, 408 where it takes too long.
         """
         if self.being_read >= self.most:
             self.metrics.rejections.inc()

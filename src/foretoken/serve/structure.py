@@ -1,4 +1,4 @@
-"""What a request wants its text to be, as a grammar: OpenAI's `response_format` and `tools`, and vLLM's
+"""The grammar that a request holds its texts to: by OpenAI's `response_format` and `tools`, or vLLM's
 `structured_outputs`."""
 
 import json
@@ -11,14 +11,16 @@ from foretoken.serve.calls import BEGIN, BEGINS, END, MARK, CallForm
 from foretoken.serve.errors import ApiError, refusing
 from foretoken.serve.schema import ChatRequest, ChosenTool, Function, ResponseFormat, Sampled, StructuredOutputs
 
-ANY = r"(.|\n)"
+ANY = r"(.|\n)"  # any character, as a regular expression
 
 
 def grammar_of(body: Sampled, form: CallForm | None, tokenizer: Tokenizer) -> tuple[Grammar | None, str]:
-    """The grammar of a request, None where it asks for none, and the field that asks for it.
+    """Return (grammar, the field that asks for it) of a request; the grammar is None where none is asked for.
 
-    form: of the calls that are read in the answer; None where none are. tokenizer: of the model.
-    Raises ApiError for one that cannot be enforced, or two at once.
+    body: the request.
+    form: how tool calls are written in the answer; None where none are read.
+    tokenizer: the tokenizer of the model.
+    Raises ApiError for a grammar that cannot be enforced, and where two are asked for at once.
     """
     wanted, outputs = body.response_format, body.structured_outputs
     if wanted is not None and wanted.type != "text" and outputs is not None:
@@ -37,6 +39,7 @@ def grammar_of(body: Sampled, form: CallForm | None, tokenizer: Tokenizer) -> tu
 
 
 def _formatted(wanted: ResponseFormat | None) -> Grammar | None:
+    """Return the grammar of a `response_format`; None for one of plain text."""
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
@@ -47,6 +50,7 @@ def _formatted(wanted: ResponseFormat | None) -> Grammar | None:
 
 
 def _structured(outputs: StructuredOutputs) -> Grammar:
+    """Return the grammar of `structured_outputs`, which must have one field."""
     given = [name for name in type(outputs).model_fields if getattr(outputs, name) is not None]
     if len(given) != 1:
         one = "json, json_object, regex, choice or grammar"
@@ -61,10 +65,11 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
 
 
 def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer) -> Grammar | None:
-    """What the calls of an answer are held to; None where the model is free.
+    """Return the grammar of an answer that may have tool calls; None where the model is free.
 
-    It is held where a call is asked for, where calls are not to be parallel, and where a function is strict: to the
-    form, the names, and the schemas of the functions that are asked for or strict. Raises ApiError.
+    There is one where a call is required, where only one call is allowed, and where a function is strict. It holds
+    calls to their form and to the functions' names, and to the schemas of functions that must be called or are strict.
+    Raises ApiError.
     """
     chosen = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else None
     forced, single = chosen is not None or body.tool_choice == "required", body.parallel_tool_calls is False
@@ -82,9 +87,13 @@ def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer) -> Grammar |
 def _rules(
     form: CallForm, tools: Sequence[tuple[int, Function]], forced: bool, single: bool, marks: Mapping[str, int]
 ) -> dict[str, str]:
-    """Rules in Lark's form, where @fi are the arguments of tool i.
+    """Return the grammar's rules in Lark's form, by name; in them @fi stands for the arguments of tool i.
 
-    marks: see `marks_of`. A mark of a call is written as text or as such a token; the other tokens are text.
+    tools: (index, function) of each that may be called.
+    forced: whether the answer must be a call, or several.
+    single: whether it may have only one call.
+    marks: what `marks_of` returns. A mark around a call may be written as text or as such a token; all other such
+        tokens count as text.
     """
     mark, end = (MARK, END) if form.before else (BEGIN, "")
     tokens = {text: f"<[{token}]>" for text, token in marks.items()}
@@ -116,7 +125,7 @@ def _rules(
 
 
 def _arguments(function: Function, forced: bool, param: str) -> Grammar:
-    """What the arguments of a function are held to. forced: whether it must be called. param: the field in errors."""
+    """Return the grammar of a function's arguments. forced: whether it must be called. param: the field in errors."""
     if not (forced or function.strict):
         return Grammar.json_object()
     if function.parameters is None:

@@ -1,4 +1,4 @@
-"""What the steps of one request add up to: its usage, its times, and how its drafts fared."""
+"""Sums over the steps of one request: its numbers of tokens, its times, and its accepted draft tokens."""
 
 import time
 from collections import Counter
@@ -9,8 +9,10 @@ from foretoken.serve.jobs import Job, Progress
 
 
 class Tally:
-    """jobs: of the request. n: choices of each prompt, which is counted once.
+    """The sums over the steps of one request.
 
+    jobs: those of the request, prompt by prompt.
+    n: number of choices of each prompt, whose tokens are counted once for all of them.
     start: when the request came, in seconds of time.perf_counter.
     """
 
@@ -19,14 +21,14 @@ class Tally:
         self.prompt_tokens = sum(len(job.ids) for job in jobs[::n])
         self.n = n
         self.cached: dict[int, int] = {}  # the first job of a prompt -> tokens of it that the prefix cache held
-        self.waited_s = 0.0  # of the job that waited longest
+        self.waited_s = 0.0  # seconds, of the job that waited longest
         self.num_tokens = 0
         self.num_drafted = 0
-        self.accepted: Counter[int] = Counter()  # accepted draft tokens of a step with drafts -> such steps
+        self.accepted: Counter[int] = Counter()  # accepted draft tokens -> steps with drafts that had so many
         self.first = self.last = self.start  # moments of the first token and the last one
 
     def record(self, index: int, progress: Progress) -> None:
-        """One step of job `index`."""
+        """Count a step of job number `index`. progress: what the step added to the job."""
         now = time.perf_counter()
         if self.last == self.start:
             self.first = now
@@ -41,7 +43,7 @@ class Tally:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
+        """OpenAI's usage object, as JSON."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.num_tokens,
@@ -51,7 +53,7 @@ class Tally:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """vLLM's per-request metrics, of all choices together; no speculative_decoding where nothing was drafted."""
+        """vLLM's metrics of a request, over all choices; speculative_decoding is None where nothing was drafted."""
         seconds, between = self.last - self.start, self.last - self.first
         return {
             "time_to_first_token_ms": _ms(self.first - self.start),
@@ -75,4 +77,5 @@ class Tally:
 
 
 def _ms(seconds: float) -> float:
+    """Return a time in milliseconds."""
     return round(seconds * 1000, 3)

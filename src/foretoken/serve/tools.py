@@ -1,4 +1,4 @@
-"""Tools that a request offers: what the chat template can do with them, and what is asked of the answer's calls."""
+"""The tools that a request offers: what the chat template can do with them, and how the answer's calls are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,13 @@ RESULT = {"role": "tool", "content": ANSWER, "tool_call_id": "probe0000", "name"
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a chat template can do, found by what it writes. One that fails where it is asked tells why when it is used.
+    """What a chat template can do with tools, found by what it writes for a probe.
 
-    takes: whether it writes the tools. drops_calls, drops_results: whether it leaves out earlier calls, their results.
-    form: how it writes a call; None where it does not, or in a form that is not known.
+    Where it fails on a probe, nothing is assumed: its error is reported when a request makes it fail.
+
+    takes: whether it writes the tools.
+    drops_calls, drops_results: whether it leaves out the calls of earlier answers, and their results.
+    form: how it writes a call; None where it writes none, or in a form that is not known here.
     """
 
     takes: bool
@@ -32,7 +35,7 @@ class ToolUse:
 
 
 def tool_use(tokenizer: Tokenizer) -> ToolUse:
-    """What the chat template of a tokenizer can do; with no template, nothing."""
+    """Return what the chat template of a tokenizer can do with tools; without a template, nothing."""
     takes = PROBE in (rendered(tokenizer, ASKED, OFFERED) or "")
     calls, results = rendered(tokenizer, CALLED), rendered(tokenizer, [*CALLED, RESULT])
     return ToolUse(
@@ -44,6 +47,7 @@ def tool_use(tokenizer: Tokenizer) -> ToolUse:
 
 
 def _form(tokenizer: Tokenizer) -> CallForm | None:
+    """Return the form in which the chat template writes calls, None where it is none of those that are known."""
     called = rendered(tokenizer, CALLED, OFFERED) or ""
     for form in (HERMES, LLAMA):
         call = form.write(PROBE, '{"x": 1}')
@@ -57,7 +61,7 @@ def _form(tokenizer: Tokenizer) -> CallForm | None:
 
 
 def check_history(messages: Sequence[ChatMessage], use: ToolUse) -> None:
-    """Refuse messages that the template would leave out. Raises ApiError."""
+    """Raise ApiError for messages that the chat template would leave out. use: what it can do with tools."""
     for i, message in enumerate(messages):
         for param, dropped in (
             (f"messages.{i}.tool_calls", bool(message.tool_calls) and use.drops_calls),
@@ -68,7 +72,11 @@ def check_history(messages: Sequence[ChatMessage], use: ToolUse) -> None:
 
 
 def for_template(tools: Sequence[Tool] | None, use: ToolUse) -> list[dict[str, Any]] | None:
-    """The tools as templates write them. Raises ApiError where the template would leave them out."""
+    """Return the tools of a request as chat templates take them; None where it has none.
+
+    use: what the template can do with tools.
+    Raises ApiError where the template would leave them out, or they are not what they must be.
+    """
     if tools is None:
         return None
     if not use.takes:
@@ -85,7 +93,12 @@ def for_template(tools: Sequence[Tool] | None, use: ToolUse) -> list[dict[str, A
 
 
 def wanted_form(body: ChatRequest, use: ToolUse) -> CallForm | None:
-    """The form in which calls are read in the answer; None where none are. Raises ApiError."""
+    """Return the form in which calls are read in the answer; None where none are read.
+
+    body: the request.
+    use: what the chat template can do with tools.
+    Raises ApiError for fields that do not go together, and where the template writes calls in an unknown form.
+    """
     if body.tools is None:
         for name in ("tool_choice", "parallel_tool_calls"):
             if getattr(body, name) not in (None, "none"):

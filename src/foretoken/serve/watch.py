@@ -1,4 +1,4 @@
-"""What a step showed of one text besides its tokens: the target's log probabilities."""
+"""The target's log probabilities at the tokens of one step."""
 
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import LogitScores, NodeScores
@@ -8,13 +8,17 @@ from foretoken.serve.jobs import TokenLogprob
 def step_logprobs(
     tree: TokenTree, scores: NodeScores, path: tuple[int, ...], token: int, top: int
 ) -> tuple[TokenLogprob, ...]:
-    """Of each token of a step, the accepted ones and the one after them.
+    """Return the log probabilities at each token of a step: the accepted draft tokens and the one after them.
 
-    scores: of a sequence that shows its logits. top: number of the most probable tokens that are reported for each.
+    tree: the token tree of the step.
+    scores: its node scores, of a sequence that shows its logits.
+    path: the accepted nodes of the tree, the root first.
+    token: the id of the token after the accepted ones.
+    top: number of the most probable tokens that are reported for each.
     """
     assert isinstance(scores, LogitScores)
     tokens = [*(tree.tokens[node] for node in path[1:]), token]
-    logprobs = scores.logits[list(path)].double().log_softmax(-1)  # before each of them
+    logprobs = scores.logits[list(path)].double().log_softmax(-1)  # row i: at the position of token i
     best = logprobs.topk(min(top, logprobs.shape[1]), -1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return tuple(

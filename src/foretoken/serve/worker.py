@@ -22,6 +22,11 @@ class Worker:
     """Decodes the jobs of a server, up to `max_batch` side by side; each has the text that it would have alone.
 
     All methods may be called from any thread. The model runs on the worker's own.
+
+    context: the most ids of one text, its prompt included.
+    error: the exception that the thread died of; None while it has not died.
+    on_step: is called on the worker's thread after a step that added tokens, with their number: the emitted ones, and
+        those of each prompt that joined.
     """
 
     def __init__(
@@ -33,12 +38,14 @@ class Worker:
         cache_bytes: int = CACHE_BYTES,
         owner: Owner | None = None,
     ) -> None:
-        """engine: with a tokenizer.
+        """Open the batch on the thread that is to decode; no job is taken before `start`.
+
+        engine: the models and their settings, with a tokenizer.
         max_batch: the most jobs decoded at once.
-        context: the most ids of one text, its prompt included; the model's own context where it is None.
+        context: the most ids of one text, its prompt included; None: the model's own context, or 4096 if it names none.
         max_queue: the most jobs that may wait for others to end.
-        cache_bytes: the most memory of the prefix cache; 0 for none.
-        owner: the thread that loaded the engine, where that is to be the worker's; None for a new one.
+        cache_bytes: the most memory of the prefix cache, in bytes; 0: there is no cache.
+        owner: the thread that loaded the engine, where that is to be the worker's; None: a new thread.
         Raises ForetokenError for a context that the model does not take, and where memory does not suffice.
         """
         most = engine.target.lm.context
@@ -48,8 +55,8 @@ class Worker:
             )
         self.max_batch, self.max_queue = max_batch, max_queue
         self.context = context or most or CONTEXT
-        self.error: BaseException | None = None  # what the thread died of
-        self.on_step: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step has added
+        self.error: BaseException | None = None
+        self.on_step: Callable[[int], None] = lambda num_tokens: None
         self._owner: Owner | None = owner or Owner()
         try:
             self._batch = self._owner.submit(lambda: Batch(engine, max_batch, self.context, cache_bytes)).result()
@@ -81,19 +88,21 @@ class Worker:
 
     @property
     def cache_use(self) -> float:
-        """Share of the room for keys and values that the texts in work take."""
+        """Share of the slots for keys and values that the texts in work take, from 0 to 1."""
         return self._batch.num_ids / (self.max_batch * self.context)
 
     def start(self) -> None:
-        """Start the thread, for once and all."""
+        """Start the work on jobs; it cannot be called twice."""
         assert self._owner is not None
         self._work = self._owner.submit(self._run)
         self._owner = None  # one that nobody else holds ends with the work
 
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
-        """Queue a job; `deliver` is called with its news from the worker's thread.
+        """Queue a job.
 
-        Returns: what `cancel` takes.
+        job: the text that is to be generated.
+        deliver: is called with the job's news on the worker's thread; it must return at once.
+        Returns the ticket that `cancel` takes.
         Raises ForetokenError for a job that does not fit the context, QueueFullError where too many wait, DrainingError
         where no more are accepted.
         """
@@ -114,7 +123,7 @@ class Worker:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a job of which nobody wants to hear any more; its row is free before the next step."""
+        """End the job of `ticket`, whose news nobody wants any more; its row is free before the next step."""
         with self._changed:
             ticket.cancelled = True
             if ticket in self._waiting:
@@ -122,24 +131,25 @@ class Worker:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End all jobs after the step under way, and the thread. Does not wait for it."""
+        """Have all jobs and the work ended after the step under way; does not wait for that."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """`end`, and wait."""
+        """End all jobs and the work as `end` does, and wait until it is done."""
         self.end()
         if self._work is not None:
             wait([self._work])
 
     def _run(self) -> None:
+        """Work on jobs until `end` is called, or an exception ends the work."""
         try:
             counted = 0
             while self._take():
                 self._batch.step()
                 added, counted = self._batch.num_tokens - counted, self._batch.num_tokens
-                if added:  # a step may only have read on in a prompt, which was counted when that was begun
+                if added:  # none where it only read a piece of a prompt, whose tokens were counted when it joined
                     self.on_step(added)
             self._end("The server is shutting down.")
         except BaseException as error:
@@ -148,7 +158,7 @@ class Worker:
             self._end(DIED)
 
     def _end(self, message: str) -> None:
-        """Accept no more jobs, and end all that are left with this sentence."""
+        """Accept no more jobs; those that are left fail with the sentence `message`."""
         with self._changed:
             self._stopping = True
             waiting = [*self._joining, *self._waiting]
@@ -158,9 +168,10 @@ class Worker:
             tell(ticket, Failed(message, 503))
 
     def _take(self) -> bool:
-        """Let cancelled jobs leave and waiting ones join; sleeps while there is nothing to do. False to end.
+        """Let cancelled jobs leave and waiting ones join; sleep while there is nothing to do.
 
-        Rows are copied without the lock, for which `submit` and `cancel` would wait.
+        The lock is not held while rows are copied, since `submit` and `cancel` would have to wait for it.
+        Returns False where the work is to end, else True.
         """
         while True:
             self._batch.drop_cancelled()

@@ -1,4 +1,4 @@
-"""What every step of a decoding drafted, accepted and corrected, as a page for the browser."""
+"""A page for the browser that shows what every step of a decoding drafted, accepted and corrected."""
 
 from foretoken.trace.record import Trace
 

@@ -1,4 +1,4 @@
-"""The page of a trace: page.html, with the record in it as JSON that the page's own script draws."""
+"""The page of a trace: page.html, with the record in it as JSON, which the page's own script draws."""
 
 import json
 from collections.abc import Callable
@@ -14,34 +14,40 @@ if TYPE_CHECKING:
     from foretoken.engine import Engine
     from foretoken.trace.record import Trace, TracedStep, TracedText
 
-Label = Callable[[int], str]
-PLACE = "__TRACE__"
-PARTS = {"__STYLE__": "tinted.css", "__LEGEND__": "legend.html", "__TREES__": "tree.js"}  # of every page that has trees
+Label = Callable[[int], str]  # the text that stands for a token id
+PLACE = "__TRACE__"  # in page.html, where the record goes
+PARTS = {"__STYLE__": "tinted.css", "__LEGEND__": "legend.html", "__TREES__": "tree.js"}  # of every page with trees
 MOST_OF_PROMPT = 4000  # characters of a prompt that are shown, its last ones
-SPACE_SIGN = "\u2581"  # what some tokenizers write for a space, and do not decode at a text's beginning
+SPACE_SIGN = "\u2581"  # stands for a space in some tokenizers, which do not decode it at the beginning of a text
 
 
 def page(trace: "Trace") -> str:
-    """The whole HTML file."""
+    """Return the whole HTML file that shows `trace`."""
     template = composed((files("foretoken.trace") / "page.html").read_text(encoding="utf-8"))
     return template.replace(PLACE, escaped(json.dumps(record(trace), separators=(",", ":"))), 1)
 
 
 def composed(template: str) -> str:
-    """A page with the parts in their places that all pages share."""
+    """Return a page with the parts that all pages share; template: its HTML, with their places marked as in PARTS."""
     for place, name in PARTS.items():
         template = template.replace(f"{place}\n", (files("foretoken.trace") / name).read_text(encoding="utf-8"), 1)
     return template
 
 
 def escaped(text: str) -> str:
-    """JSON that stands in a script element: nothing in it can end the element, or begin a comment."""
+    """Return JSON that can stand in a script element, since nothing in it ends the element or begins a comment.
+
+    text: the JSON.
+    """
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def record(trace: "Trace") -> dict[str, Any]:
-    """What the page shows. Keys are short where they are repeated: of a step, `n` are its nodes, [label, id, parent, p,
-    q] each, `a` the accepted ones, and `e` is the token after them, [label, id, p, origin]."""
+    """Return what the page shows of `trace`, as plain values.
+
+    Keys that are repeated are short: of a step, "n" are its nodes, [label, id, parent, p, q] each; "a" the accepted
+    nodes without the root; "e" the token after them, [label, id, p, origin].
+    """
     engine = trace.engine
     label = labels_of(engine.tokenizer)
     return {
@@ -57,7 +63,10 @@ def record(trace: "Trace") -> dict[str, Any]:
 
 
 def labels_of(tokenizer: Tokenizer | None) -> Label:
-    """What gives the text of a single token, as it is shown on a node."""
+    """Return the function that gives the text of one token id, as a node shows it.
+
+    tokenizer: the target's; None where there is none, and ids are shown as numbers.
+    """
 
     @cache
     def label(token: int) -> str:
@@ -92,7 +101,7 @@ def _text(text: "TracedText", engine: "Engine", label: Label) -> dict[str, Any]:
 
 
 def _settings(sampling: Sampling) -> dict[str, Any]:
-    """Those that are not at their defaults, and the temperature."""
+    """Return the temperature, and the settings that are not at their defaults."""
     names = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
     given = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(Sampling, name)}
     tokens = {"logit_bias": f"of {len(sampling.logit_bias)} tokens"} if sampling.logit_bias else {}
@@ -101,7 +110,7 @@ def _settings(sampling: Sampling) -> dict[str, Any]:
 
 
 def _pieces(tokenizer: Tokenizer | None, prompt: list[int], new: list[int]) -> list[str]:
-    """The text that each new token settles; a character that takes several tokens is the last one's."""
+    """Return the text that each new token adds; a character that takes several tokens belongs to the last of them."""
     if tokenizer is None:
         return [f" {token}" for token in new]
     stream = TextStream(tokenizer, (), prompt)

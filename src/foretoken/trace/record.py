@@ -1,4 +1,4 @@
-"""The record of a decoding, step by step, taken by an observer of the loop: `engine.generate(..., observer=trace)`."""
+"""The record of a decoding, step by step, made by an observer of the loop: `engine.generate(..., observer=trace)`."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,17 +12,23 @@ from foretoken.core.walk import NodeScores
 from foretoken.engine import Engine
 from foretoken.trace.page import page
 
-MOST_STEPS = 4000  # that are recorded of all texts together, and their nodes: a page of a few megabytes
+# The most steps, and nodes of them, that are recorded of all texts together: a page of a few megabytes.
+MOST_STEPS = 4000
 MOST_NODES = 60_000
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """One step before its tokens were committed.
+    """One step, as it was before its tokens were committed.
 
-    length: committed ids before it. p[i], q[i]: the target's and the drafter's probability of node i after its parent;
-    None at the root, and where there is none, as the q of prompt lookup. path: the accepted nodes, root first. token:
-    the one after them, with the target's probability `p_token`.
+    length: the number of committed ids before it.
+    tree: what was drafted.
+    p, q: per node the probability of its token after its parent, of the target and of the drafter; None at the root,
+        and where there is none, such as the q of prompt lookup.
+    path: the accepted nodes, the root first.
+    token: the id after them.
+    p_token: the target's probability of that token; None where it cannot be computed.
+    origin: of that token, see `Step.origins`.
     """
 
     length: int
@@ -37,7 +43,12 @@ class TracedStep:
 
 @dataclass
 class TracedText:
-    """One sequence and its recorded steps. num_steps, num_drafted, num_accepted: of all steps, recorded or not."""
+    """One sequence and its recorded steps.
+
+    sequence: the text, with its sampling.
+    steps: those that were recorded.
+    num_steps, num_drafted, num_accepted: numbers of steps, of draft tokens and of accepted ones, recorded or not.
+    """
 
     sequence: Sequence
     steps: list[TracedStep] = field(default_factory=list)
@@ -53,22 +64,32 @@ class Trace:
         engine.generate("def main():", observer=trace)
         trace.save("trace.html")
 
-    The texts are the same as without it, bit for bit; they take longer, since p is made for every node. Texts are
-    recorded as they were decoded, so that one which a stop string ended shows the whole of its last step.
+    The texts are the same as without it, bit for bit; they take longer, since p is computed for every node. Texts are
+    recorded as they were decoded: one that a stop string ended shows the whole of its last step.
     """
 
     def __init__(self, engine: Engine) -> None:
+        """Begin an empty record; engine: what generates the texts, for its names and its tokenizer."""
         self.engine = engine
         self._texts: dict[Sequence, TracedText] = {}
         self._steps, self._nodes = 0, 0
 
     @property
     def texts(self) -> list[TracedText]:
+        """The texts so far, in the order in which they began."""
         return list(self._texts.values())
 
     def __call__(
         self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: tuple[int, ...], token: int
     ) -> None:
+        """Record one step; the decoding loop calls it before it commits the step's tokens.
+
+        sequence: the text.
+        tree: what was drafted.
+        scores: the target's, of the tree's nodes.
+        path: the accepted nodes, the root first.
+        token: the id after them.
+        """
         text = self._texts.setdefault(sequence, TracedText(sequence))
         text.num_steps += 1
         text.num_drafted += tree.num_drafted
@@ -79,7 +100,7 @@ class Trace:
             text.steps.append(_step(sequence, tree, scores, path, token))
 
     def save(self, file: str | Path) -> None:
-        """Write the page, whole or not at all: one HTML file that needs no network. Raises ForetokenError."""
+        """Write the page to `file`, whole or not at all: HTML that needs no network. Raises ForetokenError."""
         check_file(Path(file))
         html = page(self)
         write(Path(file), lambda temporary: temporary.write_text(html, encoding="utf-8"))
@@ -97,7 +118,7 @@ def _step(sequence: Sequence, tree: TokenTree, scores: NodeScores, path: tuple[i
         if siblings is not None and siblings.q is not None:
             for node in nodes:
                 q[node] = float(siblings.q[tree.tokens[node]])
-        with suppress(NotFiniteError):  # of a node that the walk did not come to, which is no reason to stop
+        with suppress(NotFiniteError):  # the walk did not come to this node, so that decoding goes on
             row = scores.p(range(parent, parent + 1))[0]
             for node in nodes:
                 p[node] = float(row[tree.tokens[node]])

@@ -1,22 +1,26 @@
-"""Budget trees: sampled children, as many at each node as are worth their nodes; decided from q before they are drawn.
+"""Budget trees: sampled children, as many at each node as are worth their cost; decided from q before they are drawn.
 
-A level at a time. What a node's children cost is the expected number of DISTINCT tokens among the draws. One price lam
-per node, the same for the whole frontier, decides: a node reached with probability r gets the b that maximises
+The tree grows level by level. The children of a node cost the expected number of DISTINCT tokens among the draws. All
+nodes of a level pay the same price lam per child, and a node that the walk reaches with probability r gets the number b
+of distinct children that maximises
 
     r * (value of b children, and of what grows below them)  -  lam * b,
 
-so that the marginal expected value per expected node is lam everywhere, but for a node's first child, to which more
-than tokens of this step is credited. lam is also the same for all trees of a text, as nearly as the account allows:
-easy stretches get more nodes than hard ones (gain.py has the model of gains, docs/trees-and-rules.md the reasons).
+so that the marginal expected value per expected node is lam everywhere, except for the first child of a node, to which
+more than tokens of this step is credited. gain.py has the values. lam is also the same for all trees of a text, as
+nearly as the account allows: easy stretches get more nodes than hard ones (docs/trees-and-rules.md has the reasons).
 
-Budget. Let e_l be the expected number of distinct draws of level l, given all before it, and e = e_1 + e_2 + .. of a
-tree. An account books N - e for every tree of a text. It may be overdrawn by ADVANCE * N, never by more: after t trees
-e summed over them is at most (t + ADVANCE) N, and the nodes drawn minus that sum is a martingale. So E[nodes of the
-first t trees] <= (t + ADVANCE) N exactly. lam is the one at which a typical tree costs N and a share of the account, if
-it costs as much of what is foreseen as the text's trees did: it depends on earlier trees alone. Where a tree would cost
-more than the account gives, lam rises with its levels.
-Hard cap: the number of DRAWS of a tree, which no tree's nodes exceed, is at most CAP * N: a node may take what is left
-but for one draw of each chosen node after it in its level. Nothing is ever dropped after it was drawn.
+The budget. Let e_l be the expected number of distinct draws of level l, given all before it, and e = e_1 + e_2 + .. for
+a tree. A text has an account, to which N - e is added for every tree. It may be overdrawn by ADVANCE * N, never by
+more: after t trees e summed over them is at most (t + ADVANCE) N, and the nodes drawn minus that sum is a martingale.
+So E[nodes of the first t trees] <= (t + ADVANCE) N exactly. lam is chosen before a tree grows, from the earlier trees
+alone: it is the price at which a typical tree should cost N and a share of the account, if trees go on to cost more or
+less than the forecast in the proportion seen so far in this text. On levels where the rest of the tree would cost more
+than the account has, a higher price is taken.
+
+The cap. The number of DRAWS of a tree, which its number of nodes never exceeds, is at most CAP * N. A node may take
+what is left of it, except for one draw for each node after it on its level that is to get children. Nothing is ever
+dropped after it was drawn.
 """
 
 from collections.abc import Sequence
@@ -48,26 +52,26 @@ from foretoken.trees.gain import (
     typical_certainties,
 )
 
-MISMATCH = 0.32  # of gain.py, fitted as its constants are
-CAP = 3  # draws of a tree, in budgets
-MOST_DRAWS = 16  # at one node
+MISMATCH = 0.32  # the default `mismatch` of gain.py, fitted as its constants are
+CAP = 3  # the most draws of a tree, in multiples of the budget
+MOST_DRAWS = 16  # the most draws at one node
 DEPTH = 40  # chains of 32 nodes pay at low temperatures: docs/LOG.md, "N over a text"
-HUB_SHARE = 0.9  # of q on the hubs, above which hub draws win on average: docs/LOG.md, on verification rules
+HUB_SHARE = 0.9  # the q-mass of the hubs above which hub draws win on average: docs/LOG.md, on verification rules
 # How the account is evened out, as in docs/LOG.md, "N over a text": an advance of 1, 2 and 4 budgets brought 2.0, 2.9
 # and 3.2% over the chain of equal mean, a price evened over 2 trees less than over 4, over 8 as much as over 4.
-ADVANCE = 2.0  # budgets that a text may be ahead of its account, or that earlier trees may leave to later ones
-EVENED = 4.0  # trees over which the account is evened out
-SURE, OLDER = 2.0, 0.9  # trees as which the forecast counts, and what an older tree counts beside the next one
-OFF = 2.0  # the factor by which the forecast may be off
+ADVANCE = 2.0  # multiples of the budget by which the account may be overdrawn, and that earlier trees leave at most
+EVENED = 4.0  # the number of trees over which the account is evened out
+SURE, OLDER = 2.0, 0.9  # the number of trees that the forecast counts for; the weight of a tree beside the one after it
+OFF = 2.0  # the largest factor by which trees are taken to cost more or less than the forecast
 
 
 @dataclass(frozen=True)
 class Account:
     """A text's account before its next tree.
 
-    saved: expected nodes that its trees left of N each.
-    spent, foreseen: expected nodes that they cost, and that they should have cost at the lowest price of each; older
-        trees count less.
+    saved: the balance, in expected nodes: the sum of N - e over its trees, cut at ADVANCE budgets.
+    spent, foreseen: the expected nodes that its trees cost, and those that they should have cost by the forecast at the
+        lowest price of each; older trees count less.
     """
 
     saved: float
@@ -79,12 +83,12 @@ class Account:
 class Ledger:
     """The account while a tree grows, before one of its levels.
 
-    account: as the tree was begun.
-    least: the lowest price of this tree, its place in PRICES.
-    saved: expected nodes that the text's trees, this one included, left of N each.
-    drawn: draws so far.
-    level: levels so far.
-    price: of a node on the level above.
+    account: the text's account when the tree was begun.
+    least: the lowest price of this tree, as an index in PRICES.
+    saved: the balance with this tree's N added and its levels so far paid, in expected nodes.
+    drawn: the largest number of draws that its laws so far allow.
+    level: the number of its levels so far.
+    price: the price of a node on the level above.
     """
 
     account: Account
@@ -96,11 +100,11 @@ class Ledger:
 
 
 class Node(NamedTuple):
-    """A node's state.
+    """The state of a node.
 
-    reach: the probability, as far as q tells, that the walk comes here.
+    reach: an estimate of the probability that the walk comes to the node.
     hardness: h of gain.py.
-    ledger: before its level.
+    ledger: the ledger before the level of its children.
     """
 
     reach: float
@@ -109,7 +113,11 @@ class Node(NamedTuple):
 
 
 class Born(NamedTuple):
-    """The states of a node's children, the first one and each other, and the node's own reach."""
+    """The states that the children of a node will have, computed before they are drawn.
+
+    first, other: the state of the first child, and of each other one.
+    reach: the reach of the node itself.
+    """
 
     first: Node
     other: Node
@@ -118,13 +126,15 @@ class Born(NamedTuple):
 
 @dataclass(frozen=True)
 class BudgetTree(TreePolicy):
-    """`budget` expected nodes a tree besides the root, over a text, on at most `depth` levels.
+    """The policy `budget:N`. The state of a node is a Node, a sequence's past its Account.
 
-    most_draws: at one node.
-    mismatch: of the model of gains, gain.py.
-    hub: whether the verifier takes hub draws beside i.i.d. ones.
-    joint: whether it decides over whole paths.
-    temperature: the one it is made for by `at`.
+    budget: the expected number N of nodes per tree besides the root, on average over a text.
+    depth: the largest depth of a tree.
+    most_draws: the largest number of draws at one node.
+    mismatch: the number of this name in the model of gains, gain.py.
+    hub: whether the verifier accepts hub draws beside i.i.d. ones.
+    joint: whether the verifier decides over whole paths.
+    temperature: the sampling temperature that the policy is made for; `at` sets it.
     """
 
     budget: int
@@ -160,12 +170,12 @@ class BudgetTree(TreePolicy):
 
     @cached_property
     def _forecast(self) -> np.ndarray:
-        """What nodes will be worth and cost, by levels to go."""
+        """The table of `forecast` for this temperature, up to `depth` levels to go."""
         return forecast(self._gain, self.depth, typical_certainties(self.temperature))
 
     @cached_property
     def _sizes(self) -> np.ndarray:
-        """The expected nodes of a typical tree at PRICES."""
+        """The expected number of nodes of a typical tree besides the root, at each of PRICES."""
         return self._forecast[self.depth, 1, int(np.abs(HARDNESS - 1.0).argmin())]
 
     @property
@@ -177,22 +187,22 @@ class BudgetTree(TreePolicy):
         return min(self.most_draws, CAP * self.budget)
 
     def sizes(self) -> tuple[int, ...]:
-        """A guess: what is cut off at depth d had about two nodes a level."""
+        """Return a guess: a tree that is cut at depth d has about two nodes per level."""
         return tuple(min(self.budget, 2 * d) for d in range(self.depth + 1))
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
-        """Of i.i.d. draws the fixed number and a random one, which rules of fixed numbers do not accept."""
+        """Return for i.i.d. draws a fixed and a random number of them, so that rules of fixed numbers are refused."""
         k = self.max_draws
         if family is not IID:
             return (family(k),)
         return (IID(k), IID(k, (*[0.0] * (k - 1), 0.5, 0.5)), *([Hub(k)] if self.hub else []))
 
     def at(self, family: LawFamily, temperature: float) -> TreePolicy:
-        """Where nothing is sampled, as at temperature 0, the dynamic tree of the same budget."""
+        """Return the dynamic tree of the same budget where children are not sampled, as at temperature 0."""
         return DynamicTree(self.budget) if family is Opaque else _at(self, temperature)
 
     def select(self, states: Sequence[Node], first: int) -> list[int]:
-        """A node that would not pay for a child at the price of the level above is not scored."""
+        """Leave out nodes for which no child would pay at the price of the level above."""
         ledger = states[-1].ledger
         if ledger.level >= self.depth or self._left(ledger) < 1:
             return []
@@ -221,7 +231,7 @@ class BudgetTree(TreePolicy):
         return plans
 
     def _left(self, ledger: Ledger) -> float:
-        """Expected nodes that may still be spent on this tree; a draw is one node at most."""
+        """Return the expected nodes that may still be spent on this tree; a draw adds one node at most."""
         return min(ledger.saved + ADVANCE * self.budget, float(CAP * self.budget - ledger.drawn))
 
     def grow(
@@ -253,11 +263,12 @@ def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
 class Limits(NamedTuple):
     """What may be spent on a level.
 
-    left: expected nodes.
-    least: the lowest price, its place in PRICES.
-    draws, most_draws: of the level, and of one node.
+    left: the largest number of expected nodes.
+    least: the lowest price, as an index in PRICES.
+    draws: the largest number of draws on the level.
+    most_draws: the largest number of draws at one node.
     independent: whether draws are i.i.d., so that their number may be random.
-    hub_share: of q on the hubs, above which a node takes hub draws.
+    hub_share: the q-mass of the hubs above which a node gets hub draws; infinite where it may not.
     """
 
     left: float
@@ -271,12 +282,13 @@ class Limits(NamedTuple):
 class Decision(NamedTuple):
     """How the children of m nodes of one level are drawn.
 
-    price: of a node, its place in PRICES.
-    draws: numbers of draws; 0: none [m].
+    price: the price of a node, as an index in PRICES.
+    draws: the number of draws at each node, 0 where it gets no children [m].
     one_more: the probability of one more draw [m].
     on_hubs: whether they are hub draws [m].
-    drawn, expected: draws of the level at most, and the distinct ones expected.
-    reach, hardness: of the first child and of each other [2, m].
+    drawn: the largest number of draws on the level that this allows.
+    expected: the expected number of distinct draws on the level.
+    reach, hardness: the reach and h at the first child of each node, and at each other child of it [2, m].
     """
 
     price: int
@@ -296,8 +308,10 @@ def decide(
     """Decide about the children of m nodes of one level.
 
     q: draft probabilities after each node, of any sum [m, v].
-    reach, hardness: of each node [m].
-    gain, below: the model of gains, and its forecast of the level below.
+    reach, hardness: the reach and h of each node [m].
+    gain: the model of gains.
+    below: its forecast for the children, as `forecast` returns it for their levels to go [2, hardness, price].
+    limits: what may be spent on the level.
     """
     m = q.shape[0]
     certainty, chosen = np.empty(m), np.empty(m, np.int64)
@@ -314,7 +328,7 @@ def decide(
         if j < 0:
             continue
         to_come -= 1
-        most = min(limits.most_draws, left - to_come)  # one is left for each chosen node after it
+        most = min(limits.most_draws, left - to_come)  # one draw is left for each chosen node after it
         draws[i], one_more[i], on_hubs[i], distinct = law_for(q[i], certainty[i], CHOICES[j], most, limits)
         left -= draws[i] + (one_more[i] > 0)
         expected += distinct
@@ -329,21 +343,23 @@ def law_for(
 ) -> tuple[int, float, bool, float]:
     """Choose the law by which `wanted` distinct tokens are expected, rounded down if draws are not i.i.d.
 
-    row: draft probabilities [v].
-    certainty: their sum of squares, at a sum of 1.
-    most: draws.
+    row: draft probabilities, of any positive sum [v].
+    certainty: the sum of the squares of the normalised row.
+    wanted: the expected number of distinct tokens, at least 1.
+    most: the largest number of draws.
+    limits: what may be spent on the level.
 
-    Returns the number of draws, the probability of one more, whether they are hub draws, and the distinct ones that are
-    expected.
+    Returns the number of draws, the probability of one more, whether they are hub draws, and the expected number of
+    distinct tokens.
     """
     whole = min(int(wanted), most)
     if not limits.independent:
         return whole, 0.0, False, float(whole)
     if wanted <= 1 or most == 1:
         return 1, 0.0, False, 1.0  # one draw is one token
-    if wanted < 2 - certainty:  # and a second one a new token with 1 - certainty: `number` without its loops
+    if wanted < 2 - certainty:  # a second draw is a new token with 1 - certainty: this is `number` without its loops
         return 1, min((wanted - 1) / (1 - certainty), 1.0), False, wanted
-    # The k likeliest tokens have sqrt(k certainty) of q at most.
+    # The k likeliest tokens have at most sqrt(k certainty) of q: their share is computed only where that is enough.
     if whole > 1 and (whole - 1) * certainty > limits.hub_share**2 and on_likeliest(row, whole - 1) > limits.hub_share:
         return whole, 0.0, True, float(whole)
     n, one_more, expected = number(row, wanted, most)
@@ -352,7 +368,7 @@ def law_for(
 
 @compiled
 def on_likeliest(row: np.ndarray, k: int) -> float:
-    """Return the share of the k largest numbers of a row in its sum."""
+    """Return the share of the k largest numbers of `row` in its sum; row: numbers >= 0 of positive sum [v]."""
     rest, largest = row.copy(), 0.0
     for _ in range(k):
         at = np.argmax(rest)
@@ -363,19 +379,19 @@ def on_likeliest(row: np.ndarray, k: int) -> float:
 
 @compiled
 def spend(reach: np.ndarray, of: Shares, below: np.ndarray, left: float, least: int, chosen: np.ndarray) -> int:
-    """Find the price at which the best choices, and what is expected below them, cost `left` nodes.
+    """Find the price at which the best numbers of children, and what is expected below them, cost `left` nodes in all.
 
-    It is the nearest one that the steps of both allow, or `least` if they cost less there. The choices alone cost
-    `left` at most.
+    Of the prices tried by bisection it is the one at which this cost is nearest to `left`, or `least` if the cost is
+    lower even there. The children alone never cost more than `left`.
 
-    reach: of each node [m].
-    of: what becomes of the children of each node.
-    below: the forecast of the level below [2, hardness, price].
-    left: expected nodes.
-    least: the lowest price, its place in PRICES.
-    chosen: is filled with the choices, places in CHOICES, -1 for none [m].
+    reach: the reach of each node [m].
+    of: what becomes of the children of each node, by their number.
+    below: the forecast for the children [2, hardness, price].
+    left: the expected nodes that may be spent.
+    least: the lowest price, as an index in PRICES.
+    chosen: receives the number of children of each node, as an index in CHOICES, -1 for none [m].
 
-    Returns the place of the price in PRICES.
+    Returns the price as an index in PRICES.
     """
     m = reach.shape[0]
     trial = np.empty(m, np.int64)

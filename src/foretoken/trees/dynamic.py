@@ -1,13 +1,13 @@
 """Dynamic trees of the likeliest tokens: deterministic children, so exact match verifies them at any temperature.
 
-A node's score is the product of the drafter's probabilities on its path, its chance to be accepted if the drafter were
-the target. `DynamicTree` is EAGLE-2 (Li et al. 2024): each level, the `width` best new nodes get their `width`
-likeliest children; in the end the `budget` best of all nodes are kept. `OptTree` is OPT-Tree (Wang et al. 2024): each
-level, the new nodes among the `budget` best so far get children, until a level raises the sum of the `budget` best
-scores, the expected number of accepted drafts, by less than `threshold`.
+A node's score is the product of the drafter's probabilities on its path: the probability that the node is accepted, if
+the drafter were the target. `DynamicTree` is EAGLE-2 (Li et al. 2024): on each level, the `width` best new nodes get
+their `width` likeliest children; in the end the `budget` best of all nodes are kept. `OptTree` is OPT-Tree (Wang et al.
+2024): on each level, the new nodes among the `budget` best so far get children. It stops when a level raises the sum of
+the `budget` best scores, the expected number of accepted draft tokens, by less than `threshold`.
 
-A child's score is at most its parent's, so the best nodes form a tree. Re-ranking after the fact is allowed because
-nothing is drawn: the tree is a function of the text so far.
+A child's score is at most its parent's, so the best nodes form a tree. Nodes may be ranked and dropped after the tree
+has grown because nothing is drawn: the tree is a function of the text so far.
 """
 
 import math
@@ -28,13 +28,20 @@ WIDTH, DEPTH = 10, 7
 WIDE = 35
 THRESHOLD, OPT_DEPTH = 0.2, 16
 
-Scored = tuple[float, int]  # (ln of the product of probabilities down to a node, its level): its state
+Scored = tuple[float, int]  # the state of a node: (ln of its score, its depth)
 NEVER = 1e-300  # stands for probability 0, which has no logarithm
 
 
 @dataclass(frozen=True)
 class RankedTree(TreePolicy):
-    """At most `budget` nodes besides the root, on at most `depth` levels; up to `width` children at a node."""
+    """What both kinds of dynamic tree share.
+
+    budget: the largest number of nodes that are kept, the root excluded.
+    width: the largest number of children of a node.
+    depth: the largest depth of the tree.
+
+    Raises ForetokenError for a budget above MAX_NODES.
+    """
 
     budget: int
     width: int
@@ -52,13 +59,13 @@ class RankedTree(TreePolicy):
 
     @property
     def max_nodes(self) -> int:
-        """Root and what the drafter scores included, which may be more than is kept."""
+        """The largest number of nodes of a tree, the root and those that are not kept included."""
         return 1 + max(self.budget, self.max_scored * self.depth)
 
     @property
     @abstractmethod
     def max_scored(self) -> int:
-        """Nodes of one level that get children."""
+        """The largest number of nodes of one level that get children."""
 
     @property
     def max_draws(self) -> int:
@@ -90,16 +97,24 @@ class RankedTree(TreePolicy):
 
 
 def best(states: Sequence[Scored], first: int, number: int) -> list[int]:
-    """Of the nodes from `first` on those with the highest scores; of equals the earlier, so that a parent precedes its
-    child."""
+    """Return the indices of the nodes with the highest scores, the best first.
+
+    Among equal scores the earlier node comes first, so that a parent precedes its child.
+
+    states: those of all nodes, in order.
+    first: the index of the first node that is considered.
+    number: the number of nodes to return; fewer are returned where there are no more.
+    """
     scores = [score for score, _ in states]
     return sorted(range(first, len(states)), key=scores.__getitem__, reverse=True)[:number]  # stable
 
 
 @dataclass(frozen=True)
 class DynamicTree(RankedTree):
-    """EAGLE-2: expand the best of each level, keep the best of all. A node that is not among the best of all so far is
-    left without children: none of them could be kept, nor any below a node that is less likely."""
+    """EAGLE-2: the best nodes of each level get children, and the best of all nodes are kept.
+
+    A node that is not among the `budget` best of all nodes so far gets no children, since none of them could be kept.
+    """
 
     width: int = WIDTH
     depth: int = DEPTH
@@ -117,9 +132,10 @@ class DynamicTree(RankedTree):
 
 @dataclass(frozen=True)
 class ProductTree(DynamicTree):
-    """The best of a whole product of levels, of which this grows the first: see draft/product.py.
+    """The best nodes of a whole product of levels; this policy grows the first levels, and draft/product.py the others.
 
-    wide: children considered at a node of the other levels, which do not depend on the tokens between (Gumiho's s).
+    wide: the number of children that are considered at a node of the other levels, whose distributions do not depend on
+        the tokens between (s in Gumiho).
     """
 
     wide: int = WIDE
@@ -127,7 +143,10 @@ class ProductTree(DynamicTree):
 
 @dataclass(frozen=True)
 class OptTree(RankedTree):
-    """OPT-Tree: expand what is among the best so far, as long as it raises the expected length."""
+    """OPT-Tree: the new nodes among the best so far get children, as long as that raises the expected length enough.
+
+    threshold: the least gain of the last level in expected accepted draft tokens for another level to be added.
+    """
 
     width: int = WIDTH
     depth: int = OPT_DEPTH
@@ -147,4 +166,5 @@ class OptTree(RankedTree):
         return sorted(i for i in kept if i >= first) if gained >= self.threshold else []
 
     def _length(self, states: Sequence[Scored], nodes: Sequence[int]) -> float:
+        """Return the sum of the scores of `nodes`: their expected number of accepted draft tokens."""
         return math.fsum(math.exp(states[i][0]) for i in nodes)

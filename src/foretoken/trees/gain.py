@@ -1,35 +1,39 @@
-"""What a node's children are expected to bring, judged from q: the model by which `budget` trees spend.
+"""The model of gains, by which `budget` trees spend: what the children of a node are expected to bring, judged from q.
 
-With b distinct children expected, the token is among them with probability (the optimum for i.i.d. draws)
+Let b be the expected number of distinct children of a node. The *miss* m of the node is the probability that the
+emitted token is another one than the child, if one child is drawn. With b children, the token is among them with
+probability (the optimum for i.i.d. draws)
 
-    A(b) = 1 - m e^(-c (b - 1)),   b >= 1,          m = 1 - A(1) the drafter's miss at this node.
+    A(b) = 1 - m e^(-c (b - 1)),   b >= 1,          m = 1 - A(1).
 
 The first draw is the emitted one with probability
 
     F(b) = 1 - m - d m (1 - e^(-c (b - 1))):
 
-what the others win is in part taken from it, d = 0.7 T^2 of it, at most all. The others share A(b) - F(b) evenly: S(b)
-each. A miss depends on how far q is from certain, on the temperature T, and on the path:
+what the other children win is in part taken from it; d is that part, 0.7 T^2 at temperature T, but at most 1. The
+others share A(b) - F(b) evenly: S(b) each. The miss depends on how far q is from certain, on T, and on the path:
 
     m = h u,     u = mismatch * T^(-0.35) * (1 - sum q^2)^0.7.
 
-h is 1 where a verifier decides node by node. Where it decides over whole paths, a path that was unlikely to be kept so
-far has been drafted too often, and loses less from there on: for the first child of a node h moves on by u (0.43 - h),
-the others, tried where the first was rejected, keep it.
+h, the *hardness* of the path, is 1 where a verifier decides node by node. Where it decides over whole paths, a path
+that was unlikely to be kept so far has been drafted too often, and loses less from there on: for the first child of a
+node h changes by u (0.43 - h); for the others, which are tried where the first was rejected, h is that of the node.
 
-Value of a node, for each time that it is reached, when a child costs mu (the price of a node over the probability that
-the parent is reached), with levels to go:
+The *reach* of a node is the probability that the walk comes to it. V is the value of a node with a number of levels
+still to go, for each time that it is reached. If a child costs mu, the price of a node divided by the reach of the
+parent, then
 
     V(h, mu) = max over b of  w m + F (1 + V(h', mu / F)) + (b - 1) S (1 + V(h, mu / S)) - mu b,   or 0,
 
-averaged over the certainties that nodes have. w m is credited to a node that gets children at all, however many: tokens
-of this step are not all that counts, since a step that ends before a wide row leaves it to the next one. So V may rise
-with h where nodes cost little; and as w < 1 nothing pays at mu >= 1, on which `BudgetTree.select` rests. u and m are at
-most 0.95, and the others take at most half of what the first draw has.
+with h' the hardness at the first child, averaged over the typical values of sum q^2, the *certainty* of a node. w m is
+credited to a node that gets children at all, however many: tokens of this step are not all that counts, since a step
+that ends at a node of uncertain q leaves that node to the next step. So V may rise with h where nodes cost little. As
+w < 1, nothing pays at mu >= 1, on which `BudgetTree.select` rests. u and m are at most 0.95, and the others take at
+most half of what the first draw has.
 
-The constants are fitted to the 32-layer pair of docs/LOG.md, "The present pair": c and d on a second draw at
-the root of a chain (2,199 steps), u on measured rows, h on how deep chains were accepted, w on what whole texts took,
-step after step. A wrong model costs speed, never exactness: it only says how many to draw.
+The constants are fitted to the 32-layer pair of docs/LOG.md, "The present pair": c and d on a second draw at the root
+of a chain (2,199 steps), u on measured rows, h on how deep chains were accepted, w on what whole texts took, step after
+step. A wrong model costs speed, never exactness: it only decides how many children are drawn.
 """
 
 from functools import lru_cache
@@ -40,17 +44,17 @@ import numpy as np
 from foretoken.kernel.compile import compiled
 
 CURVE, TAKEN = 0.7, 0.7  # c, and d at temperature 1
-SHARPENING, POWER = 0.35, 0.7
+SHARPENING, POWER = 0.35, 0.7  # the exponents in u
 MOST_MISS = 0.95
-REST = {True: 0.43, False: 1.0}  # where h goes, by whether whole paths are decided over
+REST = {True: 0.43, False: 1.0}  # what h tends to, by whether the verifier decides over whole paths
 WIDE = 0.7  # w
 # Quantiles .1, .3, .. of sum q^2 over the nodes of that pair, by temperature.
 TYPICAL = {0.3: (0.64, 0.99, 1.0, 1.0, 1.0), 0.6: (0.18, 0.54, 0.92, 0.995, 1.0), 1.0: (0.02, 0.07, 0.19, 0.53, 0.97)}
 
-CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # b
-MORE = -np.expm1(-CURVE * (CHOICES - 1))
-EACH = np.divide(1.0, CHOICES - 1, where=CHOICES > 1, out=np.zeros_like(CHOICES))  # other than the first
-LOWEST, STEP = -9.0, 0.1  # of the logarithms of prices
+CHOICES = np.array([1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])  # values of b
+MORE = -np.expm1(-CURVE * (CHOICES - 1))  # 1 - e^(-c (b - 1))
+EACH = np.divide(1.0, CHOICES - 1, where=CHOICES > 1, out=np.zeros_like(CHOICES))  # 1 / (b - 1)
+LOWEST, STEP = -9.0, 0.1  # the least ln of a price, and the distance of two
 LOG_PRICES = np.arange(LOWEST, 1.0 + STEP / 2, STEP)
 PRICES = np.exp(LOG_PRICES)
 LOWEST_HARDNESS, HARDNESS_STEP = 0.4, 0.1
@@ -60,9 +64,9 @@ HARDNESS = np.arange(LOWEST_HARDNESS, 1.1 + HARDNESS_STEP / 2, HARDNESS_STEP)
 class Gain(NamedTuple):
     """The model at one temperature, for one kind of verifier.
 
-    scale: u where q is wide.
+    scale: u where sum q^2 is 0.
     taken: d.
-    rest: where h goes.
+    rest: what h tends to.
     """
 
     scale: float
@@ -71,20 +75,23 @@ class Gain(NamedTuple):
 
 
 def gain_at(temperature: float, mismatch: float, joint: bool) -> Gain:
-    """Make the model of a temperature.
+    """Make the model for one temperature.
 
-    mismatch: u at temperature 1 where q is wide.
+    temperature: the sampling temperature T, above 0.
+    mismatch: u at temperature 1 where sum q^2 is 0.
     joint: whether the verifier decides over whole paths.
     """
     return Gain(mismatch * temperature**-SHARPENING, min(TAKEN * temperature**2, 1.0), REST[joint])
 
 
 class Shares(NamedTuple):
-    """What becomes of the children of m nodes, by the choice of their number; of the first child and of each other one.
+    """What the model says of the children of m nodes, per choice of b in CHOICES.
 
-    share: of the node's reach, the child's [2, m, choices].
-    log_share: ln of the child's reach [2, m, choices].
-    hardness: h of the child [2, m].
+    The first index is 0 for the first child of a node, and 1 for each other child.
+
+    share: the reach of the child divided by that of the node [2, m, choices].
+    log_share: ln of the reach of the child [2, m, choices].
+    hardness: h at the child [2, m].
     """
 
     share: np.ndarray
@@ -99,6 +106,7 @@ def shares(certainty: np.ndarray, hardness: np.ndarray, reach: np.ndarray, gain:
     certainty: sum q^2 of each node [m].
     hardness: h of each node [m].
     reach: the probability that each node is reached [m].
+    gain: the model.
     """
     m, c = certainty.shape[0], CHOICES.shape[0]
     share, log_share, later = np.empty((2, m, c)), np.empty((2, m, c)), np.empty((2, m))
@@ -118,19 +126,24 @@ def shares(certainty: np.ndarray, hardness: np.ndarray, reach: np.ndarray, gain:
 
 @compiled
 def best_choice(i: int, reach: float, of: Shares, below: np.ndarray, price: float) -> tuple[float, float, int]:
-    """Return (value, expected nodes, place in CHOICES) of the best number of children of node i; (0, 0, -1) for none.
+    """Choose the number of children of one node whose value, less the cost of all nodes below the node, is largest.
 
+    i: the index of the node in `of`.
     reach: the probability that the node is reached.
-    below: what a child is worth and how many nodes there will be below it, as `forecast` has them [2, hardness, price].
-    price: of a node.
+    of: what becomes of the children of all nodes.
+    below: the forecast for a child, with one level less to go, as `forecast` returns it [2, hardness, price].
+    price: the price of a node, in expected tokens.
+
+    Returns (that difference in tokens, the expected number of nodes below node i, the index of b in CHOICES), or
+    (0, 0, -1) for no children.
     """
     best, nodes, pick = 0.0, 0.0, -1
     log_price = np.log(price)
-    drafting = reach * WIDE * (1.0 - of.share[0, i, 0])
+    drafting = reach * WIDE * (1.0 - of.share[0, i, 0])  # reach w m
     for j in range(CHOICES.shape[0]):
         value, size = drafting - price * CHOICES[j], CHOICES[j]
         for k in range(2):
-            number = 1.0 if k == 0 else CHOICES[j] - 1.0
+            number = 1.0 if k == 0 else CHOICES[j] - 1.0  # of such children; below: bilinear interpolation in `below`
             row = (of.hardness[k, i] - LOWEST_HARDNESS) / HARDNESS_STEP
             row = min(max(row, 0.0), below.shape[1] - 1.001)
             column = (log_price - of.log_share[k, i, j] - LOWEST) / STEP
@@ -151,12 +164,14 @@ def best_choice(i: int, reach: float, of: Shares, below: np.ndarray, price: floa
 
 @lru_cache(maxsize=64)  # 0.6 MB each
 def forecast(gain: Gain, levels: int, certainties: tuple[float, ...]) -> np.ndarray:
-    """Return V and the expected nodes below a node that is not seen yet, for each time that it is reached.
+    """Tabulate V and the expected number of nodes below a node for nodes whose q is not known yet.
 
-    levels: the most that are to go.
-    certainties: sum q^2 of nodes, all equally likely.
+    gain: the model.
+    levels: the largest number of levels to go.
+    certainties: typical values of sum q^2, all equally likely.
 
-    Returns [levels + 1, 2, hardness, price]: by levels to go, at HARDNESS, and at PRICES over the reach.
+    Returns a table [levels + 1, 2, hardness, price]. Its indices are the number of levels to go, 0 for V and 1 for the
+    number of nodes, the place of h in HARDNESS, and the place of mu in PRICES.
     """
     tables = np.zeros((levels + 1, 2, len(HARDNESS), len(PRICES)))
     fill_forecast(np.array(certainties), gain, tables)
@@ -165,7 +180,12 @@ def forecast(gain: Gain, levels: int, certainties: tuple[float, ...]) -> np.ndar
 
 @compiled
 def fill_forecast(certainties: np.ndarray, gain: Gain, tables: np.ndarray) -> None:
-    """Fill the tables of `forecast`, zeros at first, from level to level."""
+    """Fill the tables of `forecast`, level by level.
+
+    certainties: typical values of sum q^2 [c].
+    gain: the model.
+    tables: receives the result [levels + 1, 2, hardness, price], zeros at first.
+    """
     m = HARDNESS.shape[0]
     kinds = [shares(np.full(m, certainty), HARDNESS, np.ones(m), gain) for certainty in certainties]
     for d in range(1, tables.shape[0]):
@@ -178,5 +198,5 @@ def fill_forecast(certainties: np.ndarray, gain: Gain, tables: np.ndarray) -> No
 
 
 def typical_certainties(temperature: float) -> tuple[float, ...]:
-    """Return quantiles of sum q^2 over a text's nodes at a temperature."""
+    """Return the quantiles .1, .3, .. .9 of sum q^2 over the nodes of a text, interpolated to a `temperature`."""
     return tuple(float(np.interp(temperature, list(TYPICAL), of)) for of in zip(*TYPICAL.values(), strict=True))

@@ -1,4 +1,4 @@
-"""What a tree's name says, read without torch, so that the command line tells of a bad one at once."""
+"""The names of trees, such as "chain:4". Reading them needs no torch, so the command line refuses a bad one at once."""
 
 import json
 import math
@@ -9,11 +9,16 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 from foretoken.core.limits import MAX_NODES
 
-Read = tuple[str, tuple[Any, ...]]  # the kind of tree, and the arguments of what makes it
+Read = tuple[str, tuple[Any, ...]]  # the kind of tree, and the arguments of the function or class that makes it
 
 
 def read_tree(spec: str) -> Read:
-    """Of "chain:4", "kary:2x4", "list:shape.json" and the like; files are read. Raises ForetokenError."""
+    """Return the kind of tree and its arguments; a file that the name refers to is read.
+
+    spec: the name as users write it, such as "chain:4", "kary:2x4" or "list:shape.json".
+
+    Raises ForetokenError where the name or the file is not understood, or the tree is too large.
+    """
     kind, colon, rest = spec.partition(":")
     if kind not in TREES or not colon:
         grammar = "; ".join(text for text, _ in TREES.values())
@@ -22,13 +27,16 @@ def read_tree(spec: str) -> Read:
 
 
 def forms() -> dict[str, str]:
-    """What may be written for a tree, with what it means: the table of kinds, cut at each first comma."""
+    """Return {what may be written for a tree: what it means} for all kinds of trees."""
     cut = (text.partition(", ") for text, _ in TREES.values())
     return {form: about for form, _, about in cut}
 
 
 def check_parents(parents: Sequence[int]) -> None:
-    """Refuse what is no parent list: parents[0] = -1 (the root), 0 <= parents[i] < i, at most MAX_NODES besides it."""
+    """Raise ForetokenError where `parents` is no parent list: parents[0] = -1 (the root), 0 <= parents[i] < i.
+
+    There may be at most MAX_NODES nodes besides the root.
+    """
     if not parents or parents[0] != -1:
         raise ForetokenError("A tree's parent list must start with -1, the root.")
     if len(parents) - 1 > MAX_NODES:
@@ -39,7 +47,7 @@ def check_parents(parents: Sequence[int]) -> None:
 
 
 def check_size(nodes: int) -> None:
-    """Refuse trees of more than MAX_NODES besides the root."""
+    """Raise ForetokenError where `nodes`, the number of nodes besides the root, is above MAX_NODES."""
     if nodes > MAX_NODES:
         raise _too_large(nodes)
 
@@ -92,7 +100,7 @@ def _sequoia(spec: str) -> tuple[list[float], int]:
 
 
 def _list(path: str) -> tuple[tuple[int, ...]]:
-    """The parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
+    """Return the parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
     content = read_text(path, "tree file")
     try:
         parents = json.loads(content)
@@ -107,7 +115,12 @@ def _list(path: str) -> tuple[tuple[int, ...]]:
 
 
 def read_acceptance(path: str) -> list[float]:
-    """The vector in a JSON file {"acceptance": [0.68, 0.11, ..]}; other keys say what it was measured on."""
+    """Return the acceptance vector in a JSON file {"acceptance": [0.68, 0.11, ..]}, whose other keys are not read.
+
+    path: the path of the file.
+
+    Raises ForetokenError where the file cannot be read or holds no such vector.
+    """
     content = read_text(path, "acceptance file")
     try:
         found = json.loads(content)["acceptance"]
@@ -121,14 +134,19 @@ def read_acceptance(path: str) -> list[float]:
 
 
 def check_acceptance(acceptance: Sequence[float]) -> list[float]:
-    """Probabilities of each child of a node to be the accepted one, as floats; refused where they can be none."""
+    """Return an acceptance vector as floats.
+
+    acceptance: for each child of a node, in draw order, the probability that it is the accepted one [children].
+
+    Raises ForetokenError where these are no such probabilities: empty, outside [0, 1], or of a sum above 1.
+    """
     if not acceptance or not all(0 <= a <= 1 for a in acceptance) or math.fsum(acceptance) > 1 + 1e-6:
         raise ForetokenError(f"An acceptance vector has probabilities that sum to at most 1, not {acceptance}.")
     return [float(a) for a in acceptance]
 
 
 def _size(text: str, form: str) -> int:
-    """A number of a tree's name."""
+    """Return the number that `text` stands for in a tree's name of the form `form`, from 1 to MAX_NODES."""
     digits = text.lstrip("0")
     if not (text.isascii() and text.isdigit() and digits):
         raise ForetokenError(f"In tree {form} the numbers must be positive integers, not {text!r}.")
@@ -138,7 +156,7 @@ def _size(text: str, form: str) -> int:
 
 
 def _floor(spec: str, form: str) -> tuple[str, float]:
-    """(what stands before the @, the number behind it), 0 where there is no @."""
+    """Split "D@C" and return (what stands before the @, the number C behind it); C is 0 where there is no @."""
     rest, at, text = spec.partition("@")
     if not at:
         return rest, 0.0
@@ -151,7 +169,7 @@ def _floor(spec: str, form: str) -> tuple[str, float]:
     return rest, floor
 
 
-# kind -> (what to write, what reads it)
+# kind -> (what to write, a comma, and what it means; what reads the part of the name after the colon)
 TREES: dict[str, tuple[str, Callable[[str], tuple[Any, ...]]]] = {
     "chain": ("chain:D or chain:D@C, a path of D draft tokens; @C ends it where its q falls below C", _chain),
     "kary": ("kary:KxD or kary:KxD@C, K children per node down to depth D; @C as above", _kary),

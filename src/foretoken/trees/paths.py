@@ -1,7 +1,7 @@
-"""Independent paths behind a common one.
+"""Trees of independent paths behind a common one.
 
-The paths are i.i.d. where the law of draws is: equal beginnings share their nodes, and below a token that n paths have
-in common n draws are made, one a path.
+The paths are i.i.d. where the law of the draws is: equal beginnings share their nodes, and below a token that n paths
+have in common n draws are made, one per path.
 
 Source: Thomas et al. 2026, Dynamic Delayed Tree Expansion, arXiv:2602.16994, which branches behind a path of drafts;
 Thomas and Pal 2026, Greedy Multi-Path Block Verification, arXiv:2602.16961, which branches at the root.
@@ -24,14 +24,19 @@ Place = tuple[int, int]  # a node's depth, and how many paths lead through it
 
 @dataclass(frozen=True)
 class PathTree(TreePolicy):
-    """One path of `trunk` draft tokens, and behind it k paths of `length` each. A node's state is its Place."""
+    """One path, and k paths behind its end. The state of a node is its Place.
+
+    trunk: the number of draft tokens of the common path; 0 if the paths begin at the root.
+    k: the number of paths behind it.
+    length: the number of draft tokens of each of these paths.
+    """
 
     trunk: int
     k: int
     length: int
 
     def sizes(self) -> tuple[int, ...]:
-        """Nodes besides the root when the tree is cut at depth 0, 1, .. trunk + length."""
+        """Return the largest number of nodes besides the root when the tree is cut at depth 0, 1, .. trunk + length."""
         return (*range(self.trunk + 1), *(self.trunk + self.k * below for below in range(1, self.length + 1)))
 
     def root(self, past: None) -> Place:
@@ -70,5 +75,5 @@ class PathTree(TreePolicy):
 
 
 def delayed(depth: int, k: int, length: int) -> TreePolicy:
-    """Make the tree that is one path down to `depth`, and behind it k paths of `length` draft tokens."""
+    """Make the tree that is one path of `depth` draft tokens, and behind it k paths of `length` draft tokens each."""
     return chain(depth + length) if k == 1 else PathTree(depth, k, length)

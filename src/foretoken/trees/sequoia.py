@@ -1,8 +1,9 @@
 """Sequoia: the static tree of a given size with the largest expected number of accepted tokens (Chen et al. 2024).
 
-a_b: the UNCONDITIONAL probability that the b-th child of a node is the accepted one, measured for one verifier, law and
-temperature at the largest number of children. With T[m][l] the best expected number of tokens of a tree of m nodes, the
-root counted as 1, on at most l levels below it, and B[m][l][b] the same where the root has b children at most:
+a_b is the UNCONDITIONAL probability that the b-th child of a node is the accepted one, measured for one verifier, law
+and temperature at the largest number of children. T[m][l] is the best expected number of tokens of a tree of m nodes on
+at most l levels below the root, where the root counts as 1. B[m][l][b] is the same where the root has b children at
+most, and y the number of nodes of the subtree of its last child:
 
     B[m][l][b] = max over y of  B[m - y][l][b - 1] + a_b T[y][l - 1],    B[m][l][0] = 1,    T[m][l] = max over b of B
 """
@@ -12,14 +13,21 @@ import numpy as np
 from foretoken.trees.grammar import check_acceptance
 from foretoken.trees.static import StaticTree
 
-LEVELS = 24
+LEVELS = 24  # the largest depth of a tree
 
 
 def sequoia(acceptance: list[float], budget: int, levels: int = LEVELS) -> StaticTree:
-    """The best tree of at most `budget` nodes besides the root; O(budget^2 levels children)."""
+    """Return the static tree with the largest expected number of accepted tokens. O(budget^2 levels children).
+
+    acceptance: for each child of a node, in draw order, the probability a_b that it is the accepted one [children].
+    budget: the largest number of nodes besides the root.
+    levels: the largest depth.
+
+    Raises ForetokenError where `acceptance` cannot be such probabilities.
+    """
     check_acceptance(acceptance)
     nodes, levels, k = budget + 1, min(levels, budget), len(acceptance)
-    best = np.full((levels + 1, k + 1, nodes + 1), -np.inf)  # [l, b, m]: with at most m nodes
+    best = np.full((levels + 1, k + 1, nodes + 1), -np.inf)  # B [l, b, m]: with at most m nodes
     taken = np.zeros((levels + 1, k + 1, nodes + 1), np.int64)
     best[:, :, 1:] = 1.0
     for level in range(1, levels + 1):
@@ -34,7 +42,7 @@ def sequoia(acceptance: list[float], budget: int, levels: int = LEVELS) -> Stati
     parents = [-1]
 
     def add(node: int, level: int, size: int) -> None:
-        """The children of `node`, the first one first, each with its own below it."""
+        """Append what is below `node` to `parents`: `size` nodes, `node` included, on at most `level` levels."""
         sizes, left = [], size
         for b in range(k, 0, -1):
             if taken[level, b, left]:

@@ -1,8 +1,8 @@
 """Trees whose shape is fixed before anything is drawn: a chain, k children at every node, or any parent list.
 
-Such a tree may end early where the drafter is unsure: nodes get no children if the product of q down to them, by which
-EAGLE-2 ranks nodes (Li et al. 2024, EAGLE-2, arXiv:2406.16858), is below a floor. That product is known before the
-children are drawn, so the draws that are made keep their law. `draft.growth` sees to it.
+Such a tree may end early where the drafter is unsure: a node gets no children if the product of q down to it is below a
+floor. EAGLE-2 ranks nodes by this product (Li et al. 2024, EAGLE-2, arXiv:2406.16858). It is known before the children
+are drawn, so the draws that are made keep their law. The floor is applied in draft/growth.py.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from foretoken.trees.grammar import check_parents
 
 @dataclass(frozen=True)
 class StaticTree(TreePolicy):
-    """The shape with a given parent list. A node's state is its place in it.
+    """The shape with a given parent list. The state of a node is its index in that list.
 
-    parents: parents[0] = -1 (the root), parents[i] < i.
-    floor: nodes of whose path the drafter is less sure than this, in (0, 1], get no children; 0 if all get theirs.
+    parents: the parent of each node: parents[0] = -1 (the root), parents[i] < i.
+    floor: the least product of q down to a node for the node to get children, in (0, 1]; 0 if all get theirs.
 
     Raises ForetokenError for what is no parent list, and for a floor above 1 or below 0.
     """
@@ -63,7 +63,7 @@ class StaticTree(TreePolicy):
 
     @cached_property
     def chain_depth(self) -> int:
-        """The length of a path, 0 for any other shape."""
+        """The depth of a tree that is one path; 0 for any other shape."""
         return len(self.parents) - 1 if self.parents == tuple(range(-1, len(self.parents) - 1)) else 0
 
     def laws(self, family: LawFamily) -> tuple[Law, ...]:
@@ -82,12 +82,12 @@ class StaticTree(TreePolicy):
 
 
 def chain(depth: int, floor: float = 0.0) -> StaticTree:
-    """Make the tree that is one path of `depth` draft tokens."""
+    """Make the tree that is one path of `depth` draft tokens; floor: as in StaticTree."""
     return StaticTree(tuple(range(-1, depth)), floor)
 
 
 def kary(k: int, depth: int, floor: float = 0.0) -> StaticTree:
-    """Make the tree with k children at every node down to `depth`."""
+    """Make the tree with k children at every node above `depth`; floor: as in StaticTree."""
     parents, level = [-1], [0]
     for _ in range(depth):
         first = len(parents)

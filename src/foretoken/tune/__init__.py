@@ -1,1 +1,1 @@
-"""What pays here: recipes are run on the user's own prompts, and the better half of them goes on to the next prompt."""
+"""The search for the fastest recipe: recipes run on the user's own prompts, the faster half goes on to the next one."""

@@ -1,4 +1,4 @@
-"""What `foretoken tune` tries for a drafter."""
+"""The recipes that `foretoken tune` tries for a drafter."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,23 @@ from foretoken.names import usual_rule
 from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe
 from foretoken.vocab.source import TranslatedSource
 
+# Names of tree policies: chains; chains that end where the drafter is unsure; trees of a fixed shape that branch.
 CHAINS = [f"chain:{depth}" for depth in (1, 2, 3, 4, 6, 8, 12, 20)]
 UNSURE = [f"chain:{depth}@{floor}" for depth, floor in ((6, 0.4), (10, 0.5), (12, 0.2), (20, 0.3))]
 BRANCHING = ["kary:2x1", "kary:2x2", "kary:3x2"]
-NODES = (8, 16, 32)
-COINS = (0.25, 0.5, 0.75)
+NODES = (8, 16, 32)  # draft tokens of trees that follow q
+COINS = (0.25, 0.5, 0.75)  # draft probabilities of randomised drafting
 
 
 def candidates(engine: Engine, vocabs: Sequence[str], temperature: float) -> list[Recipe]:
-    """The recipes for the engine's drafter, each with the usual rule of its tree.
+    """Return the recipes to try for the engine's drafter, each with the usual rule of its tree.
 
-    vocabs: the methods to try for a drafter that has another vocabulary, none otherwise; those that need tokens in
-    common are left out where there are none.
-    Raises ForetokenError where there is no drafter, or none of these methods fits it.
+    engine: the models.
+    vocabs: the methods to try for a drafter with another vocabulary, empty otherwise. Those that need tokens in common
+        are left out where there are none.
+    temperature: at which recipes are measured; some make sense above 0 only.
+
+    Raises ForetokenError where there is no drafter, or where none of these methods fits it.
     """
     if isinstance(engine.drafter, NoDrafter):
         raise ForetokenError("There is no drafter to tune: name one with --drafter.")
@@ -47,5 +51,5 @@ def candidates(engine: Engine, vocabs: Sequence[str], temperature: float) -> lis
 
 
 def at_the_same_time(engine: Engine) -> bool:
-    """Whether drafter and target can run side by side, without which no coin pays: docs/theory.md."""
+    """Whether the engine's drafter and target can run at the same time, without which no coin pays: docs/theory.md."""
     return engine.target.lm.device.type == "cpu" and torch.get_num_threads() == 1 < num_cores()

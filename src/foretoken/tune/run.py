@@ -1,7 +1,7 @@
-"""The measurements behind a profile: recipes beside plain decoding, prompt by prompt, of which the better half stays.
+"""The measurements behind a profile: recipes beside plain decoding. After each prompt the faster half goes on.
 
-This is successive halving (Jamieson and Talwalkar 2016, arXiv:1502.07943): few prompts tell which recipes are slow, and
-the time goes to those that may be the fastest.
+This is successive halving (Jamieson and Talwalkar 2016, arXiv:1502.07943): a few prompts show which recipes are slow,
+and most of the time goes to those that may be the fastest.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,12 @@ from foretoken.recipe import PLAINLY, Recipe
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of one recipe, and those of plain decoding on the same prompts in the same turns.
+    """The runs of one recipe, and those of plain decoding on the same prompts in the same rounds.
 
-    prompts: how many different ones there are; runs of later rounds come after those of earlier ones.
+    recipe: what was run.
+    runs: its runs, one per prompt, round after round.
+    plain: those of plain decoding, in the same order.
+    prompts: the number of prompts of a round.
     """
 
     recipe: Recipe
@@ -38,7 +41,7 @@ class Measured:
 
     @property
     def x_plain(self) -> float:
-        """Times as fast as plain decoding: the geometric mean over prompts."""
+        """The speed over that of plain decoding: the geometric mean over prompts."""
         return exp(fmean(self._logs))
 
     @property
@@ -48,16 +51,18 @@ class Measured:
 
     @property
     def _logs(self) -> list[float]:
-        """The logarithm of the ratio for every prompt, a mean over its rounds."""
+        """The logarithm of the ratio of speeds for each prompt, a mean over its rounds."""
         both = zip(self.runs.runs, self.plain.runs, strict=True)
         every = [log(own.tokens_per_s / plain.tokens_per_s) for own, plain in both]
         return [fmean(every[i :: self.prompts]) for i in range(min(self.prompts, len(every)))]
 
 
 def profile_of(engine: Engine, measured: Sequence[Measured], report: Report) -> Profile:
-    """Fill the report; the profile of what was measured best.
+    """Add the table of all recipes to a report, and return the profile of the fastest one, which may be plain decoding.
 
-    engine: whose drafter is tuned. measured: as `halved` gives it.
+    engine: the models, whose drafter is tuned.
+    measured: as `halved` returns it.
+    report: the report, whose header becomes the profile's settings.
     """
     _table(report, measured)
     winner = measured[0]
@@ -91,15 +96,16 @@ def halved(
     journal: Journal,
     progress: Progress,
 ) -> list[Measured]:
-    """All that were tried, those that ran on more prompts first, then by speed.
+    """Measure recipes by successive halving, and return all of them, those with more runs first, then by speed.
 
     Args:
-        engine: whose drafter is tuned.
-        workload: what is run.
+        engine: the models, whose drafter is tuned.
+        workload: the prompts to continue, and how.
         tried: the recipes, without plain decoding.
-        best: how many of them stay to the end.
-        rounds: times that every prompt is run.
-        journal: remembers what is done, prompt by prompt.
+        best: how many of them are kept to the end at least.
+        rounds: how often every prompt is run.
+        journal: keeps what was measured, prompt by prompt.
+        progress: shows what runs.
     """
     runs: dict[Recipe, list[Continued]] = {recipe: [] for recipe in (PLAINLY, *tried)}
     left, cold = list(tried), True
@@ -122,10 +128,13 @@ def halved(
 
 
 def extra_of(measured: Sequence[Measured]) -> tuple[float, float, float]:
-    """What a drafted step takes beyond a plain one, in plain steps: once, per level and per node.
+    """Return the time of a drafted step beyond that of a plain one, in plain steps: (per step, per level, per node).
 
-    A line through the chains, of which method auto drafts some, of a level and a node each; what more nodes than levels
-    take, by the branching trees of a fixed shape, says how much of its slope is the node's. Each is 0 at least.
+    A line through the times of the chains, over their depth, gives the part per step and the slope, which is the sum of
+    the other two: a chain has one node per level. The branching trees of a fixed shape have more nodes than levels; the
+    time of those nodes says how much of the slope is per node. No part is negative.
+
+    measured: recipes of one method between vocabularies, at least two chains among them.
     """
     chains, trees = [], []
     for x in measured:

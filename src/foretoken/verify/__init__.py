@@ -7,7 +7,7 @@ from foretoken.core.lazy import Lazy
 if TYPE_CHECKING:
     from foretoken.core.verifier import Verifier
 
-# name -> (where it stands, what the tables in the pages say of it)
+# name -> (module and attribute of the rule, its description in the tables of docs/)
 RULES = {
     "exact-match": (
         "verify.match:ExactMatch",

@@ -1,4 +1,4 @@
-"""Acceptance without sampling: the probability that the emitted token is among the draws, and its upper bound."""
+"""Acceptance without sampling: the probability that the emitted token is among the draws, and its bound alpha*."""
 
 from importlib.util import find_spec
 
@@ -20,15 +20,16 @@ SUM_TOLERANCE = 1e-3  # a float16 softmax over a large vocabulary is off by abou
 def acceptance(
     rule: str | Verifier, law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """Return P(the emitted token is among the draws), exactly, for every pair of rows of p and q; float64.
+    """Return P(the emitted token is among the draws), exactly, for every pair of rows of p and q; float64 [...].
 
-    Of `pairwise` and `transport-grouped` it is the probability that their pick is accepted, which can be a little less.
+    For `pairwise` and `transport-grouped` it is the probability that the one draw they pick is accepted, which can be a
+    little less.
 
-    rule: a name or a verifier
-    law: how the children are drawn, e.g. foretoken.law("iid", 4)
-    p: target distributions [..., v]
+    rule: a name or a verifier.
+    law: how the children are drawn, e.g. foretoken.law("iid", 4).
+    p: target distributions [..., v].
     q: draft distributions [..., v], whose leading dimensions broadcast with p's; for the opaque law any scores, whose
-        best k tokens are the children
+        best k tokens are the children.
 
     Raises ForetokenError if the rule is not lossless for the law, a row is no distribution, or there is no closed form.
     """
@@ -49,16 +50,16 @@ def _named(name: str) -> Verifier:
 
 
 def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the largest acceptance of any lossless rule for `law`, for every pair of rows of p and q; float64.
+    """Return the largest acceptance of any lossless rule for `law`, for every pair of rows of p and q; float64 [...].
 
         alpha* = 1 + min over token sets H of  p(H) - P(all draws are in H)
 
     For i.i.d. draws and for draws without replacement the best H is a suffix of the tokens in the order of falling
-    p/q: one sort and one scan, in O(v log v) and in O(v k) for each of about 100 nodes of an integral, where draws
-    from a mass below 1e-290 of q do not count. For hub and opaque draws sum_x min(p(x), P(x among the draws)), O(v k).
-    Any other law: a linear program, to 1e-7.
+    p/q. That takes one sort and one scan, O(v log v) for i.i.d. draws. For draws without replacement it takes O(v k)
+    for each of about 100 points of a numerical integral, and draws from a mass below 1e-290 of q do not count. For hub
+    and opaque draws it is sum_x min(p(x), P(x among the draws)), O(v k). Any other law takes a linear program, to 1e-7.
 
-    p, q: as for `acceptance`
+    law, p, q: as for `acceptance`.
 
     Raises ForetokenError where a row is no distribution or a law is too large to enumerate.
     Source: Hu et al. 2025, Towards Optimal Multi-draft Speculative Decoding, arXiv:2502.18779.
@@ -76,7 +77,13 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
 
 
 def iid_optimum(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: IID) -> Float[Tensor, " m"]:
-    """Return 1 + min over suffixes H: with A the tokens before H, p(H) - P(all in H) = g(q(A)) - p(A)."""
+    """Return alpha* for i.i.d. draws [m]: 1 + min over suffixes H of the tokens in the order of falling p/q.
+
+    With A the tokens before H and g = `law.hit`, p(H) - P(all draws are in H) = g(q(A)) - p(A).
+
+    p, q: distributions of the target and of the drafter, float64 [m, v].
+    law: the i.i.d. draws, of fixed or random number.
+    """
     p, q = _by_falling_ratio(p, q)
     p_before, q_before = p.cumsum(-1), q.cumsum(-1).clamp(max=1)
     return 1 + (law.hit(q_before) - p_before).min(-1).values.clamp(max=0)
@@ -97,7 +104,7 @@ def _by_falling_ratio(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"]) -> tuple
 
 
 def _by_linear_program(law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
-    """Return the value of the relaxed transport problem; see published/sets.py."""
+    """Return the optimum of the linear program in published/sets.py, which is alpha* for any law."""
     if find_spec("scipy") is None:
         raise ForetokenError(f"alpha_star for law {law.name} needs scipy: pip install -e '.[transport]'.")
     return float(flow_by_program(draw_sets(law, q.cpu().numpy()), p.cpu().numpy()).sum())
@@ -106,7 +113,10 @@ def _by_linear_program(law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"])
 def _pairs(
     p: Float[Tensor, "..."], q: Float[Tensor, "..."], scores: bool
 ) -> tuple[Float[Tensor, "m v"], Float[Tensor, "m v"], torch.Size]:
-    """Return p and q broadcast, in float64 and normalised, and their leading dimensions. scores: q is left as it is."""
+    """Return p and q as rows [m, v], broadcast, float64 and normalised, and the shape of their leading dimensions.
+
+    scores: whether q holds scores, which are not checked and not normalised.
+    """
     if p.ndim == 0 or q.ndim == 0 or p.shape[-1] != q.shape[-1] or p.shape[-1] == 0:
         raise ForetokenError(
             f"p and q must be over one vocabulary, but their shapes are {tuple(p.shape)} and {tuple(q.shape)}."
@@ -124,7 +134,13 @@ def _pairs(
 
 
 def distributions(rows: Float[Tensor, "m v"], name: str) -> Float[Tensor, "m v"]:
-    """Return the rows in float64, normalised; raise ForetokenError where one is no distribution."""
+    """Return the rows in float64, each divided by its sum.
+
+    rows: probabilities, each row of sum 1 within SUM_TOLERANCE [m, v].
+    name: what messages call the rows, such as "p".
+
+    Raises ForetokenError where a row is no distribution.
+    """
     rows = rows.double()
     totals = rows.sum(-1, keepdim=True)
     bad = ~((rows >= 0).all(-1) & ((totals[:, 0] - 1).abs() <= SUM_TOLERANCE))

@@ -1,6 +1,7 @@
 """Block verification: one joint decision over all the draft tokens of a chain or tree, instead of one per node.
 
-A chain. Draft tokens x_1 .. x_L, each drawn from q_i(. | prefix); target p_i(. | prefix); prefix = x_1 .. x_{i-1}:
+A chain. The draft tokens are x_1 .. x_L. x_i was drawn from the drafter's q_i(. | x_1 .. x_{i-1}); the target's
+distribution there is p_i(. | x_1 .. x_{i-1}). tau is the number of accepted draft tokens, and w_i the weight of x_i:
 
     w_0 = 1,                             w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i))
     S_i = sum_x (w_i p_{i+1}(x) - q_{i+1}(x))+
@@ -20,9 +21,9 @@ to Q(y) w_i p(z). At i = 0 this says that the text has the target's law.
 The expected number of tokens per step is 1 + sum_i E[w_i]. One node at a time it is 1 + sum_i E[prod_{j <= i} min(1,
 p_j / q_j)], and w_i is never less than that product.
 
-A tree, with any rule for one node. `visit(node, w)` accepts the node with probability w and then emits the text that
-follows it, or rejects it. With p the target's distribution after the node and row = rule(p', siblings) the rule's
-answer to
+A tree, with any rule for one node. To *visit* a node with weight w is to accept it with probability w and then emit
+the text that follows it, or else to reject it. Let p be the target's distribution after the node, q the drafter's, and
+row = rule(p', siblings) the rule's answer to
 
     p' = (w p, 1 - w),      q' = (q, 0):        one more token, "rejected", which is never drafted,
 
@@ -30,18 +31,19 @@ visit the children x_1, x_2, .. in draw order, each with
 
     w_j = row(x_j) / (1 - row(x_1) - .. - row(x_{j-1})),
 
-and stop at the first that accepts. If none does, draw from the row without the children: "rejected" rejects the node,
-any other token ends the path there. A leaf has row = p'. The root is visited with w = 1, so it is never rejected.
+and stop at the first that is accepted. If none is, draw from the row without the children: "rejected" rejects the
+node, any other token ends the path there. A leaf has row = p'. The root has w = 1, so it is never rejected.
 
 Why it is exact. Let F_l be all that was drawn down to level l, anywhere in the tree. Laws of level l + 1 are chosen
 from F_l, and given F_l the draws below different nodes are independent. Claim: given F_l, visits to the nodes of level
-l, with weights that F_l determines, are independent of each other; each accepts with probability its w, and given that
-it does, the text that it emits has the target's law after the node. At the deepest level there are leaves only: by
-definition. For others, given F_{l+1}, child j is visited when those before it rejected, so it is the one to accept with
-probability row(x_j), by the claim one level down; what else comes out has its probability from the row. So the next
-token, "rejected" among them, has law row, which depends on the node's own draws alone: given F_l, nodes are
-independent. Averaged over the draws the row is p', since the rule is lossless: "rejected" has probability 1 - w, and y
-comes out with probability w p(y), with the target's law after it. At the root w = 1: the text has the target's law.
+l, with weights that F_l determines, are independent of each other; each accepts its node with probability w, and given
+that it does, the text that it emits has the target's law after the node. At the deepest level there are leaves only,
+for which this holds by definition. For other nodes, given F_{l+1}, child j is visited when those before it were
+rejected, so it is the accepted one with probability row(x_j), by the claim one level down; what else comes out has its
+probability from the row. So the next token, "rejected" among them, has law row, which depends on the node's own draws
+alone: given F_l, nodes are independent. Averaged over the draws the row is p', since the rule is lossless: "rejected"
+has probability 1 - w, and y comes out with probability w p(y), with the target's law after it. At the root w = 1: the
+text has the target's law.
 
 With the standard rule this is, on a chain, the decision above. With rrsw it is traversal verification, which goes from
 leaf to root and, when it rejects child x of a node of weight w, goes on with
@@ -79,8 +81,8 @@ from foretoken.verify.exact_transport import Transport
 from foretoken.verify.pairwise import Pairwise
 from foretoken.verify.rejection import TINY, RRSw, Standard, is_one_draw, recursive_row
 
-After = Callable[[int], Float[Tensor, " v"]]  # p after a node; called once, where the node is visited
-Outcome = tuple[tuple[int, ...], int] | None  # the path from a node down and the token after it; None: rejected
+After = Callable[[int], Float[Tensor, " v"]]  # from the index of a node to p after it; called once per visited node
+Outcome = tuple[tuple[int, ...], int] | None  # the accepted path from a node down, the token after it; None: rejected
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,15 @@ class Block(Standard):
     """Keep the longest prefix of a chain that its weight w allows: on average no fewer tokens than node by node.
 
     Law: one draw from q at every node, that is a chain. Optimal among the rules after which the text that follows an
-    accepted path has the target's law (docs/theory.md, Theorem 10). O(v) per node, and every node's p, where the
-    node-by-node walk stops at the first rejection. For a single draft token, and called as a rule of one node, it is
-    the standard rule.
+    accepted path has the target's law (docs/theory.md, Theorem 10). Cost: O(v) per node, and p at every node of the
+    chain, where the node-by-node walk stops at the first rejection. For a single draft token, and called as a rule of
+    one node, it is the standard rule.
     """
 
     name: str = "block"
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
-        """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
+        """Decide over the draft tokens above the first one without a q; if there are none, walk as `core.walk.walk`."""
         rows = []
         for siblings in tree.siblings:  # every node has one child at most, so nodes stand in the order of the chain
             if siblings is None or siblings.q is None or not siblings.draws:
@@ -115,10 +117,10 @@ BLOCK = Block()
 def decide(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Uniforms) -> tuple[int, int]:
     """Draw (tau, the token after the first tau draft tokens), by the compiled loop where p and q are in CPU memory.
 
-    p: target probabilities at the root and after each draft token [l + 1, v]
-    q: probabilities that each draft token was drawn from [l, v]
-    drafts: the draft tokens, l of them
-    u: uniforms, for tau and for the token [1, 2]
+    p: target probabilities after the root and after each draft token, of any positive sum [l + 1, v].
+    q: probabilities that each draft token was drawn from, of any positive sum [l, v].
+    drafts: the ids of the draft tokens, from the root down [l].
+    u: uniforms in [0, 1), the first for tau, the second for the token [1, 2].
     """
     if not (isinstance(u, Tensor) and on_cpu(p) and on_cpu(q) and p.dtype == q.dtype):
         return plain_decision(p, q, drafts, u)
@@ -129,7 +131,7 @@ def decide(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int,
 def plain_decision(
     p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Uniforms
 ) -> tuple[int, int]:
-    """`decide` by torch, on any device."""
+    """Compute `decide` by torch, in float64, on any device; p, q, drafts, u: as there."""
     p, q = _normalised(p), _normalised(q)
     chances, excess, left = _decision(p, q, drafts)
     tau = int(draw_iid(torch.tensor([chances], dtype=torch.float64), u[:, :1]))
@@ -139,7 +141,7 @@ def plain_decision(
 
 
 def lengths(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...]) -> list[float]:
-    """Compute P(tau = i), i = 0 .. l, of what `decide` draws; arguments as there."""
+    """Return P(tau = i) for i = 0 .. l, where tau is what `decide` draws; p, q, drafts: as there."""
     chances, _, _ = _decision(_normalised(p), _normalised(q), drafts)
     return chances
 
@@ -147,7 +149,10 @@ def lengths(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int
 def _decision(
     p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...]
 ) -> tuple[list[float], Float[Tensor, "l v"], list[float]]:
-    """P(tau = i), the measures (w_i p_{i+1} - q_{i+1})+ of i < l, and their sums S_i, from normalised rows."""
+    """Return P(tau = i) for i <= l, and for i < l the measures (w_i p_{i+1} - q_{i+1})+ and their sums S_i.
+
+    p, q, drafts: as in `decide`; p and q are normalised.
+    """
     x = torch.tensor(drafts, device=p.device)[:, None]
     w = [1.0]
     for ratio in (p[:-1].gather(1, x) / q.gather(1, x))[:, 0].tolist():
@@ -175,12 +180,12 @@ def _keep(w: float, excess: float) -> float:
 
 @partial(compiled, reorder_sums=True)
 def decide_compiled(p: np.ndarray, q: np.ndarray, drafts: np.ndarray, u: np.ndarray) -> tuple[int, int]:
-    """Return `decide`'s (tau, token).
+    """Return (tau, token) of `decide`.
 
-    p: target probabilities [l + 1, v], float32 or float64, of any sum
-    q: draft probabilities [l, v], of p's dtype and any sum
-    drafts: draft tokens [l], int64
-    u: uniforms [2], float64
+    p: target probabilities [l + 1, v], float32 or float64, of any positive sum.
+    q: draft probabilities [l, v], of p's dtype and any positive sum.
+    drafts: the ids of the draft tokens [l], int64.
+    u: uniforms in [0, 1) [2], float64.
     """
     length, v = q.shape
     w, keep = np.ones(length + 1), np.ones(length + 1)
@@ -219,10 +224,13 @@ def decide_compiled(p: np.ndarray, q: np.ndarray, drafts: np.ndarray, u: np.ndar
 
 @dataclass(frozen=True)
 class TreeBlock:
-    """Accept the longest path of a tree that its weights allow, the weights of siblings given by `rule`.
+    """Decide jointly over all paths of a tree, as at the top of this file, with `rule` as the rule for one node.
 
-    Law: as `rule`. Cost: the rule's at every node visited, up to the whole tree, where the node-by-node walk stops at
-    the first rejection. Called as a rule of one node it is `rule`.
+    Law: as `rule`. Cost: that of `rule` at every node visited, up to the whole tree, where the node-by-node walk stops
+    at the first rejection. Called as a rule of one node it is `rule`.
+
+    name: the name by which users choose the joint rule.
+    rule: the rule for one node.
     """
 
     name: str
@@ -239,11 +247,11 @@ class TreeBlock:
         return self.rule(p, siblings)
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
-        """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
+        """Visit the root with weight 1; if it has no children with a q, walk as `core.walk.walk`."""
         root = tree.siblings[0]
         if root is None or root.q is None:
             return walk(tree, probabilities, self.rule, rng)
-        if is_chain(tree):  # of the same law, in one compiled pass
+        if is_chain(tree):  # `block` gives every outcome the same probability, in one compiled pass
             return BLOCK.walk(tree, probabilities, rng)
         outcome = self._visit(tree, 0, 1.0, lambda node: probabilities(range(node, node + 1))[0], rng)
         assert outcome is not None
@@ -252,8 +260,10 @@ class TreeBlock:
     def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: Random) -> Outcome:
         """Accept `node` with probability `weight` and go on from it, or reject it.
 
-        At a node of at most one draw, with rows in CPU memory, `row` is None: compiled passes compute `law` there,
-        without writing the row of a child that is accepted after all.
+        Where a node has at most one draw and p and q are in CPU memory, `row` stays None. Compiled loops then compute
+        what `law` would, and no row is written where the child is accepted.
+
+        after: gives p after a node.
         """
         siblings, p = tree.siblings[node], after(node)
         if siblings is not None and siblings.law.k == 0:
@@ -285,9 +295,13 @@ class TreeBlock:
         return None if token == len(p) else ((node,), token)
 
     def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:
-        """Return the law of the token after a node that is visited with `weight`, given its children [v + 1].
+        """Return the distribution of the token after a visited node, given its draws, float64 [v + 1].
 
-        Its last entry is the probability that the node is rejected.
+        Its last entry is the probability that the node is rejected; without children it is (weight p, 1 - weight).
+
+        p: target probabilities after the node, of any positive sum [v].
+        siblings: the record of the node's children, with q; None for a leaf.
+        weight: the weight w that the node is visited with, in [0, 1].
         """
         p = p.double()
         row = torch.cat([p * (weight / p.sum()), p.new_tensor([1 - weight])])
@@ -306,7 +320,7 @@ traversal = partial(TreeBlock, "traversal", RRSw())
 
 
 def is_chain(tree: TokenTree) -> bool:
-    """Whether every node but the last has one child, and could have had no other number of draws."""
+    """Whether `tree` is one path, drawn by a law that always makes one draw at each node but the last."""
     *inner, last = tree.siblings
     return last is None and all(siblings is not None and is_one_draw(siblings) for siblings in inner)
 
@@ -320,24 +334,26 @@ def _end(p: Float[Tensor, " v"], q: Float[Tensor, " v"] | None, weight: float, r
 
 @partial(compiled, reorder_sums=True)
 def share_of(p: np.ndarray, q: np.ndarray, token: int, weight: float) -> float:
-    """Return the weight of the one child of a node, min(1, weight p(token) / q(token)).
+    """Return the weight of the only child of a node, min(1, weight p(token) / q(token)).
 
-    p: target probabilities after the node [v], float32 or float64, of any sum
-    q: draft probabilities [v], of p's dtype and any sum
-    token: the child's
-    weight: the node's, in [0, 1]
+    p: target probabilities after the node [v], float32 or float64, of any positive sum.
+    q: draft probabilities [v], of p's dtype and any positive sum.
+    token: the id of the child.
+    weight: the weight of the node, in [0, 1].
     """
     return min(1.0, weight * (np.float64(p[token]) / total_of(p)) / (np.float64(q[token]) / total_of(q)))
 
 
 @partial(compiled, reorder_sums=True)
 def end(p: np.ndarray, q: np.ndarray, weight: float, u: float) -> int:
-    """Draw from ((weight p - q)+, 1 - weight), or from (weight p, 1 - weight) without a q; v means rejected.
+    """Draw the token after a node whose child, if it has one, was rejected; return its id, or v: the node is rejected.
 
-    p: target probabilities after the node [v], float32 or float64, of any sum
-    q: draft probabilities [v], of p's dtype and any sum; [0] for a leaf
-    weight: the node's, in [0, 1]
-    u: a uniform
+    The token is drawn from ((weight p - q)+, 1 - weight) after a child, else from (weight p, 1 - weight).
+
+    p: target probabilities after the node [v], float32 or float64, of any positive sum.
+    q: draft probabilities [v], of p's dtype and any positive sum; empty [0] for a leaf.
+    weight: the weight of the node, in [0, 1].
+    u: a uniform in [0, 1).
     """
     v = p.shape[0]
     row = np.empty(v + 1)

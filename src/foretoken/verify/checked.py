@@ -1,4 +1,4 @@
-"""Rules for direct calls, which check their arguments. The engine's own rows and draws need no such check."""
+"""Rules that check their arguments, for users who call a rule directly. The decoding loop does without the checks."""
 
 from dataclasses import fields
 from typing import Any
@@ -15,11 +15,7 @@ from foretoken.verify.acceptance import distributions
 
 
 def checked(rule: Verifier) -> Verifier:
-    """Return the same rule, of the same class, whose calls are checked.
-
-    They raise ForetokenError for laws that the rule is not lossless for, rows that are no distributions, and draws that
-    the law cannot make.
-    """
+    """Return a copy of `rule`, of a subclass of its class, whose calls check their arguments by `check`."""
     kind = type(rule)
     settings = {setting.name: getattr(rule, setting.name) for setting in fields(kind)}  # pyright: ignore[reportArgumentType]
     return type(kind.__name__, (_Checking, kind), {})(**settings)
@@ -32,7 +28,12 @@ class _Checking:
 
 
 def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
-    """Raise ForetokenError for a law that the rule does not take, and for rows and draws that cannot be."""
+    """Raise ForetokenError where a rule cannot be called with these arguments.
+
+    rule: the rule, which must be lossless for the law of the siblings.
+    p: the target's distribution, one row of sum 1 [v].
+    siblings: the draws, which their law must be able to make, and q, if any, a distribution like p.
+    """
     q, law, draws = siblings.q, siblings.law, siblings.draws
     if not rule.accepts(law):
         raise ForetokenError(f"Verifier {rule.name} is not lossless for law {law.name} with {law.k} draws.")
@@ -52,14 +53,19 @@ def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
 
 
 def check_distribution(row: Float[Tensor, "..."], name: str) -> None:
-    """Raise ForetokenError where the row is not one distribution [v]."""
+    """Raise ForetokenError where `row` is not one distribution [v]; name: what the message calls it, such as "p"."""
     if row.ndim != 1 or len(row) == 0:
         raise ForetokenError(f"{name} must be one row over the vocabulary, but its shape is {tuple(row.shape)}.")
     distributions(row[None], name)
 
 
 def check_draws(law: Law, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> None:
-    """Raise ForetokenError for draws of positive q that the law never makes: too few or many, repeated, no hubs."""
+    """Raise ForetokenError for draws that the law never makes: too few, too many, repeated, or without a hub.
+
+    law: any but the opaque one.
+    q: the drafter's distribution [v].
+    draws: token ids in draw order, each with q > 0.
+    """
     if isinstance(law, IID):  # not by its `prob`, in which the product of many small numbers would vanish
         possible = len(draws) == law.k if law.counts is None else law.prob(torch.ones(1), (0,) * len(draws)) > 0
     else:

@@ -1,6 +1,9 @@
 """Exact transport: the optimal rule for any number of i.i.d. draws, fixed or random, in O(v log v).
 
-With g(x) = 1 - E[(1 - x)^N] (`IID.hit`), tokens in the order of falling p/q, prefix sums P_j, Q_j and G_j = g(Q_j):
+The rule selects one of the draws, the *pick*, so that token i is the pick with a known probability s_i, and accepts it
+with probability min(1, p_i / s_i). N is the number of draws, g(x) = 1 - E[(1 - x)^N] (`IID.hit`) the probability that
+a draw falls into a set of q-mass x. With the tokens 1 .. K in the order of falling p/q, prefix sums P_j and Q_j of p
+and q, and G_j = g(Q_j):
 
     split       h minimises G_j - P_j: no rule accepts more than 1 + G_h - P_h
     selection   s_i = q_i rho_i, rho falling; S_j = s_1 + .. + s_j <= G_j, S_h = G_h, S_K = g(1);
@@ -46,8 +49,8 @@ HUB = HubRule()
 class Transport(Rule):
     """The optimum for i.i.d. draws of any number, fixed or random, and for hub draws: accepts with probability alpha*.
 
-    One draw: the standard rule. Hub draws: rule `hub`, which is the optimum for them. Several: O(v log v), on the CPU,
-    where rows of an accelerator are copied to and back.
+    One draw is decided by the standard rule, hub draws by rule `hub`, which is the optimum for them. Several i.i.d.
+    draws cost O(v log v), on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "transport"
@@ -63,9 +66,10 @@ class Transport(Rule):
 
 @dataclass(frozen=True)
 class TransportGrouped(Rule):
-    """Within `gap` of the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
+    """Nearly the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
 
-    O(v), on the CPU: rows on an accelerator are copied there and back.
+    It accepts less than alpha* by at most gap(law) (1 + TV(p, q)), see ratio_groups.py. Cost: O(v), on the CPU: rows on
+    an accelerator are copied there and back.
     """
 
     name: str = "transport-grouped"
@@ -74,9 +78,10 @@ class TransportGrouped(Rule):
         return transport_row(p, siblings, by_near_ratio)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum m, the picks that are accepted; for one draw, which needs no groups, the optimum.
+        """Return sum m, the probability that the pick is accepted; for one draw, which needs no groups, the optimum.
 
-        The token after a rejected pick may by chance be a draw too: less than the gap in all, and not counted.
+        The token after a rejected pick may by chance be a draw too. This has less probability than the gap, and is not
+        counted.
         """
         if law.k == 0:
             return torch.zeros_like(p[:, 0])
@@ -87,7 +92,11 @@ class TransportGrouped(Rule):
 
 
 def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
-    """Return sum m of `transport-grouped` for one pair of normalised float64 rows [v]."""
+    """Return sum m, the probability that `transport-grouped` accepts its pick, for one pair of distributions.
+
+    p, q: probabilities of the target and of the drafter, float64, normalised [v].
+    law: the i.i.d. draws, of fixed or random number.
+    """
     ns, cs, mean = draw_counts(law)
     groups = by_near_ratio(p, q, mean)
     rho = selection(groups.p, groups.q, ns, cs)
@@ -98,6 +107,11 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
     """Return the row for tokens put into groups by `grouping`: optimal if tokens of one group have one ratio p/q.
 
     One draw is decided by the standard rule, which is optimal for it and needs no groups.
+
+    p: target probabilities after the node, of any positive sum [v].
+    siblings: the draws, q, and an i.i.d. law or one that makes a single draw.
+    grouping: `by_ratio` or `by_near_ratio` of ratio_groups.py.
+
     Raises ForetokenError where the law or q cannot have made the draws.
     """
     law, q, draws = as_iid(siblings.law), siblings.q, siblings.draws
@@ -120,7 +134,13 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
 def compiled_row(
     p: np.ndarray, q: np.ndarray, draws: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray
 ) -> np.ndarray:
-    """Return the row [v], of p's dtype, by the loops below, which explain their arguments."""
+    """Return the row [v], of p's dtype, by the compiled loops.
+
+    p, q: probabilities of the target and of the drafter, float32 or float64, of any positive sum [v].
+    draws: token ids, int64 [d].
+    groups: the tokens in groups.
+    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64.
+    """
     rho = selection(groups.p, groups.q, ns, cs)
     ranks = groups.group[draws]
     apart = len(draws) > 1 and ranks.min() < ranks.max()  # else no boundary lies between draws
@@ -129,7 +149,10 @@ def compiled_row(
 
 
 def as_iid(law: Law) -> IID:
-    """Return the law as i.i.d. draws, which a single draw is under other laws too."""
+    """Return `law` as i.i.d. draws, which a single draw is under other laws too.
+
+    Raises ForetokenError for several draws that are not i.i.d.
+    """
     if isinstance(law, IID):
         return law
     if is_single(law):
@@ -138,7 +161,7 @@ def as_iid(law: Law) -> IID:
 
 
 def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
-    """Return the row in CPU memory, contiguous; half precision as float32."""
+    """Return `row` [v] as a contiguous array in CPU memory, half precision as float32."""
     row = row.detach()
     if not on_cpu(row):
         row = row.to("cpu", torch.promote_types(row.dtype, torch.float32))
@@ -147,7 +170,7 @@ def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def draw_counts(law: IID) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the possible numbers of draws [n] int64, the probability of each [n] float64, and their mean."""
+    """Return the numbers of draws that `law` makes [n], int64, the probability of each [n], float64, and their mean."""
     counts = {n: c for n, c in enumerate(count_chances(law)) if c > 0}
     ns, cs = np.array(list(counts), dtype=np.int64), np.array(list(counts.values()), dtype=np.float64)
     return ns, cs, float(ns @ cs)
@@ -155,10 +178,10 @@ def draw_counts(law: IID) -> tuple[np.ndarray, np.ndarray, float]:
 
 @compiled
 def selection(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
-    """Return rho [groups], float64, by the steps, the cap and the floor; see docs/theory.md, Theorem 7.
+    """Return rho of each group [groups], float64, by the steps, the cap and the floor of docs/theory.md, Theorem 7.
 
-    p, q: masses of the groups in the order of falling p/q [groups], float64; every q > 0
-    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64
+    p, q: masses of the groups in the order of falling p/q [groups], float64; every q > 0.
+    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64.
     """
     k = p.shape[0]
     mean, hit = 0.0, 0.0
@@ -201,7 +224,11 @@ def selection(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> n
 
 @compiled
 def steps(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray, mean: float) -> tuple[np.ndarray, int]:
-    """Return rho by the steps alone, and the split h; mean: E[N]; the others as in `selection`."""
+    """Return rho by the steps alone [groups], and the split h, the number of groups before it.
+
+    p, q, ns, cs: as in `selection`.
+    mean: E[N], the mean number of draws, to which ratios are cut.
+    """
     k = p.shape[0]
     rho = np.empty(k)
     spare, rest = np.empty(k + 1), np.empty(k + 1)  # G - P, and the q-mass after group j, R_j: G_j = 1 - E[R_j^N]
@@ -256,10 +283,10 @@ def row_of_picks(
 ) -> np.ndarray:
     """Return the row [v], of p's dtype, from the selection and the thresholds.
 
-    p, q: probabilities [v], float32 or float64, of any sum
-    group: the group of each token [v], int32, -1 where q is 0
-    rho, beta: per group [groups], float64
-    draws: tokens [d], int64; their order does not matter
+    p, q: probabilities of the target and of the drafter [v], float32 or float64, of any positive sum.
+    group: the group of each token [v], int32, -1 where q is 0.
+    rho, beta: the selection and the threshold of each group [groups], float64.
+    draws: token ids [d], int64; their order does not matter.
     """
     row = np.empty_like(p)
     p_total, q_total = total_of(p), total_of(q)

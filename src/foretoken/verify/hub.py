@@ -1,4 +1,4 @@
-"""Rules for the hub law: the k - 1 likeliest tokens T of q are always among the draws, with one draw z from the rest.
+"""Rules for the hub law: the k - 1 likeliest tokens of q, the *hubs* T, are always drawn, and one, z, from the rest.
 
 `hub`, any k. Let r be q restricted to the rest, r = q / (1 - q(T)) outside T and 0 on it; z has law r. Standard
 rejection against r,
@@ -12,7 +12,7 @@ hub t, and the hubs are children too, so the token is among the draws with proba
 
 and no rule can do better: a token y is emitted as a draw with at most probability min(p(y), P(y among the draws)).
 
-`spechub`, k = 2, is the published rule with the same acceptance; it tries the draws in their order.
+`spechub`, k = 2, is the published rule, which tests both draws one after the other; its acceptance is the same.
 
 Source of `spechub`: Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithms 2 and 3, Theorem 2.
 """
@@ -29,18 +29,22 @@ from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
-    """Return the draws from the likeliest down, of equals the lower id first: the hubs, then the draw from the rest."""
+    """Return the draws by falling q, the lower id first among equals: the hubs, then the draw from the rest.
+
+    q: the weights that the draws were made from [v].
+    draws: distinct token ids in any order.
+    """
     weights = q[list(draws)].tolist()
     return [x for _, x in sorted((-weight, x) for weight, x in zip(weights, draws, strict=True))]
 
 
 @dataclass(frozen=True)
 class HubRule(Rule):
-    """Standard rejection of the one draw from the rest; the hubs are in the residual.
+    """The standard rule for the one draw z from the rest; the hubs are in the residual.
 
-    accept z with min(1, p(z) / r(z)), r = q on the rest, normalised; else norm((p - r)+).
-    Law: hub, any k. Optimal for it: accepts with p(T) + sum over the rest of min(p, r); at k = 2 that is SpecHub's.
-    O(v).
+    Accept z with probability min(1, p(z) / r(z)), r = q on the rest, normalised; else draw from norm((p - r)+).
+    Law: hub, any k. Optimal for it: accepts with probability p(T) + sum over the rest of min(p, r), at k = 2 as much as
+    SpecHub. Cost: O(v).
     """
 
     name: str = "hub"
@@ -56,23 +60,23 @@ class HubRule(Rule):
         return recursive_row(p, rest, (own,), without_replacement=False)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum over x of min(p(x), P(x among the draws)), which is p for the hubs."""
+        """Return sum over x of min(p(x), P(x is among the draws)); that probability is 1 for the hubs."""
         return torch.minimum(p, law.marginals(q)).sum(-1) if isinstance(law, Hub) else rrs_acceptance(p, q, law)
 
 
 @dataclass(frozen=True)
 class SpecHub(HubRule):
-    """SpecHub as published: each draw at its own weight, then the hub, then the residual.
+    """SpecHub as published: tries the draw that is no hub first, then the hub, then draws from the residual.
 
-    With a the hub, Q(x, a) = q(x), Q(a, x) = q(a) q(x) / (1 - q(a)) for x != a, and
+    With a the hub, Q(y, z) the probability of the draws y and z in this order, so that Q(x, a) = q(x) and
+    Q(a, x) = q(a) q(x) / (1 - q(a)) for x != a, and with
     p'(x) = (p(x) - q(x))+, p''(x) = (p'(x) - Q(a, x))+, S = sum (Q(a, x) - p'(x))+, R = sum (q(x) - p(x))+:
 
         draws (a, x):  x with min(1, p'(x) / Q(a, x));  else a with min(1, p(a) / S);          else norm(p'')
         draws (x, a):  x with min(1, p(x) / q(x));      else a with min(1, (p(a) - S)+ / R);   else norm(p'')
 
-    Law: hub with k <= 2. Accepts with p(a) + sum over x != a of
-    min(p(x), q(x) / (1 - q(a))). O(v). Where q(a) = 1 the paper's formulas divide by zero; there is one draw then, and
-    the standard rule serves.
+    Law: hub with k <= 2. Accepts with probability p(a) + sum over x != a of min(p(x), q(x) / (1 - q(a))). Cost: O(v).
+    Where q(a) = 1 the paper's formulas divide by zero; there is one draw then, and the standard rule decides.
     """
 
     name: str = "spechub"

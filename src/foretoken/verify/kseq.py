@@ -1,6 +1,8 @@
 """K-SEQ, the sequential rule of SpecTr: every i.i.d. draw faces the same test, against p / rho instead of p.
 
-    beta(rho) = sum min(q, p / rho),     c(rho) = (1 - (1 - beta)^k) / beta,     rho* in [1, k] solves c(rho) = rho
+    beta(rho) = sum min(q, p / rho): the probability that a draw passes the test at rho
+    c(rho) = (1 - (1 - beta)^k) / beta
+    rho*: the number in [1, k] with c(rho) = rho, at which the test is made
 
     accept x_1, x_2, .. in turn, each with probability   a(x) = min(1, p(x) / (rho q(x)))
     when none passes draw from                           norm(p - c min(q, p / rho))
@@ -28,17 +30,17 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.rejection import TINY, Rule, count_chances, loops_take
 
-HALVINGS = 52
+HALVINGS = 52  # of the interval [1, k] by bisection, as many as the fraction of a float64 has bits
 
 
 @dataclass(frozen=True)
 class KSeq(Rule):
-    """Test every draw alike with a(x) = min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
+    """Test every draw alike: accept x with probability min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
 
     Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
     Accepts k draws with probability 1 - (1 - beta)^k, at least 1 - 1/e of the optimum; where their number is random,
-    that bound does not hold (docs/theory.md, Theorem 4). O(v) per Newton step, about ten of them, and O(v + k) for the
-    row. One draw: the standard rule.
+    that bound does not hold (docs/theory.md, Theorem 4). One draw is decided as by the standard rule. Cost: O(v) for
+    each of about ten Newton steps, and O(v + k) for the row.
     """
 
     name: str = "kseq"
@@ -48,7 +50,7 @@ class KSeq(Rule):
         return kseq_row(p, siblings.q, siblings.draws)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return 1 - E[(1 - beta)^N], beta at the rho of each N."""
+        """Return 1 - E[(1 - beta)^N] over the number N of draws, with beta at the rho* for each N."""
         accepted = torch.zeros_like(p[:, 0])
         for n, count in enumerate(count_chances(law)):
             if n > 0 and count > 0:
@@ -58,7 +60,11 @@ class KSeq(Rule):
 
 
 def kseq_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Float[Tensor, " v"]:
-    """Return the law of the token given the draws, of p's dtype, by the compiled loop where it takes these tensors."""
+    """Return the row of K-SEQ, of p's dtype [v], by the compiled loop where `loops_take` the tensors.
+
+    p, q: probabilities of the target and of the drafter, of any positive sum [v].
+    draws: token ids in draw order; without any the row is p.
+    """
     if not loops_take(p, q):
         return plain_row(p, q, draws)
     row = p.detach().numpy().copy()
@@ -69,7 +75,10 @@ def kseq_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, .
 
 
 def plain_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Float[Tensor, " v"]:
-    """`kseq_row` by torch, in float64 inside, on any device and without a host synchronisation."""
+    """Compute `kseq_row` by torch, in float64, on any device and without a host synchronisation.
+
+    p, q, draws: as in `kseq_row`.
+    """
     target, draft = p.double() / p.double().sum(), q.double() / q.double().sum()
     if not draws:
         return target.to(p.dtype)
@@ -90,13 +99,21 @@ def plain_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, 
 
 
 def first_pass(beta: Float[Tensor, "*rows"], k: int) -> Float[Tensor, "*rows"]:
-    """Return c(beta) = (1 - (1 - beta)^k) / beta, without cancellation; k at beta = 0."""
+    """Return c(beta) = (1 - (1 - beta)^k) / beta without cancellation, which is k at beta = 0.
+
+    beta: probabilities that a draw passes, float64, of any shape, which the result has too.
+    k: the number of draws.
+    """
     c = -torch.expm1(k * torch.log1p(-beta)) / beta
     return torch.where(beta > TINY, c, float(k))
 
 
 def solve_rho(p: Float[Tensor, "*rows v"], q: Float[Tensor, "*rows v"], k: int) -> Float[Tensor, "*rows"]:
-    """Return rho* by bisection, from above; p and q in float64 and normalised. O(v) per halving."""
+    """Return rho* by bisection, or up to 2^-52 of the interval more, so that c(rho) <= rho. O(v) per halving.
+
+    p, q: distributions of the target and of the drafter, float64, normalised [*rows, v].
+    k: the number of draws, at least 1.
+    """
     low = torch.ones_like(p[..., 0])
     high = torch.full_like(low, k)
     high = torch.where(first_pass(_beta(p, q, low), k) <= 1, low, high)
@@ -113,14 +130,14 @@ def _beta(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:
 
 @partial(compiled, reorder_sums=True)
 def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> None:
-    """Turn p into the row, in place, with Newton steps in place of `solve_rho`'s bisection.
+    """Turn p into the row of `kseq_row`, in place, with Newton steps instead of the bisection of `solve_rho`.
 
     The root of f(rho) = rho - c(beta(rho)) is kept between `low` and `high`. With n(rho) = sum of p where p < rho q,
     d beta / d rho = -n / rho^2 and dc / d beta = (k (1 - beta)^(k-1) - c) / beta.
 
-    p: target probabilities [v], float32 or float64, of any sum
-    q: draft probabilities [v], of p's dtype and any sum
-    draws: tokens in draw order [k], int64, k > 0
+    p: target probabilities [v], float32 or float64, of any positive sum.
+    q: draft probabilities [v], of p's dtype and any positive sum.
+    draws: token ids in draw order [k], int64, k > 0.
     """
     v, k = p.shape[0], draws.shape[0]
     p_sum, q_sum = total_of(p), total_of(q)

@@ -14,7 +14,7 @@ from foretoken.verify.successive import chance_of_a_draw
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """The row is p, whatever was drawn.
+    """The row is p, whatever was drawn: the draw is accepted if it is the token that the target would emit anyway.
 
     Law: every law. Optimal for deterministic children; at temperature 0 every rule is this one. Cost: none.
     """
@@ -29,7 +29,7 @@ class ExactMatch:
         return p
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum over x of p(x) P(x among the draws); for opaque children the p of the k best tokens of q."""
+        """Return sum over x of p(x) P(x is among the draws): for opaque children p of the k best tokens of q."""
         if isinstance(law, IID):
             return (p * law.hit(q)).sum(-1)
         if isinstance(law, Hub | Opaque):

@@ -1,11 +1,12 @@
 """Greedy multi-path block verification (GBV): one of K i.i.d. paths is chosen, and block verification decides over it.
 
-**The choice.** The tokens after a node are ordered by falling p/q, of equals the one of lower id first, whether they
-were drawn or not; paths are ordered as words are. The first of the K paths is chosen. Its tokens have another law than
-q. Let T(x) be the q-mass of the tokens before x, and beta the probability that a path leads through a node, given that
-it leads through it or through places behind. At the root beta = 1. Given that the chosen path leads through the node,
-all K paths lead through it or behind it, and one at least through it, so the chosen one's next token is x with
-probability proportional to
+**The choice.** The tokens after a node are ordered by falling p/q, the lower id first among equals, whether they were
+drawn or not. This orders paths as letters order words: of two paths that part at a node, the one with the earlier token
+there is the earlier. The earliest of the K paths is chosen. Its tokens have another law than q. Let T(x) be the q-mass
+of the tokens before x, and beta the probability that a path leads through a node, given that it leads through it or is
+later in the order. At the root beta = 1. Given that the chosen path leads through the node, each of the K paths leads
+through it or is later, and one at least leads through it. So the chosen path's next token is x with probability
+proportional to
 
     q~(x)  ~  (1 - beta T(x))^K - (1 - beta T(x) - beta q(x))^K  =  beta q(x) sum over i + j = K - 1 of a^i b^j
 
@@ -18,9 +19,9 @@ one strict order, used for the choice and for q~ alike. Where tokens of equal p/
 and in another for q~, the law is off: see docs/papers.md.
 
 **Other trees.** Where every node has draws of its own, independent of how its parent's draws fell (kary and the like),
-the first of the m draws at each node is followed, with beta = 1 and K = m. Given all that was drawn above, it has the
-law q~. So a token of the chosen path has, given the tokens before it and what else was drawn above it, a known law, and
-the proof in block.py allows laws that are chosen from all that was drawn above.
+the draw that is earliest in the order is followed at each node; of m draws it has law q~ with beta = 1 and K = m,
+given all that was drawn above. So a token of the chosen path has, given the tokens before it and what else was drawn
+above it, a known law, and the proof in block.py allows laws that are chosen from all that was drawn above.
 
 What is emitted after the accepted tokens is never looked up in the tree: other paths serve for the choice alone.
 
@@ -46,8 +47,9 @@ from foretoken.verify.rejection import Rule, recursive_row
 class GreedyMultipath(Rule):
     """Choose one path of a tree by falling p/q, and accept the prefix of it that block verification keeps.
 
-    Law: i.i.d. draws; made for i.i.d. paths, `delayed:D+KxL`. O(v log v + k v) per node of the chosen path. Called as a
-    rule of one node it takes the first draw in the order and tests it against the law of the first.
+    Law: i.i.d. draws; made for i.i.d. paths, `delayed:D+KxL`. Cost: O(v log v + k v) per node of the chosen path.
+    Called as a rule of one node it takes the draw with the largest p/q, and decides over it by the standard rule with
+    the law q~ of that draw in place of q.
     """
 
     name: str = "gbv"
@@ -60,11 +62,11 @@ class GreedyMultipath(Rule):
         return recursive_row(p, chosen.law.to(p), (chosen.token,), without_replacement=False)
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
-        """Return the accepted path and the token after it, as core.walk, which matches children without q exactly."""
+        """Choose a path and decide over it; if the root has no draws with a q, walk as `core.walk.walk`."""
         root = tree.siblings[0]
         if root is None or root.q is None or not root.draws:
             return walk(tree, probabilities, self, rng)
-        if is_chain(tree):  # of the same law, with one look at p
+        if is_chain(tree):  # there is one path, and `block` reads p at all nodes by one call
             return BLOCK.walk(tree, probabilities, rng)
         path, p, laws = self.chosen(tree, probabilities)
         drafts = tuple(tree.tokens[node] for node in path[1:])
@@ -74,9 +76,13 @@ class GreedyMultipath(Rule):
     def chosen(
         self, tree: TokenTree, probabilities: Probabilities
     ) -> tuple[tuple[int, ...], Float[Tensor, "l1 v"], Float[Tensor, "l v"]]:
-        """Return the path that is chosen, of l draft tokens, p after each of its nodes, and the law of each token.
+        """Choose a path of l draft tokens, down to the first node without draws or q.
 
-        The root has draws, and a q.
+        tree: a tree whose root has draws and a q.
+        probabilities: gives p after each node of a range, [m, v].
+
+        Returns the nodes of the path, the root first [l + 1], p after each of them, float64 [l + 1, v], and the law q~
+        of each draft token, float64 [l, v].
         """
         path, p, laws = [0], [probabilities(range(1))[0]], []
         k, beta, among_paths = 0, 1.0, False
@@ -95,7 +101,12 @@ class GreedyMultipath(Rule):
 
 @dataclass(frozen=True)
 class Choice:
-    """token: the first of a node's draws. law: q~, which it was drawn from, float64. beta: what is beta after it."""
+    """The draw of a node that is chosen.
+
+    token: its id, the earliest of the draws in the order of falling p/q.
+    law: the distribution q~ that it was drawn from, float64 [v].
+    beta: the number beta at the child with this token.
+    """
 
     token: int
     law: Float[Tensor, " v"]
@@ -105,16 +116,16 @@ class Choice:
 def choose(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], k: int, beta: float) -> Choice:
     """Choose among the draws of a node.
 
-    p, q: target and draft probabilities after the node [v], of any sum
-    draws: tokens, one at least
-    k: the number of paths among which the choice is made, here and above
-    beta: the probability that one of them leads through the node, given that it does or lies behind it
+    p, q: target and draft probabilities after the node, of any positive sum [v].
+    draws: token ids, one at least.
+    k: the number of paths among which the choice is made, here and above.
+    beta: the probability that one of them leads through the node, given that it does or is later in the order.
     """
     p, q = p.double(), q.double()
     q = q / q.sum()
     order = torch.where(q > 0, p / q, -1.0).argsort(descending=True, stable=True)
     ordered = q[order]
-    behind = ordered.flip(0).cumsum(0).flip(0)  # x and what is behind it: without the cancellation of 1 - T(x)
+    behind = ordered.flip(0).cumsum(0).flip(0)  # q-mass of x and of the later tokens: 1 - T(x), but nothing cancels
     a = 1 - beta + beta * behind
     b = 1 - beta + beta * torch.cat([behind[1:], behind.new_zeros(1)])
     total, power = torch.ones_like(b), torch.ones_like(b)

@@ -1,22 +1,22 @@
 """Two draws without replacement, decided pair by pair of groups of tokens: near the optimum, and exactly lossless.
 
-    groups   of tokens of nearly equal ratio p/q; a token that holds much is one by itself
-    keep     of a first draw in group a and a second in b: the probability keep_ab that the first is the pick, else the
-             second is; from p and q alone; keep_aa = 1
+    groups   tokens of nearly equal ratio p/q form one group; a token of large probability is a group by itself
+    pick     one of the two draws: with the first in group a and the second in group b, the first with probability
+             keep_ab, else the second; keep depends on p and q alone, and keep_aa = 1
     s_x      P(x is the pick)
     row      the pick is accepted with probability min(1, p_x / s_x), else the token comes from norm(p - min(p, s))
 
-Whatever keep is, the row is exact: x comes out as an accepted pick with probability min(p_x, s_x), and what is missing
-comes from the residual. With u = q / (1 - q), and sums over a group in capitals,
+Whatever keep is, the row is exact: x comes out as an accepted pick with probability min(p_x, s_x), and the rest of p_x
+comes from the residual. With u = q / (1 - q), and Q_b, U_b the sums of q and u over group b,
 
     P(x is drawn, then y) = q_x q_y / (1 - q_x) = u_x q_y
     s_x = u_x (sum_b keep_ab Q_b - q_x)  +  q_x sum_b (1 - keep_ba) U_b         for x in group a
 
-so that s takes O(v). Which keep: that which minimises sum over the groups of s_a^2 / p_a, found by making s / p of two
-groups equal as far as their draws allow, for every two in turn, until little mass moves. Of all s that picks can have,
-this one, the lexicographically optimal base (Fujishige 1980), has the largest sum min(p, s); with a group for every
-token that is alpha*. docs/theory.md, Theorem 22, has the proof. At first all first draws are kept, so that s = q: the
-optimum where p = q.
+so that s takes O(v). The keep that is used minimises the sum over the groups of s_a^2 / p_a, with s_a and p_a the sums
+of s and p over group a. It is found by making s / p of two groups equal as far as their draws allow, for every two in
+turn, until little mass moves. Of all s that picks can have, this one, the lexicographically optimal base (Fujishige
+1980), has the largest sum min(p, s); with a group for every token that sum is alpha*. docs/theory.md, Theorem 22, has
+the proof. The search begins with every first draw as the pick, so that s = q: the optimum where p = q.
 """
 
 from dataclasses import dataclass
@@ -36,17 +36,18 @@ from foretoken.verify.exact_transport import as_numpy
 from foretoken.verify.ratio_groups import by_near_ratio
 from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
 
-GROUPS = 128  # with half of them up to twice as much of alpha* is lost, in half of the time: docs/LOG.md, 2026-11-27
+GROUPS = 128  # half as many lose up to twice as much of alpha*, in half of the time: docs/LOG.md, 2026-11-27
 LARGEST_RATIO = 64.0  # p/q from which on tokens are one group
-SWEEPS = 100  # over all pairs, at most; rows where p is close to q, and both are flat, take more than 20
-STILL = 1e-3  # a sweep that moves less mass is the last
+SWEEPS = 100  # the most sweeps over all pairs of groups; where p and q are close and flat, more than 20 are needed
+STILL = 1e-3  # a sweep that moves less probability than this is the last
 
 
 @dataclass(frozen=True)
 class Pairwise(Rule):
-    """Near the optimum for two draws without replacement, and exactly lossless. One draw: the standard rule.
+    """Near the optimum for two draws without replacement, and exactly lossless. One draw is left to the standard rule.
 
-    O(v) and some sweeps over GROUPS^2 pairs, on the CPU: rows on an accelerator are copied there and back.
+    Cost: O(v), and some sweeps over all pairs of at most 2 GROUPS + 1 groups, on the CPU: rows on an accelerator are
+    copied there and back.
     """
 
     name: str = "pairwise"
@@ -67,7 +68,7 @@ class Pairwise(Rule):
         return recursive_row(p, siblings.q, draws, without_replacement=True)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum min(p, s), the picks that are accepted.
+        """Return sum min(p, s), the probability that the pick is accepted.
 
         The token after a rejected pick may by chance be the other draw, which is not counted.
         """
@@ -80,31 +81,36 @@ class Pairwise(Rule):
 
 
 class Picks(NamedTuple):
-    """How a draw is picked: s [v], the group of each token [v], -1 where q is 0, and keep [groups, groups]."""
+    """How one of two draws is picked.
+
+    s: the probability that each token is the pick [v].
+    group: the group of each token, -1 where q is 0 [v].
+    keep: keep_ab, the probability that the first draw is the pick [groups, groups].
+    """
 
     s: np.ndarray
     group: np.ndarray
     keep: np.ndarray
 
     def possible(self, draws: tuple[int, ...]) -> bool:
-        """Whether q can have made these draws; any other changes nothing."""
+        """Whether q can have made these two draws: they are different token ids, both with q > 0."""
         return draws[0] != draws[1] and all(self.group[x] >= 0 for x in draws)
 
     def kept(self, first: int, second: int) -> float:
-        """Return the probability with which the first draw is the pick."""
+        """Return the probability that the first draw is the pick; first, second: the token ids of the draws."""
         return float(self.keep[self.group[first], self.group[second]])
 
 
 def distribution(row: Float[Tensor, " v"]) -> np.ndarray:
-    """Return the row normalised [v], float64, in CPU memory."""
+    """Return `row` [v] as a float64 array in CPU memory, divided by its sum."""
     found = as_numpy(row).astype(np.float64)
     return found / total_of(found)
 
 
 def selection(p: np.ndarray, q: np.ndarray) -> Picks | None:
-    """Return how draws are picked; None where no second draw comes from more than (almost) nothing.
+    """Return how draws are picked; None where one token has (almost) all of q, so that there is no second draw.
 
-    p, q: probabilities [v], float64, normalised
+    p, q: probabilities of the target and of the drafter [v], float64, normalised.
     """
     largest = int(q.argmax())
     rest = 1 - q
@@ -122,15 +128,16 @@ def selection(p: np.ndarray, q: np.ndarray) -> Picks | None:
 def merge(
     p: np.ndarray, q: np.ndarray, u: np.ndarray, fine: np.ndarray, largest: int, num_fine: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put fine groups side by side into one as long as it holds little: 2 GROUPS + 1 groups at most.
+    """Merge fine groups that are neighbours by ratio into at most 2 GROUPS + 1 coarser ones of similar weight.
 
-    What a token holds is its p and half of the probability that it is drawn, 2 over all tokens; one that holds more
-    than 1 / GROUPS becomes a group by itself. Fine groups of the others become one as long as it holds 2 / GROUPS.
+    The weight of a token is p plus half of the probability that it is drawn; the weights of all tokens sum to 2. A
+    token that weighs more than 1 / GROUPS becomes a group by itself. Of the other tokens, fine groups are merged as
+    long as the coarse one weighs at most 2 / GROUPS.
 
-    p, q, u: per token [v], float64
-    fine: groups of tokens in the order of falling p/q [v], int32, -1 where q is 0
-    largest: the token with the largest q
-    num_fine: the number of fine groups
+    p, q, u: of each token: target and draft probabilities, and q / (1 - q) [v], float64.
+    fine: the fine group of each token, in the order of falling p/q [v], int32, -1 where q is 0.
+    largest: the id of the token with the largest q.
+    num_fine: the number of fine groups.
 
     Returns the group of each token [v], int32, -1 where q is 0, and the sums of p, q and u over each group [3, groups].
     """
@@ -166,11 +173,12 @@ def merge(
 
 @compiled
 def kept_first(sums: np.ndarray) -> np.ndarray:
-    """Return keep [groups, groups], which minimises sum s_a^2 / p_a; sums: as `merge` returns them."""
+    """Return the keep that minimises the sum over groups of s_a^2 / p_a [groups, groups]; sums: as from `merge`."""
     p, q, u = sums[0], sums[1], sums[2]
     n = p.shape[0]
     s = q.copy()
-    gained = np.zeros((n, n))  # mass that a has from second draws after first ones of b, less what b has from a; a < b
+    # For a < b: the probability of picks in a that are second draws, after a first draw in b, less those the other way.
+    gained = np.zeros((n, n))
     for _ in range(SWEEPS):
         moved = 0.0
         for a in range(n):
@@ -197,7 +205,13 @@ def kept_first(sums: np.ndarray) -> np.ndarray:
 
 @partial(compiled, reorder_sums=True)
 def picked(sums: np.ndarray, keep: np.ndarray, group: np.ndarray, q: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return s, the probability that each token is the pick [v], float64; the arguments as above."""
+    """Return s, the probability that each token is the pick [v], float64.
+
+    sums: the sums of p, q and u over each group [3, groups].
+    keep: keep_ab, the probability that the first draw is the pick [groups, groups].
+    group: the group of each token [v], int32, -1 where q is 0.
+    q, u: of each token: draft probabilities, and q / (1 - q) [v], float64.
+    """
     n, s = keep.shape[0], np.empty_like(q)
     of_u, of_q = np.zeros(n), np.zeros(n)  # sums over the other groups b: keep_ab Q_b, and (1 - keep_ba) U_b
     for a in range(n):
@@ -215,10 +229,10 @@ def picked(sums: np.ndarray, keep: np.ndarray, group: np.ndarray, q: np.ndarray,
 def fill_row(row: np.ndarray, s: np.ndarray, draws: np.ndarray, kept: float) -> None:
     """Turn p into the row, in place.
 
-    row: p at first [v], float64, normalised
-    s: P(x is the pick) [v], float64
-    draws: the two tokens in draw order [2], int64
-    kept: P(the first is the pick)
+    row: holds p at first [v], float64, normalised.
+    s: the probability that each token is the pick [v], float64.
+    draws: the ids of the two draws in draw order [2], int64.
+    kept: the probability that the first draw is the pick.
     """
     x, y = draws[0], draws[1]
     first = kept * (1.0 if row[x] >= s[x] else row[x] / s[x])

@@ -1,4 +1,4 @@
-"""Randomised Drafting: a draft token is made with probability a only, and so is tested less strictly.
+"""Randomised Drafting: a draft token is made only with the draft probability a, and therefore tested less strictly.
 
     a draft token x ~ q    accept it with probability min(1, p(x) / (a q(x))), else draw from norm((p - a q)+)
     no draft token         draw from norm((p - a q)+)
@@ -25,7 +25,7 @@ from foretoken.core.verifier import LawFamily
 class Randomised:
     """Accept x with probability min(1, p(x) / (a q(x))), else, or without a draft token, draw from norm((p - a q)+).
 
-    Law: one draw from q with probability a, else none; a = 1 is the standard rule. O(v).
+    Law: one draw from q with probability a, else none; with a = 1 it is the standard rule. Cost: O(v).
     """
 
     name: str = "randomised"
@@ -52,6 +52,6 @@ class Randomised:
         return row.to(p.dtype)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum min(p, a q), P(a draft token is made and accepted), which is a times the rate of Lemma 4.1."""
+        """Return sum min(p, a q) = P(a draft token is made and accepted): a times the acceptance rate of Lemma 4.1."""
         assert isinstance(law, IID)
         return torch.minimum(p, sum(law.tails) * q).sum(1)

@@ -2,13 +2,14 @@
 
 by_ratio: tokens of ratio E[N] or more are one group, since ratios may be cut to E[N] (docs/theory.md, Theorem 7); every
 other token is a group of its own, sorted by falling ratio in O(v log v).
-by_near_ratio: at most GROUPS groups of tokens of nearly equal ratio, in O(v) and without a sort. What this gives up of
-the optimum is at most gap(law) (1 + TV(p, q)), with
+by_near_ratio: at most GROUPS groups of tokens of nearly equal ratio, in O(v) and without a sort. The rule then accepts
+less than the optimum by at most gap(law) (1 + TV(p, q)), with
 
     gap  =  width / 4,    1 / width = floor((GROUPS - 1) / phi(max(1, E[N])))
 
-for groups of equal width in phi(r), r = p/q, up to r = E[N]; above that is one group. phi(r) = r up to 1; from there on
-it grows by 1 in each octave, straight: phi(r) = e + r / 2^e where 2^e <= r < 2^(e+1).
+N is the number of draws. With r = p/q, the groups have equal width in phi(r) up to r = E[N]; all tokens from there on
+are one group. phi(r) = r up to 1; from there on it grows by 1 in each octave, linearly within it:
+phi(r) = e + r / 2^e where 2^e <= r < 2^(e+1).
 """
 
 import math
@@ -23,7 +24,7 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 
 GROUPS = 1024
-UPPER, DIGIT = (1 << 31) - 1, 11  # a digit's bits; three digits hold the upper half of a number but for its sign
+UPPER, DIGIT = (1 << 31) - 1, 11  # DIGIT: bits of a digit; three hold the upper half of a float64 without its sign
 
 
 class Groups(NamedTuple):
@@ -34,23 +35,24 @@ class Groups(NamedTuple):
     q: np.ndarray  # the q-mass of each group [groups], float64
 
 
-Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v], and E[N]
+Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v] and E[N], as `by_ratio`
 
 
 def by_near_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
-    """Put tokens of nearly equal ratio into one group; the arguments as in `by_ratio`."""
+    """Put tokens of nearly equal ratio into one group, at most GROUPS in all; p, q, mean: as in `by_ratio`."""
     return in_groups(p, q, mean, _per_unit(mean), GROUPS)
 
 
 def gap(law: IID) -> float:
-    """Return the largest acceptance that `by_near_ratio` gives up, per unit of 1 + TV(p, q)."""
+    """Return how much acceptance `by_near_ratio` loses at most for draws of `law`, per unit of 1 + TV(p, q)."""
     return 1 / (4 * _per_unit(sum(law.tails)))
 
 
 def _per_unit(mean: float) -> int:
-    """Return the groups in one unit of phi.
+    """Return the number of groups in one unit of phi.
 
-    It is whole, so that no group reaches across 1, 2, 4, ..; the first group, above E[N], is extra.
+    It is a whole number, so that no group reaches across a ratio of 1, 2, 4, .. The group of ratios above E[N] is not
+    one of them.
     """
     half, octave = math.frexp(max(1.0, mean))
     return max(1, int((GROUPS - 1) / (octave - 1 + 2 * half)))
@@ -58,10 +60,10 @@ def _per_unit(mean: float) -> int:
 
 @compiled
 def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
-    """Make every token with q > 0 a group of its own, but for those that the rule treats alike.
+    """Make every token with q > 0 a group of its own, but for those of ratio `mean` or more, which become one group.
 
-    p, q: probabilities [v], float32 or float64, of any sum
-    mean: E[N]
+    p, q: probabilities of the target and of the drafter [v], float32 or float64, of any positive sum.
+    mean: E[N], the mean number of draws.
     """
     v = p.shape[0]
     group, p_mass, q_mass = np.empty(v, np.int32), np.empty(v), np.empty(v)
@@ -92,16 +94,16 @@ def by_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
 
 @compiled
 def in_order(ratio: np.ndarray) -> np.ndarray:
-    """Return the places of the ratios [k], int64, from the least on; of equal ones the first place first.
+    """Return the order that sorts `ratio` upwards, as indices [k], int64; equal numbers keep their order.
 
-    The upper half of a number's bits is sorted digit by digit, at a fifth of the time of comparing all numbers. Only
-    places that share it are compared.
+    The numbers are sorted by the upper half of their bits, digit by digit, in a fifth of the time of a sort by
+    comparisons. Only numbers that share the upper half are then compared.
 
-    ratio: numbers that are not above 0 [k], float64
+    ratio: numbers <= 0 [k], float64.
     """
     k = ratio.shape[0]
     bits = ratio.view(np.int64)
-    words, moved = np.empty(k, np.int64), np.empty(k, np.int64)  # the upper half before the place
+    words, moved = np.empty(k, np.int64), np.empty(k, np.int64)  # a number's upper half, then its index
     starts = np.zeros((3, 1 << DIGIT), np.int64)
     for i in range(k):
         key = UPPER - ((bits[i] >> 32) & UPPER)  # more bits of a number below 0 make it smaller
@@ -125,7 +127,7 @@ def in_order(ratio: np.ndarray) -> np.ndarray:
     for i in range(1, k + 1):
         if i < k and words[i] >> 32 == words[first] >> 32:
             continue
-        rising = True  # as where all are 0
+        rising = True  # whether these numbers are in order already, as where all are 0
         for j in range(first + 1, i):
             rising &= ratio[order[j - 1]] <= ratio[order[j]]
         if not rising:
@@ -137,10 +139,11 @@ def in_order(ratio: np.ndarray) -> np.ndarray:
 
 @partial(compiled, reorder_sums=True)
 def in_groups(p: np.ndarray, q: np.ndarray, mean: float, per_unit: int, most: int) -> Groups:
-    """Put tokens of nearly equal ratio into groups, and move the groups that have tokens together at the front.
+    """Put tokens of nearly equal ratio into groups, and number those with tokens from 0 on, by falling ratio.
 
-    per_unit: groups in one unit of phi
-    most: groups in all
+    p, q, mean: as in `by_ratio`.
+    per_unit: the number of groups in one unit of phi.
+    most: the number of groups before those without tokens are left out.
     """
     v, last = p.shape[0], most - 1
     group, masses, ratio = np.empty(v, np.int32), np.zeros((most, 2)), np.empty(v)

@@ -1,6 +1,7 @@
-"""Rejection rules, single-draft (Leviathan/Chen) and recursive, with i.i.d. draws (RRS) or without replacement (RRSw).
+"""Rejection rules: the standard one for one draw, and recursive ones, for i.i.d. draws (RRS) or distinct ones (RRSw).
 
-All three are one recursion over the draws. With p_1 = p, q_1 = q, at draw x_j
+All three are one recursion over the draws. p is the target's distribution, q the drafter's; norm(..) divides by the
+sum, (..)+ sets negative numbers to 0. With p_1 = p, q_1 = q, at draw x_j
 
     accept x_j with probability   a_j = min(1, p_j(x_j) / q_j(x_j))
     else go on with               p_{j+1} = norm((p_j - q_j)+)
@@ -41,12 +42,16 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
-MOST_STATES = 10_000_000  # of rrsw_acceptance
+MOST_STATES = 10_000_000  # the most numbers in a table of `rrsw_acceptance`
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What most rules share: they take every law of their families, and a single draw by whatever law."""
+    """What most rules share: they accept every law of the kinds in `laws`, and a single draw by any law but opaque.
+
+    name: the name by which users choose the rule.
+    laws: the kinds of laws that the rule is made for, the best first.
+    """
 
     name: str
     laws: tuple[type[IID] | type[WithoutReplacement] | type[Hub], ...] = (IID,)
@@ -57,9 +62,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class RRS(Rule):
-    """Recursive rejection sampling: each draw in turn against the residual of those before it.
+    """Recursive rejection sampling: tests each draw in turn against what the draws before it left of p.
 
-    Law: k i.i.d. draws. O(k v).
+    Law: k i.i.d. draws. Cost: O(k v).
     """
 
     name: str = "rrs"
@@ -75,9 +80,9 @@ class RRS(Rule):
 
 @dataclass(frozen=True)
 class Standard(RRS):
-    """Accept x with probability min(1, p(x)/q(x)), else draw from norm((p - q)+).
+    """The standard rule: accept x with probability min(1, p(x)/q(x)), else draw from norm((p - q)+).
 
-    Law: one draw from q. Optimal for it: accepts with probability sum min(p, q). O(v).
+    Law: one draw from q. Optimal for it: accepts with probability sum min(p, q). Cost: O(v).
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; Chen et al. 2023, arXiv:2302.01318, Algorithm 2.
     """
 
@@ -89,11 +94,11 @@ class Standard(RRS):
 
 @dataclass(frozen=True)
 class RRSw(Rule):
-    """Recursive rejection sampling for draws without replacement: q, too, loses each rejected draw.
+    """Recursive rejection sampling for draws without replacement: each rejected draw is also taken out of q.
 
     Law: successive sampling of k tokens; k i.i.d. draws as well, since the recursion passes over a repeated draw (q_j
     is 0 there), and the distinct tokens among i.i.d. draws, in order of their first draw, are successive samples whose
-    number is independent of the next one. O(k v).
+    number is independent of the next one. Cost: O(k v).
     """
 
     name: str = "rrsw"
@@ -104,34 +109,44 @@ class RRSw(Rule):
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=True)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Sum over the sequences of rejected draws but the last: O(v^(k-1)) of them, which limits k and v."""
+        """Return 1 - P(all draws are rejected), a sum over the O(v^(k-1)) sequences of all rejected draws but the last.
+
+        Raises ForetokenError where that sum is too long.
+        """
         return rrsw_acceptance(p, q, law)
 
 
 def is_single(law: Law) -> bool:
-    """Whether there is one draw from q at most, under whatever law."""
+    """Whether `law` makes at most one draw, and makes it from q: for one draw all laws but the opaque one are alike."""
     return isinstance(law, IID | WithoutReplacement | Hub) and law.k <= 1
 
 
 def draws_one(law: Law) -> bool:
-    """Whether a law makes one draw from q, and never another number: then every rule may be the standard one."""
+    """Whether `law` always makes exactly one draw from q, so that every rule may decide as the standard one does."""
     return is_single(law) and law.k == 1 and not (isinstance(law, IID) and law.counts is not None)
 
 
 def is_one_draw(siblings: Siblings) -> bool:
-    """Whether one token was drawn by such a law."""
+    """Whether `siblings` record one draw by a law for which `draws_one` is true."""
     return draws_one(siblings.law) and len(siblings.draws) == 1
 
 
 def loops_take(p: Tensor, q: Tensor) -> bool:
-    """Whether the compiled loops of the rules take these rows."""
+    """Whether the compiled loops can work on p and q [v]: both are in CPU memory and of one dtype."""
     return on_cpu(p) and on_cpu(q) and p.dtype == q.dtype
 
 
 def recursive_row(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], without_replacement: bool
 ) -> Float[Tensor, " v"]:
-    """Return the row above, of p's dtype, by the compiled loop where it takes these tensors."""
+    """Return the row of the recursion at the top of this file, by the compiled loop where `loops_take` the tensors.
+
+    p, q: probabilities of the target and of the drafter, of any positive sum [v].
+    draws: token ids in draw order.
+    without_replacement: whether q loses each rejected draw (RRSw).
+
+    Returns the distribution of the emitted token, of p's dtype [v].
+    """
     if not loops_take(p, q):
         return plain_row(p, q, draws, without_replacement)
     row = p.detach().numpy().copy()  # numpy copies on this thread; torch would wake its pool for it
@@ -143,7 +158,10 @@ def recursive_row(
 def plain_row(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], without_replacement: bool
 ) -> Float[Tensor, " v"]:
-    """`recursive_row` by torch, in float64 inside, on any device and without a host synchronisation. O(k v)."""
+    """Compute `recursive_row` by torch, in float64, on any device and without a host synchronisation. O(k v).
+
+    p, q, draws, without_replacement: as in `recursive_row`.
+    """
     left, draft = p.double(), q.double()
     left = left / left.sum()
     row = torch.zeros_like(left)
@@ -167,11 +185,12 @@ def plain_row(
 
 @partial(compiled, reorder_sums=True)
 def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacement: bool) -> None:
-    """Turn p into the row, in place.
+    """Turn p into the row of `recursive_row`, in place.
 
-    p: target probabilities [v], float32 or float64, of any sum
-    q: draft probabilities [v], of p's dtype and any sum; loses what was drawn if `without_replacement`
-    draws: tokens in draw order [k], int64
+    p: target probabilities [v], float32 or float64, of any positive sum.
+    q: draft probabilities [v], of p's dtype and any sum; if `without_replacement` rejected draws are set to 0 in it.
+    draws: token ids in draw order [k], int64.
+    without_replacement: whether q loses each rejected draw (RRSw).
     """
     left, mass = total_of(p), total_of(q)  # Z_j and L_j
     accepted = np.zeros(draws.shape[0])
@@ -209,12 +228,16 @@ def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray, without_replacemen
 
 
 def count_chances(law: Law) -> tuple[float, ...]:
-    """Return P(N = 0), ..., P(N = k) of the number N of draws."""
+    """Return P(N = 0), ..., P(N = k) for the number N of draws that `law` makes at a node."""
     return law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
 
 
 def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-    """Return 1 - E[Z_{N+1}], since every L_j is 1."""
+    """Return the acceptance of RRS: 1 - E[Z_{N+1}] over the number N of draws, since every L_j is 1 [m].
+
+    p, q: distributions of the target and of the drafter, float64 [m, v].
+    law: i.i.d. draws, or a single draw.
+    """
     c, z = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
     counts = count_chances(law)
     rejected = counts[0] * z
@@ -226,9 +249,12 @@ def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -
 
 
 def rrsw_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-    """Return 1 - P(all draws are rejected), a sum over the sequences of rejected tokens; row by row.
+    """Return the acceptance of RRSw, 1 - P(all draws are rejected), a sum over the sequences of rejected tokens [m].
 
-    Raises ForetokenError where there are more than MOST_STATES of them.
+    p, q: distributions of the target and of the drafter, float64 [m, v].
+    law: draws without replacement, i.i.d. draws, or a single draw.
+
+    Raises ForetokenError where the tables of the sum would hold more than MOST_STATES numbers.
     """
     counts, repeats = torch.tensor(count_chances(law), dtype=p.dtype, device=p.device), isinstance(law, IID)
     return torch.stack([1 - _all_rejected(p_row, q_row, counts, repeats) for p_row, q_row in zip(p, q, strict=True)])
@@ -237,18 +263,20 @@ def rrsw_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) 
 def _all_rejected(
     p: Float[Tensor, " v"], q: Float[Tensor, " v"], counts: Float[Tensor, " n"], repeats: bool
 ) -> Float[Tensor, ""]:
-    """Return P(all draws are rejected).
+    """Return P(all draws are rejected) for one pair of distributions p and q [v].
 
-    A state s is a sequence of rejected tokens; weight[s, r] = P(it comes about with r draws to go).
-    counts: P(N = 0) .. P(N = k)
-    repeats: whether a draw may be a token of the sequence, which the rule passes over
+    A state s is a sequence of rejected tokens. weight[s, r] is the probability that exactly these were rejected so far
+    and r more draws follow.
+
+    counts: P(N = 0) .. P(N = k) for the number N of draws.
+    repeats: whether a draw may repeat an earlier token; the rule passes over such a draw.
     """
     residual = _residual(p, q)
     left, mass = q[None], q.new_ones(1)  # q of the tokens not drawn yet, and its sum
     c, z, weight = q.new_zeros(1), q.new_ones(1), counts[None].clone()
     rejected = q.new_zeros(())
     while True:
-        fresh = torch.where(mass[:, None] > 0, weight, 0.0)  # what goes on to a token that is not in the sequence
+        fresh = torch.where(mass[:, None] > 0, weight, 0.0)  # part of `weight` whose next draw is a new token
         if repeats:
             for r in range(weight.shape[1] - 1, 0, -1):
                 fresh[:, r] = weight[:, r] * mass
@@ -281,7 +309,7 @@ def _all_rejected(
 
 
 def _others(left: Float[Tensor, "s v"]) -> Float[Tensor, "s v"]:
-    """Sum each row without each of its entries, and without cancellation."""
+    """Return for each entry the sum of all other entries of its row, without a subtraction, so that nothing cancels."""
     none = torch.zeros_like(left[:, :1])
     before = torch.cat([none, left.cumsum(1)[:, :-1]], 1)
     after = torch.cat([left.flip(1).cumsum(1).flip(1)[:, 1:], none], 1)

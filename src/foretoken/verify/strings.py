@@ -3,10 +3,10 @@
     accept the draft token t with probability   min(1, p(t) / psi(t))
     else draw from                              norm((p - psi)+)
 
-psi(t) is the exact probability that the first target token of a drafted string is t, and its vector is not known. The
-residual is drawn by rejection from p instead: draw t with weight w(t), at first p(t); keep it with probability
-(p(t) - psi(t))+ / w(t), else lower w(t) to (p(t) - psi(t))+ and draw again. Given that a draw is kept its law is the
-residual whatever w, since w(t) times the chance to be kept is (p(t) - psi(t))+; and no psi is computed twice.
+psi(t) is the exact probability that the first target token of a drafted string is t. Its whole vector is not known, so
+the residual norm((p - psi)+) is drawn by rejection from p instead: draw t with weight w(t), at first p(t); keep it with
+probability (p(t) - psi(t))+ / w(t), else lower w(t) to (p(t) - psi(t))+ and draw again. Given that a draw is kept, its
+law is the residual whatever w is, since w(t) times the chance to be kept is (p(t) - psi(t))+. No psi is computed twice.
 
 Expected number of new psi at a node: P(rejected) / P(a draw from p is kept) = 1 at most, since both are the mass of
 (p - psi)+ (where psi sums to 1, and without lowering w).
@@ -34,7 +34,7 @@ from foretoken.verify.rejection import TINY
 class StringRejection:
     """The standard rule for a drafter that prices its own draw token by token (`PricedSiblings`).
 
-    Proof: docs/theory.md, Theorem 18. Law: opaque; children without a price are matched exactly, row = p. Accepts with
+    Proof: docs/theory.md, Theorem 18. Law: opaque; children without a psi are matched exactly, row = p. Accepts with
     probability sum min(p, psi). Cost: psi of the draft token, and of one more at most on average; O(v) per draw.
     """
 
@@ -48,7 +48,10 @@ class StringRejection:
         return p
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
-        """Return the accepted path and the token after it, as core.walk."""
+        """Walk as `core.walk.walk` does, but decide by `emit` at nodes whose siblings are priced.
+
+        Raises DraftError, with the path accepted so far, where psi could not be computed.
+        """
         path = [0]
         while True:
             siblings = tree.siblings[path[-1]]
@@ -64,7 +67,14 @@ class StringRejection:
 
 
 def emit(p: Float[Tensor, " v"], siblings: PricedSiblings, rng: Random) -> int:
-    """Draw the token after one node: the draft token, or one from the residual."""
+    """Draw the token after one node and return its id: the draft token, or one from the residual.
+
+    p: the target's distribution after the node, of any positive sum [v].
+    siblings: the draft token, or none, and psi.
+    rng: the sequence's source of randomness.
+
+    Raises DraftError where psi could not be computed.
+    """
     left = p.double() / p.double().sum()
     known = set(siblings.draws)
     for token in siblings.draws:
@@ -89,7 +99,7 @@ def _psi(siblings: PricedSiblings, token: int) -> float:
     try:
         return siblings.psi(token)
     except Exception as error:
-        raise DraftError from error  # the walk adds its path
+        raise DraftError from error  # `walk` catches it and raises it again with the path
 
 
 def _coin(chance: float, rng: Random) -> bool:

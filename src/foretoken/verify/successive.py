@@ -1,8 +1,9 @@
 """Sums over draws without replacement, of any number from any vocabulary.
 
-Successive sampling takes tokens in the order in which independent clocks of rates q ring. What the others did by time t
-is a product over tokens, so that every sum here is an integral over t = e^s, for which the trapezoidal rule converges
-exponentially.
+Give each token x a clock that rings once, after an exponentially distributed time of rate q(x), independently of the
+others. The order in which the clocks ring is the order of draws without replacement. What the other clocks did by time
+t has a probability that is a product over tokens. So every sum here is an integral over t = e^s, for which the
+trapezoidal rule converges exponentially. The *nodes* of the integral are the times at which its integrand is computed.
 """
 
 import math
@@ -18,10 +19,13 @@ from foretoken.verify.rejection import TINY
 
 
 def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:
-    """Return P(k >= 1 draws are all among the tokens j, j + 1, .. of a row), for every j; to about 2e-12.
+    """Return P(all k draws are among the tokens j, j + 1, ..) for every j of every row [m, v]; to about 2e-12.
 
-    An integral by about 100 nodes of O(v k) per row, more of them for k above 6. Draws from a mass below TINY are not
-    counted.
+    It takes about 100 nodes of an integral per row, more for k above 6, each O(v k). Draws from a mass below TINY are
+    not counted.
+
+    q: the drafter's distributions, float64, normalised [m, v].
+    k: the number of draws, at least 1.
     """
     rows = q.cpu().numpy()
     inside = np.empty_like(rows)
@@ -32,9 +36,10 @@ def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:
 
 
 def num_drawn(q: np.ndarray, k: int) -> int:
-    """Return how many of k draws are from more than (almost) nothing, whatever the draws before them were.
+    """Return how many of k draws come from a mass above TINY, whatever the draws before them were.
 
-    q: probabilities [v], float64, normalised
+    q: probabilities [v], float64, normalised.
+    k: the number of draws.
     """
     rest, number = q.copy(), 0
     while number < k and rest.sum() > TINY:
@@ -44,16 +49,16 @@ def num_drawn(q: np.ndarray, k: int) -> int:
 
 
 def ring_times(q: np.ndarray, k: int, since: int) -> tuple[np.ndarray, int]:
-    """Return the times of an integral's nodes [n] and how many of them there are until a time doubles.
+    """Return the times of an integral's nodes [n], and after how many nodes the time has doubled.
 
-    They go from where `since` clocks have rung with less than 1e-17 to where k have rung for certain: until then clocks
-    ring with at least the rate r of all but the k - 1 likeliest tokens, so that k have not rung by t with at most the
-    probability that a Poisson number of mean r t is below k. In s = log t the density of the k-th ring has a width of
-    1 / sqrt(k), which decides the step.
+    They begin where `since` clocks have rung with a probability below 1e-17, and end where k have rung for certain.
+    Before the k-th ring, clocks ring with at least the total rate r of all but the k - 1 likeliest tokens. So the
+    probability that k have not rung by time t is at most that of a Poisson number of mean r t below k. In s = log t the
+    density of the k-th ring has a width of 1 / sqrt(k), which decides the step.
 
-    q: probabilities [v], float64, normalised
-    k: draws, at most as many as there are tokens with q > 0
-    since: the ring with which the integrand begins, 1 to k
+    q: probabilities [v], float64, normalised.
+    k: the number of draws, at most the number of tokens with q > 0.
+    since: the number of rings, 1 to k, before which the integrand is 0.
     """
     rest = np.partition(q, len(q) - k)[: len(q) - k + 1].sum()
     per_double = max(3, math.ceil(math.log(2) * math.sqrt(k) / 0.55))
@@ -62,7 +67,11 @@ def ring_times(q: np.ndarray, k: int, since: int) -> tuple[np.ndarray, int]:
 
 
 def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -> Float[Tensor, " m"]:
-    """Return sum over x of p(x) P(x is among k draws), by about 250 nodes of O(v k) per row."""
+    """Return sum over x of p(x) P(x is among the k draws) [m], by about 250 nodes of an integral per row, each O(v k).
+
+    p, q: distributions of the target and of the drafter, float64, normalised [m, v].
+    k: the number of draws.
+    """
     chances = np.zeros(len(p))
     if k > 0:
         for i, (p_row, q_row) in enumerate(zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)):
@@ -73,18 +82,18 @@ def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -
 
 @partial(compiled, fuse=True, reorder_sums=True)
 def fill_inside(q: np.ndarray, k: int, times: np.ndarray, per_double: int, inside: np.ndarray) -> None:
-    """Fill inside[j] = P(all draws are in H), H the tokens j, j + 1, ..
+    """Fill inside[j] with P(all k draws are in H), H the tokens j, j + 1, ..
 
     They are iff k clocks of H ring before any other does: the integral of e^(-b t), b = 1 - q(H), over the density of
     the time t at which the k-th clock of H rings.
 
-    q: probabilities [v], float64, normalised
-    k: draws, `num_drawn` at most
-    times, per_double: nodes of the integral [n], float64, by `ring_times`
-    inside: the result [v], float64
+    q: probabilities [v], float64, normalised.
+    k: the number of draws, at most `num_drawn`.
+    times, per_double: what `ring_times` returns, the times [n], float64.
+    inside: receives the result [v], float64.
     """
     v, n = q.shape[0], times.shape[0]
-    few, now = np.zeros((k, n)), np.zeros((k, n))  # P(exactly i of H rang by t), and d/dt P(more than i of H rang by t)
+    few, now = np.zeros((k, n)), np.zeros((k, n))  # P(exactly i of H rang by t); d/dt P(more than i of H rang by t)
     few[0] = 1.0
     rang, heard = np.empty(n), np.empty(n)
     step, total = np.log(2.0) / per_double, 0.0
@@ -112,10 +121,14 @@ def fill_inside(q: np.ndarray, k: int, times: np.ndarray, per_double: int, insid
 def fill_rang(
     rates: tuple[float, float], times: np.ndarray, per_double: int, one: np.ndarray, other: np.ndarray
 ) -> None:
-    """Fill a = 1 - e^(-rate t) of two clocks: at twice a time it is a + a (1 - a), which comes to 1 exactly.
+    """Fill in a = 1 - e^(-rate t), the probability that a clock has rung by time t, for two clocks at all times.
 
-    times: [m], float64, each the double of that `per_double` places before
-    one, other: the results [m], float64; side by side they take little longer than one
+    At twice the time this is a + a (1 - a), which reaches 1 exactly. Two clocks at once take little longer than one.
+
+    rates: the rates of the two clocks.
+    times: times [m], float64, each twice the one `per_double` places before.
+    per_double: the number of places after which the time has doubled.
+    one, other: receive the results for the two clocks [m], float64.
     """
     for i in range(min(per_double, times.shape[0])):
         one[i] = -np.expm1(-rates[0] * times[i])
@@ -128,14 +141,14 @@ def fill_rang(
 
 @compiled
 def add_chance(p: np.ndarray, q: np.ndarray, k: int, times: np.ndarray, per_double: int, chance: np.ndarray) -> None:
-    """Add sum over x of p(x) P(x is drawn) to `chance`: x is iff it rings when fewer than k others have.
+    """Add sum over x of p(x) P(x is drawn) to `chance`.
 
-    It rings at a time t of density q e^(-q t).
+    x is drawn iff fewer than k others have rung when its clock rings, at a time t of density q e^(-q t).
 
-    p, q: probabilities [v], float64, normalised
-    k: draws, at most as many as there are tokens with q > 0
-    times, per_double: nodes of the integral [n], float64, by `ring_times`
-    chance: the result [1], float64, zero at first
+    p, q: probabilities of the target and of the drafter [v], float64, normalised.
+    k: the number of draws, at most the number of tokens with q > 0.
+    times, per_double: what `ring_times` returns, the times [n], float64.
+    chance: receives the result [1], float64, zero at first.
     """
     few = np.empty(k)  # P(exactly i of the tokens so far rang by t), i < k
     now = np.empty(k)  # sum over x so far of p(x) q(x) e^(-q(x) t) P(exactly i of the others so far rang by t)

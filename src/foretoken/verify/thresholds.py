@@ -1,11 +1,11 @@
 """Exact transport's thresholds: for each boundary between groups, the largest u for which it is a vertex of the least
 concave curve above S - u G.
 
-S and G are polylines over the q-mass, S concave and below G. At u = 0 the curve is S. As u grows a boundary dies when
-the slopes of S - u G on both sides of it meet; the two blocks of groups become one. Block b lies to the left of
-boundary b, until that dies. `death` is when it would if nothing else died; what dies beside it can only bring that
-forward. Deaths are queued in lists by span of time, and those of the current span in a heap. docs/theory.md,
-Theorem 7.
+S and G are the curves of exact_transport.py, polylines over the q-mass; S is concave and below G. At u = 0 the curve is
+S. u is taken as the time. As it grows, a boundary *dies* when the slopes of S - u G on both sides of it become equal;
+the two blocks of groups beside it become one. Block b lies to the left of boundary b, until that boundary dies.
+death[b] is the time at which boundary b would die if no other did; the death of a neighbour can only make it earlier.
+Deaths are queued in lists by span of time, and those of the current span in a heap. docs/theory.md, Theorem 7.
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ from foretoken.kernel.compile import compiled
 
 @compiled
 def blocks(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the blocks of groups of equal rho, each by its last group, its q-mass, and its slopes of S and of G.
+    """Return the blocks of groups of equal rho: the last group, the q-mass, and the slopes of S and G of each [blocks].
 
-    rho, q, ns, cs: as in `thresholds`
+    rho, q, ns, cs: as in `thresholds`.
     """
     k = rho.shape[0]
     ends = np.empty(k, np.int64)
@@ -34,7 +34,7 @@ def blocks(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tu
         rest = after + mass[b]
         of_s[b] = rho[ends[b]]
         for i in range(ns.shape[0]):
-            if ns[i] > 0:  # (rest^n - after^n) / (rest - after), from the leading bit of n down, without a difference
+            if ns[i] > 0:  # (rest^n - after^n) / (rest - after), computed bit by bit of n, so that nothing cancels
                 slope, rest_power, after_power, bit = cs[i], rest, after, 1
                 while bit * 2 <= ns[i]:
                     bit *= 2
@@ -54,7 +54,11 @@ def blocks(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> tu
 
 @compiled
 def push(when: np.ndarray, whose: np.ndarray, size: int, t: float, b: int) -> None:
-    """Put (t, b) into the heap of `size` entries at the front of when, float64, and whose, int64."""
+    """Put an entry into the heap.
+
+    when, whose: times, float64, and boundaries, int64; the heap is their first `size` entries, and grows by one.
+    t, b: the time and the boundary of the new entry.
+    """
     at = size
     while at > 0 and when[(at - 1) // 2] > t:
         when[at], whose[at] = when[(at - 1) // 2], whose[(at - 1) // 2]
@@ -64,7 +68,11 @@ def push(when: np.ndarray, whose: np.ndarray, size: int, t: float, b: int) -> No
 
 @compiled
 def pop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int]:
-    """Take the entry of least time out of the heap, which has `size` entries then."""
+    """Take the entry with the least time out of the heap and return it as (time, boundary).
+
+    when, whose: as in `push`.
+    size: the number of entries that are left in the heap afterwards.
+    """
     t, b = when[0], whose[0]
     at = 0
     while 2 * at + 1 < size:
@@ -81,21 +89,21 @@ def pop(when: np.ndarray, whose: np.ndarray, size: int) -> tuple[float, int]:
 
 @compiled
 def thresholds(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> np.ndarray:
-    """Return beta [groups]: as u grows from 0, the boundary after group j dies at beta[j]; never, where that is 1.
+    """Return beta [groups]: as u grows from 0 to 1, the boundary after group j dies at u = beta[j], never if that is 1.
 
-    rho: one number per group, falling [groups], float64
-    q: masses of the groups [groups], float64
-    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64
+    rho: the slope of S in each group, falling [groups], float64.
+    q: the q-mass of each group [groups], float64.
+    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64.
     """
     beta = np.zeros_like(rho)
     ends, mass, of_s, of_g = blocks(rho, q, ns, cs)
     n = ends.shape[0]
     left, right = np.arange(n) - 1, np.arange(n) + 1
-    death = np.full(n, np.inf)  # -1 once it has come
+    death = np.full(n, np.inf)  # -1 once the boundary is dead
     num_spans = n // 4 + 1
-    newest = np.full(num_spans, -1)  # entry of each span, and from there on by `older`
+    newest = np.full(num_spans, -1)  # the last entry of each span's list; `older` has the entry before each
     older, who, num_entries = np.empty(3 * n, np.int64), np.empty(3 * n, np.int64), 0
-    when, whose, size = np.empty(3 * n), np.empty(3 * n, np.int64), 0  # the heap; an entry with an old time is void
+    when, whose, size = np.empty(3 * n), np.empty(3 * n, np.int64), 0  # the heap; outdated entries are skipped
     changed = np.empty(n + 1, np.int64)  # boundaries whose death is to be computed and queued
     time = 0.0
     for b in range(n):
@@ -116,7 +124,7 @@ def thresholds(rho: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -
             for i in range(num_changed):
                 b = changed[i]
                 c = right[b]
-                t = time  # where the slopes of S meet by rounding
+                t = time  # where the slopes of S are equal up to rounding
                 if of_s[b] > of_s[c]:
                     t = max((of_s[b] - of_s[c]) / (of_g[b] - of_g[c]), time) if of_g[b] > of_g[c] else np.inf
                 if t >= min(death[b], 1.0):

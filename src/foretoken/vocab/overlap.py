@@ -1,4 +1,4 @@
-"""How two vocabularies compare, and the method that this speaks for: what a user needs to choose a drafter."""
+"""The comparison of two vocabularies, with advice on the method by which a drafter with the other one should draft."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -9,19 +9,25 @@ from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 
-PREFIX = 100  # characters, as in Timor et al. 2025, appendix F
-MOST_PREFIXES = 1000
-ENOUGH = 0.9  # share of the target's tokens in the intersection from which on TLI loses little by the others
+PREFIX = 100  # characters of a stretch, as in Timor et al. 2025, appendix F
+MOST_PREFIXES = 1000  # stretches of a text that are looked at
+ENOUGH = 0.9  # share of the target's tokens that the drafter has too, from which on TLI loses little by the others
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Sizes, the intersection and shares in [0, 1] (Timor et al. 2025, Tables 8-11).
+    """What two vocabularies have in common (Timor et al. 2025, Tables 8-11). Shares are in [0, 1], None without a text.
 
-    in_text: of the target's token occurrences in a text, those in the intersection; in_text_types: of the different
-    tokens that occur (Table 10). target_injective, drafter_injective: of the text's 100-character stretches, those that
-    survive encoding and decoding (Table 11). None without a text.
-    longest: bytes of the drafter's longest token. method: "same", "tli" or "slem"; why: the reason, in words.
+    target, drafter: names of the tokenizers.
+    num_target, num_drafter: numbers of tokens, special ones included.
+    num_common: the number of tokens in the intersection.
+    longest: the length of the drafter's longest token, in bytes.
+    in_text: of all token occurrences of the target in a text, the share in the intersection (Table 10).
+    in_text_types: the same share of the different tokens that occur (Table 10).
+    target_injective, drafter_injective: of the text's 100-character stretches, the share that survives encoding and
+        decoding by each tokenizer (Table 11).
+    method: the advice, "same", "tli" or "slem".
+    why: the reason, in words.
     """
 
     target: str
@@ -39,16 +45,20 @@ class Overlap:
 
     @property
     def of_target(self) -> float:
+        """The share of the target's tokens that are in the intersection."""
         return self.num_common / self.num_target if self.num_target else 0.0
 
     @property
     def of_drafter(self) -> float:
+        """The share of the drafter's tokens that are in the intersection."""
         return self.num_common / self.num_drafter if self.num_drafter else 0.0
 
     def json(self) -> dict[str, Any]:
+        """Return all fields and the two shares, as plain values."""
         return asdict(self) | {"of_target": self.of_target, "of_drafter": self.of_drafter}
 
     def text(self) -> str:
+        """Return the comparison as lines for a terminal."""
         lines = [
             f"target   {self.target}: {self.num_target} tokens",
             f"drafter  {self.drafter}: {self.num_drafter} tokens, the longest {self.longest} bytes",
@@ -65,7 +75,13 @@ class Overlap:
 
 
 def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> Overlap:
-    """Compare two tokenizers by the bytes of their tokens, and on `text` if there is one."""
+    """Compare two tokenizers by the bytes of their tokens, and on a text if there is one.
+
+    target, drafter: the tokenizers of the two models.
+    text: an example of what will be generated; None for a comparison of the vocabularies alone.
+
+    Raises ForetokenError for an empty text, and for a tokenizer from which the bytes of its tokens cannot be read.
+    """
     if text is not None and not text.strip():
         raise ForetokenError("The text to compare the tokenizers on is empty: give some lines of what you generate.")
     source, dest = vocabulary(target), vocabulary(drafter)
@@ -100,7 +116,11 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
 
 
 def injective(tokenizer: Tokenizer, text: str) -> float:
-    """Share of the text's stretches of 100 characters with decode(encode(s)) == s (Timor et al. 2025, appendix F)."""
+    """Return the share of a text's stretches s with decode(encode(s)) == s (Timor et al. 2025, appendix F).
+
+    tokenizer: encodes and decodes.
+    text: a text that is not empty; its first 1000 stretches of 100 characters are looked at.
+    """
     stretches = [text[i : i + PREFIX] for i in range(0, len(text), PREFIX)][:MOST_PREFIXES]
     return sum(_survives(tokenizer, stretch) for stretch in stretches) / len(stretches)
 

@@ -1,4 +1,7 @@
-"""The drafter's scored nodes after one text, shared by all that is asked in a step, and psi computed from them."""
+"""The drafter's scored nodes after one text, which everything in a step shares, and psi, which is computed from them.
+
+psi(t) is the probability that the drafter's text goes on with target token t: see vocab/slrs.py.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +15,11 @@ from foretoken.vocab.translation import Edge
 
 
 class Trie:
-    """The scored nodes of one row since its last keep. q[i]: [d] what the drafter would write after node i, float64, or
-    any scores of it at temperature 0."""
+    """The drafter's nodes of one row since its last `keep`: first those that are scored, then those that wait for it.
+
+    tokens, parents: the drafter id and the parent of each node; parent -1 is the committed text.
+    q: q[i] is the drafter's distribution after scored node i [d], float64; scores that rank alike at temperature 0.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -22,12 +28,15 @@ class Trie:
         self._children: dict[tuple[int, int], int] = {}
 
     def child(self, parent: int, token: int) -> int | None:
-        """The scored child of `parent` (-1: of the committed ids) that carries `token`, if any."""
+        """Return the scored child of node `parent` with drafter id `token`, None if there is none.
+
+        parent: -1 for a child of the committed text.
+        """
         node = self._children.get((parent, token))
         return node if node is not None and node < len(self.q) else None
 
     def grow(self, parent: int, token: int) -> int:
-        """The child of `parent` that carries `token`; a new one waits to be scored."""
+        """Return the child of node `parent` with drafter id `token`; it is added, to be scored, if there is none."""
         node = self._children.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             self.tokens.append(token)
@@ -36,12 +45,18 @@ class Trie:
 
     @property
     def waiting(self) -> slice:
+        """The nodes that are not scored yet, as a slice of `tokens`."""
         return slice(len(self.q), len(self.tokens))
 
 
 @dataclass(eq=False)
 class Row(Followed):
-    """One sequence in the drafter's ids. committed: what the cache holds. ids, edge: the context now."""
+    """One sequence in the drafter's ids; the inherited `ids` and `edge` are the context.
+
+    committed: the drafter's ids that its cache holds as committed text.
+    trie: the nodes after them.
+    sampling: the sequence's, without what refers to the target's ids.
+    """
 
     committed: list[int] = field(default_factory=list)
     trie: Trie = field(default_factory=Trie)
@@ -50,16 +65,25 @@ class Row(Followed):
 
 @dataclass(eq=False)
 class Price:
-    """psi at one context: the probability of each first target token, asked one at a time."""
+    """psi at one context: the probability of each target token to come first, computed one at a time.
+
+    segmentation: the feasible drafts of each token.
+    row: the sequence.
+    score: scores all nodes that wait in the row's trie.
+    node: the node of the context's last drafter id.
+    edge: the end of the context.
+    known: {target id: psi} of those that were computed.
+    """
 
     segmentation: Segmentation
     row: Row
-    score: Callable[[], None]  # what waits in the row's trie
-    node: int  # the context's last id
+    score: Callable[[], None]
+    node: int
     edge: Edge
     known: dict[int, float] = field(default_factory=dict)
 
     def __call__(self, token: int) -> float:
+        """Return psi of target id `token`, in [0, 1]; a new one may cost a forward of the drafter."""
         psi = self.known.get(token)
         if psi is None:
             plan = self.segmentation.plan(token, self.edge)
@@ -67,7 +91,7 @@ class Price:
         return psi
 
     def plant(self, plan: Plan) -> list[int]:
-        """The plan's nodes in the trie; new ones wait to be scored."""
+        """Return the trie's node of each node of `plan`; those that are new there wait to be scored."""
         nodes = [self.node]
         for token, parent in zip(plan.tokens[1:], plan.parents[1:], strict=True):
             nodes.append(self.row.trie.grow(nodes[parent], token))
@@ -88,5 +112,9 @@ class Price:
 
 
 def first_tokens(segmentation: Segmentation, edge: Edge) -> np.ndarray:
-    """[d] bool: which drafter tokens may begin a draft."""
+    """Return which drafter tokens may begin a draft [d], bool.
+
+    segmentation: the outcomes of drafter tokens.
+    edge: the end of the context.
+    """
     return segmentation.outcomes(b"", edge) != CLOSED

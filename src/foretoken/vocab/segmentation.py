@@ -1,9 +1,10 @@
-"""Which drafts, sequences of tokens of one vocabulary, begin with which token of another.
+"""The relation between drafts, which are sequences of drafter tokens, and the target token that each begins with.
 
 Source: Timor et al. 2025, sections 3.3 and 3.4.
 
-A draft is written token by token until its first target token is settled: the longest target token that begins the
-string, once no longer one can. Until then the string is *open*: a proper prefix of some target token.
+A draft is written token by token until its first target token is *settled*: that is the longest target token that the
+string begins with, once no continuation can make it longer. Until then the string is *open*: a proper prefix of some
+target token.
 
     target  a  ab  abc        "a" and "ab" are open; "ax" has settled a, "abx" has settled ab, and "abc" abc
 """
@@ -19,10 +20,11 @@ import numpy as np
 
 from foretoken.vocab.translation import FIRM, Edge, Translation
 
+# Outcomes of a drafter token that are no target id:
 NONE = -1  # the draft begins with no target token
-CLOSED = -2  # a drafter token that may not come first, at the edge of this context
-OPEN = -3  # OPEN - i: the draft goes on in open string i
-REMEMBERED = 1 << 25  # entries of the remembered outcomes together, and of the plans
+CLOSED = -2  # the drafter token may not come first, at the edge of this context
+OPEN = -3  # OPEN - i: the draft goes on; it is open string i
+REMEMBERED = 1 << 25  # numbers in all remembered outcomes together, and about as many in all remembered plans
 PLAN = 8  # arrays of nearly the drafter's whole width that a plan has, about
 
 
@@ -30,8 +32,10 @@ PLAN = 8  # arrays of nearly the drafter's whole width that a plan has, about
 class Plan:
     """All feasible drafts that settle on one target token, as a tree of drafter tokens.
 
-    Node 0 is the context; node i > 0 is drafter token tokens[i] after node parents[i] < i. stops[i]: the drafter ids
-    after which a draft that stands at node i is settled on this target token.
+    Node 0 is the context; node i > 0 is drafter token tokens[i] after node parents[i] < i.
+
+    tokens, parents: the nodes [n]; both are -1 for node 0.
+    stops: stops[i] are the drafter ids that, drafted after node i, settle the draft on this target token.
     """
 
     tokens: tuple[int, ...]
@@ -40,10 +44,11 @@ class Plan:
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
+        """{(parent, drafter token): node} of all nodes but the first."""
         return {(self.parents[i], self.tokens[i]): i for i in range(1, len(self.tokens))}
 
     def has(self, draft: Sequence[int]) -> bool:
-        """Whether a draft that went through these tokens, all but its last, is among them."""
+        """Whether a draft is in the plan as far as its last token; draft: its drafter tokens without the last."""
         node: int | None = 0
         for token in draft:
             node = self.children.get((node, token))
@@ -53,14 +58,15 @@ class Plan:
 
 
 class Segmentation:
-    """Drafts in `translation.dest`, read as tokens of `translation.source`.
+    """Drafts in the drafter's vocabulary `translation.dest`, read as tokens of the target's, `translation.source`.
 
-    width: columns of the drafter's logits. vocab_size: of the target's; no id beyond is proposed. limit: nodes of a
-    plan. A draft whose node is not among its token's first `limit` ones, those of fewest tokens first, is infeasible:
-    a fixed choice, made from the vocabularies and the edge alone. lookahead: a draft of so many drafter tokens ends,
-    and its string is settled as it is; None for no such end. A token that was taken back and is written again is none
-    of the draft's.
-    heals: drafts may have to begin with bytes of the context that were taken back.
+    heals: whether drafts may have to begin with bytes of the context that were taken back, as in `strings.Followed`.
+    ids: {bytes: target id} of the tokens that may be proposed.
+    states: all open strings; each has its index here as its number.
+    following: {open string: the bytes that may follow it}.
+    outcomes: the remembered results of `_outcomes`, which describes the arguments and the array.
+    plan: plan(token, edge) is the Plan of target id `token` after a context with this edge; None where no draft settles
+        on it.
     """
 
     heals: ClassVar[bool] = True
@@ -68,11 +74,21 @@ class Segmentation:
     def __init__(
         self, translation: Translation, width: int, vocab_size: int, limit: int, lookahead: int | None = None
     ) -> None:
+        """Prepare the tables of open strings.
+
+        translation: from the target's vocabulary to the drafter's.
+        width: the number of columns of the drafter's logits.
+        vocab_size: the number of columns of the target's logits; no id beyond it is proposed.
+        limit: the most nodes of a plan. Nodes of fewer tokens come first, and a draft that needs a node beyond the
+            limit is infeasible. The choice depends on the vocabularies and the edge alone.
+        lookahead: the number of drafter tokens after which a draft ends, so that its string is settled as it is; None
+            for no such end. A token that was taken back and is written again does not count.
+        """
         self.limit = limit
         self.lookahead = lookahead
         self.width = width
         self.ids = {token: i for token, i in translation.source.ids.items() if i < vocab_size}
-        self.following: dict[bytes, set[int]] = {}  # open string -> the bytes that may follow
+        self.following: dict[bytes, set[int]] = {}
         for token in self.ids:
             for n in range(len(token)):
                 self.following.setdefault(token[:n], set()).add(token[n])
@@ -81,7 +97,7 @@ class Segmentation:
         spelled = sorted((token, i) for i, token in enumerate(translation.dest.tokens[:width]) if token)
         self._keys = [token for token, _ in spelled]
         self._order = np.array([i for _, i in spelled], dtype=np.int64)
-        # Special tokens that both have; any other one ends the draft.
+        # {dest id: source id} of special tokens that both have; after any other one a draft ends.
         self._special = {d: s for d, s in translation.special_back.items() if d < width and s < vocab_size}
         self._spelled = {i: token for token, i in self.ids.items()}
         remembered = max(16, REMEMBERED // max(width, 1))
@@ -89,19 +105,23 @@ class Segmentation:
         self.plan = lru_cache(max(16, remembered // PLAN))(self._plan)
 
     def first(self, data: bytes) -> int:
-        """The longest target token that begins `data`, or NONE."""
+        """Return the longest target token that `data` begins with, NONE if there is none."""
         return next((self.ids[data[:n]] for n in range(len(data), 0, -1) if data[:n] in self.ids), NONE)
 
     def ends(self, drafted: int) -> bool:
-        """Whether the drafter token after so many is a draft's last one, unless it writes again what was taken back."""
+        """Whether the next token is a draft's last one, unless it writes again what was taken back.
+
+        drafted: the number of the draft's tokens so far.
+        """
         return self.lookahead is not None and drafted + 1 >= self.lookahead
 
     def _outcomes(self, state: bytes, edge: Edge = FIRM, last: bool = False) -> np.ndarray:
-        """[width]: what each drafter token does to a draft that is `state` so far: the target token that it settles,
-        NONE, CLOSED, or OPEN - i where it goes on as states[i].
+        """Return what each drafter token does to a draft [width], int32: the target token on which the draft settles
+        with it, NONE, CLOSED, or OPEN - i where the draft goes on as states[i].
 
-        edge: of the context, for a draft that begins; FIRM for one that goes on. last: the draft ends with the token,
-        so that none goes on but one that is still empty.
+        state: the open string of the draft so far.
+        edge: the context's, for a draft that begins; FIRM for one that goes on.
+        last: whether the draft ends with this token, so that none goes on but one that is still empty.
         """
         taken = edge.taken
         codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int32)
@@ -120,7 +140,8 @@ class Segmentation:
         return codes
 
     def _mark(self, codes: np.ndarray, state: bytes, prefix: bytes, low: int, high: int) -> None:
-        """The outcomes of keys[low:high], the drafter tokens that begin with `prefix` and so lead to open `state`."""
+        """Write the outcomes of the drafter tokens _keys[low:high] into `codes`: all begin with `prefix`, and a draft
+        that goes on with `prefix` alone is the open string `state`."""
         own = bisect_right(self._keys, prefix, low, high)
         codes[self._order[low:own]] = OPEN - self._numbers[state]
         for byte in self.following[state]:
@@ -135,7 +156,7 @@ class Segmentation:
                 self._mark(codes, string, longer, start, end)
 
     def _plan(self, token: int, edge: Edge = FIRM) -> Plan | None:
-        """The feasible drafts of `token`, breadth first; None where there is none."""
+        """Return the feasible drafts that settle on target id `token`, breadth first; None where there is none."""
         passing = self._passing(token)
         tokens, parents, states, depths, stops = [-1], [-1], [b""], [0], []
         open_ = deque([0])
@@ -156,8 +177,11 @@ class Segmentation:
         return Plan(tuple(tokens), tuple(parents), tuple(stops)) if any(map(len, stops)) else None
 
     def _passing(self, token: int) -> list[bytes]:
-        """The open strings on the way to `token`, the longest first: its proper prefixes, and what a draft may be that
-        has it as its longest beginning and could still become another."""
+        """Return the open strings through which a draft may come to settle on `token`, the longest first.
+
+        They are the token's proper prefixes, the token itself if it can become a longer one, and longer strings that
+        begin with no longer target token yet but still may.
+        """
         spelled = self._spelled.get(token)
         if spelled is None:
             return [b""]  # a special token comes alone
@@ -169,13 +193,13 @@ class Segmentation:
         return sorted([*strings, *beyond], key=len, reverse=True)
 
     def _spelling(self, data: bytes) -> list[int]:
-        """The drafter tokens that spell `data`; two may."""
+        """Return the drafter tokens that spell `data`; there may be several."""
         low = bisect_left(self._keys, data)
         return self._order[low : bisect_right(self._keys, data, low)].tolist()
 
 
 class SingleTokens(Segmentation):
-    """Drafts of one token each, settled on the target token of the same bytes if there is one: no string is open."""
+    """Drafts of one token each, settled on the target token of equal bytes, or NONE: no string is open."""
 
     heals: ClassVar[bool] = False
 
@@ -192,14 +216,17 @@ class SingleTokens(Segmentation):
 
 
 def _after(keys: list[bytes], prefix: bytes, low: int, high: int | None = None) -> int:
-    """Where in sorted keys[low:high] those that begin with `prefix` end."""
+    """Return the index at which, in sorted keys[low:high], those that begin with `prefix` end."""
     high = len(keys) if high is None else high
     stem = prefix.rstrip(b"\xff")
     return bisect_left(keys, stem[:-1] + bytes((stem[-1] + 1,)), low, high) if stem else high
 
 
 def combinations(tokens: set[bytes], data: bytes) -> int:
-    """How many sequences of `tokens` spell `data`: 2^(m-1) for m letters if every string is a token.
+    """Return how many sequences of `tokens` spell `data`: 2^(m-1) for m letters if every string is a token.
+
+    tokens: the byte strings of the vocabulary.
+    data: the string to split.
 
     Source: Timor et al. 2025, section 3.4 and appendix C.
     """

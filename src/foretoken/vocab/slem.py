@@ -1,11 +1,10 @@
-"""SLEM, string-level exact match (Timor et al. 2025, Algorithm 2).
+"""SLEM, string-level exact match (Timor et al. 2025, Algorithm 2): drafts are strings, split again for the target.
 
-The drafter writes text in its own vocabulary, the target reads it in its own.
-
-The drafter grows a token tree in its own ids; every path of it is a string; the strings, split as the target's
-tokenizer splits them, merge into one tree of target ids. How likely such a token was is not known, so the law is
-opaque and the target's own draw decides (exact match): lossless at any temperature, whatever the strings are. A
-sampled token is accepted with probability sum p psi (Table 3), a likeliest one with p of it, which is mostly more.
+The drafter grows a token tree in its own ids. Every path of that tree is a string. The strings, split as the target's
+tokenizer splits them, merge into one tree of target ids. The probability psi of such a target token under the drafter
+is not known. So the law is opaque and the target's own draw decides (exact match), which is lossless at any temperature
+for any strings. A sampled token is accepted with probability sum p psi (Table 3). The drafter's likeliest token x is
+accepted with probability p(x), which is mostly more.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,16 +30,20 @@ from foretoken.vocab.strings import Followed, common_prefix, continuation
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import Vocabulary
 
-WIDER = 2  # target nodes allowed for each drafter node, for drafters with longer tokens; strings are cut there
+WIDER = 2  # target nodes allowed per drafter node, for drafters with longer tokens; more are cut off
 ENDLESS = 2**31
 
 
 @dataclass(frozen=True)
 class SLEMDrafter:
-    """policy, law: of the tree in the drafter's own tokens. vocab_size: the target's; no id beyond it is proposed.
+    """A drafter with another vocabulary whose drafted strings are matched exactly.
 
-    align: gives the target's ids of drafted text, from its vocabulary, its ids so far and the text. heals: whether the
-    drafter may write its last token again as a longer one.
+    lm: the drafter's model.
+    translation: from the target's vocabulary to the drafter's.
+    policy, law: the shape of the tree in the drafter's own tokens, and the kind of laws by which it is drawn.
+    vocab_size: the number of columns of the target's logits; no id beyond it is proposed.
+    align: gives the target's ids of drafted text; called and described as `strings.continuation`.
+    heals: whether the drafter may write its last token again as a longer one, as in `strings.Followed`.
     """
 
     lm: CausalLM
@@ -68,13 +71,20 @@ class SLEMDrafter:
 
 
 def slem(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLEMDrafter:
-    """The drafter that a model with another vocabulary makes by strings, matched exactly."""
+    """Return the drafter that a model with another vocabulary makes by strings, matched exactly.
+
+    source: the model, and the translation from the target's vocabulary to its own.
+    policy, law: of the tree in the drafter's own tokens: its shape, and the kind of laws by which it is drawn.
+    """
     return SLEMDrafter(source.model, source.translation, policy, law, source.vocab_size)
 
 
 @dataclass(eq=False)
 class Inner(Sequence):
-    """What the drafter's own session sees of a sequence: its ids, and at the edge the tokens that may come first."""
+    """A sequence in the drafter's ids, as the drafter's own session reads it.
+
+    text: the sequence's text in the drafter's ids. Its edge decides which tokens may be drafted first.
+    """
 
     text: Followed = field(kw_only=True)
 
@@ -99,15 +109,23 @@ class Inner(Sequence):
 
 @dataclass(eq=False)
 class Row(Followed):
-    """One sequence in the drafter's ids; `inner` is what its own drafter sees."""
+    """One sequence in the drafter's ids.
+
+    inner: what the drafter's own session reads; None before the first draft.
+    """
 
     inner: Inner | None = None
 
 
 class SLEMSession:
-    """Keeps the drafter's cache: only ids that were split otherwise in the light of what followed are read again."""
+    """A session of SLEM. Of the drafter's cache, only ids that new text caused to be split otherwise are read again."""
 
     def __init__(self, drafter: SLEMDrafter, batch: int, room: int) -> None:
+        """Open a session of `drafter`.
+
+        batch: the largest number of sequences.
+        room: the slots of each sequence in the drafter's cache, to begin with.
+        """
         self.drafter = drafter
         self._batch, self._room = batch, room
         self._session = self._open()
@@ -137,7 +155,7 @@ class SLEMSession:
     def _inner(self, index: int, row: Row, seq: Sequence) -> Sequence:
         if row.inner is None:
             row.inner = Inner(row.follow(seq.ids), seq.sampling.without_ids(), seq.rng, ENDLESS, text=row)
-        elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
+        elif row.seen < len(seq.ids):  # there were steps in which no draft was asked for
             old, new = row.inner.ids, row.follow(seq.ids)
             length = min(common_prefix(old, new), len(new) - 1, self._session.rows.lengths[index])
             self._cut(index, length)
@@ -148,7 +166,7 @@ class SLEMSession:
         return row.inner
 
     def _reserve(self, needed: int) -> None:
-        """A text may take more of the drafter's tokens than was thought: its caches then start anew, with more room."""
+        """Open new and larger caches, which are empty, where a text takes more of the drafter's tokens than fit."""
         if needed > self._room:
             self._room = 2 * needed
             pasts, self._session = self._session.pasts, self._open()
@@ -157,7 +175,7 @@ class SLEMSession:
             self._session.pasts = pasts
 
     def _translated(self, row: Row, seq: Sequence, tree: TokenTree) -> TokenTree:
-        """The strings of the drafter's tree as a tree in the target's ids."""
+        """Return the strings of the drafter's tree as one tree in the target's ids."""
         d = self.drafter
         tokens, parents = [seq.ids[-1]], [-1]
         children: dict[tuple[int, int], int] = {}
@@ -175,8 +193,8 @@ class SLEMSession:
         return opaque_tree(tokens, parents, None if tree.sure is None else self._sure(row, tree, tokens[1:]))
 
     def _sure(self, row: Row, chain: TokenTree, tokens: Seq[int]) -> tuple[float, ...]:
-        """How sure the drafter is of the target's tokens of its chain: of each as of the token of its own that spells
-        the last byte of it. A special token counts for a byte."""
+        """Return the `sure` of a chain in the target's ids: of each token that of the drafter's token which spells its
+        last byte. A special token counts as one byte."""
         assert chain.sure is not None
         translation = self.drafter.translation
         lengths = ([len(side.spell([token]) or " ") for token in ids] for side, ids in
@@ -186,7 +204,7 @@ class SLEMSession:
         return 1.0, *(chain.sure[1 + place] for place in places.tolist())
 
     def _string(self, row: Row, seq: Sequence, tokens: list[int]) -> list[int]:
-        """Target ids of one drafted path; a special token ends it, and is the last of them if the target has it."""
+        """Return target ids of one drafted path. A special token ends them; it is their last if the target has it."""
         translation = self.drafter.translation
         source, dest = translation.source, translation.dest
         end = next((i for i, token in enumerate(tokens) if not dest.spell([token])), len(tokens))

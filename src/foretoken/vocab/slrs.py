@@ -1,18 +1,19 @@
 """SLRS, string-level rejection sampling (Timor et al. 2025, Algorithm 3): drafts are strings of exact probability.
 
-At a context the drafter writes its own tokens until the first target token t of the string is settled (longest match);
-t is proposed, and what was written beyond it is dropped. The law of t is
+At a context the drafter writes its own tokens until the first target token t of the string is settled (longest match).
+Then t is proposed, and what was written beyond it is dropped. The law of t is
 
     psi(t) = sum over the drafts d_1 .. d_i that settle on t of  q(d_1) q(d_2 | d_1) .. q(d_i | d_1 .. d_(i-1))
 
 (Theorem 3.2) over the feasible drafts (vocab/segmentation.py), which are scored in one forward, as a tree after the
-context. The next token is drafted afresh after the text with t, so that each position is an ordinary proposal with a
-psi of its own and the chain rule holds. Verified by string-rejection, lossless at any temperature.
+context. The next token is drafted afresh after the text with t. So each position is an ordinary proposal with a psi of
+its own, and the chain rule holds. The rule string-rejection verifies it, lossless at any temperature.
 
-Contexts, drafts and the trees of psi share nodes: one trie per sequence lies over the drafter's cache.
+Contexts, drafts and the trees of psi share nodes: each sequence has one trie of nodes after the committed ids in the
+drafter's cache.
 
 Union (Algorithm 1), a baseline, is the same with drafts of one token: psi(t) = q(t) for tokens of both vocabularies,
-and a token that the target lacks proposes none.
+and nothing is proposed where the drafter draws a token that the target lacks.
 """
 
 from collections.abc import Generator
@@ -43,15 +44,26 @@ from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.strings import common_prefix
 from foretoken.vocab.translation import FIRM, Edge, Translation
 
-NODES = 32  # of a plan
-MARGIN = 4  # ids at the end of a context that are not committed, since the next text may split them otherwise
+NODES = 32  # the most nodes of a plan
+MARGIN = 4  # ids at the end of a context that are not committed, since what follows may split them otherwise
 
 
 @dataclass(frozen=True)
 class SLRSDrafter:
-    """policy: a chain. vocab_size: the target's. limit: nodes of a plan. lookahead: drafter tokens after which a draft
-    ends at the latest, the paper's threshold n; None for as many as it takes. Raises ForetokenError for a tree that
-    branches."""
+    """A drafter with another vocabulary whose drafted strings have an exact probability.
+
+    lm: the drafter's model.
+    translation: from the target's vocabulary to the drafter's.
+    policy: the shape of the trees, which must be a chain of fixed depth.
+    law: not used; draws are made as the algorithm says.
+    vocab_size: the number of columns of the target's logits; no id beyond it is proposed.
+    limit: the most nodes of a plan, see `Segmentation`.
+    lookahead: the number of drafter tokens after which a draft ends at the latest, the paper's threshold n; None for no
+        limit.
+    drafts: the kind of drafts: Segmentation for Algorithm 3, SingleTokens for union.
+
+    Raises ForetokenError for any other shape than a chain of fixed depth.
+    """
 
     lm: CausalLM
     translation: Translation
@@ -80,6 +92,7 @@ class SLRSDrafter:
 
     @cached_property
     def segmentation(self) -> Segmentation:
+        """The drafts that settle on each target token, for all sessions."""
         return self.drafts(self.translation, self.lm.vocab_size, self.vocab_size, self.limit, self.lookahead)
 
     def open(self, batch: int, slots: int) -> "SLRSSession":
@@ -87,17 +100,32 @@ class SLRSDrafter:
 
 
 def slrs(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
-    """The drafter of Algorithm 3, which draws segmentations of strings."""
+    """Return the drafter of Algorithm 3, which proposes target tokens by strings of exact probability.
+
+    source: the model, and the translation from the target's vocabulary to its own.
+    policy: the shape of the trees, a chain of fixed depth.
+    law: not used; draws are made as the algorithm says.
+    """
     return SLRSDrafter(source.model, source.translation, policy, law, source.vocab_size)
 
 
 def union(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
-    """The drafter of Algorithm 1, which draws from the union of the vocabularies."""
+    """Return the drafter of Algorithm 1, which draws from the union of the vocabularies.
+
+    source, policy, law: as in `slrs`.
+    """
     return replace(slrs(source, policy, law), drafts=SingleTokens)
 
 
 class SLRSSession:
+    """A session of SLRS or union."""
+
     def __init__(self, drafter: SLRSDrafter, batch: int, room: int) -> None:
+        """Open a session of `drafter`.
+
+        batch: the largest number of sequences.
+        room: the slots of each sequence in the drafter's cache, to begin with.
+        """
         self.drafter = drafter
         self.segmentation = drafter.segmentation
         self._batch, self._room = batch, room
@@ -133,7 +161,7 @@ class SLRSSession:
         if not row.ids:
             row.follow(seq.ids)
             row.sampling = seq.sampling.without_ids()
-        elif row.seen < len(seq.ids):  # steps went by in which nothing was asked
+        elif row.seen < len(seq.ids):  # there were steps in which no draft was asked for
             row.follow(seq.ids)
             self._forget(r, row)
         new = row.ids[len(row.committed) :]
@@ -143,7 +171,7 @@ class SLRSSession:
             self.rows.extend(r, new[:-MARGIN])
 
     def _write(self, row: Row, seq: Sequence) -> Generator[None, None, TokenTree]:
-        """One sequence's proposals. Yields where it needs what waits in its trie to be scored."""
+        """Draft for one sequence and return its tree. Yields where nodes that wait in its trie must be scored first."""
         greedy = seq.sampling.temperature == 0
         following = copy(row)
         tokens, records = [seq.ids[-1]], []
@@ -176,7 +204,11 @@ class SLRSSession:
     def _string(
         self, row: Row, seq: Sequence, node: int, edge: Edge
     ) -> Generator[None, None, tuple[int, Price] | None]:
-        """(first target token or NONE, its price) of one sampled draft; None where nothing may be drafted."""
+        """Sample one draft and return (its first target token or NONE, its price); None where none may be drafted.
+
+        node: that of the context's last drafter id, which is scored.
+        edge: the end of the context.
+        """
         state, draft, at, greedy = b"", [], node, seq.sampling.temperature == 0
         drafted = 0  # tokens of the draft, without one that was taken back and is written again
         while True:
@@ -203,7 +235,7 @@ class SLRSSession:
                 yield
         price = Price(self.segmentation, row, self.score, node, edge)
         if greedy:
-            return code, price  # nobody asks for it: any proposal will do at temperature 0
+            return code, price  # at temperature 0 any proposal will do, and its probability is not needed
         plan = None if code == NONE else self.segmentation.plan(code, edge)
         if plan is None or not plan.has(draft):
             return NONE, price
@@ -211,7 +243,7 @@ class SLRSSession:
         return code, price
 
     def score(self) -> None:
-        """Score what waits in every trie, in one forward."""
+        """Score the nodes that wait in all tries, in one forward."""
         waiting = [row.trie.waiting for row in self._rows]
         if all(some.start == some.stop for some in waiting):
             return
@@ -225,14 +257,14 @@ class SLRSSession:
                 row.trie.q += list(self._q(row, rows))
 
     def _q(self, row: Row, logits: Float[Tensor, "n d"]) -> np.ndarray:
-        """What the next tokens are chosen by: their distribution; their scores where the likeliest will do."""
+        """Return what the next tokens are chosen by [n, d]: distributions, float64, or scores at temperature 0."""
         if row.sampling.temperature == 0:
             return logits.float().cpu().numpy()
         q = row.sampling(logits).cpu().numpy().astype(np.float64)
         return q / q.sum(-1, keepdims=True)
 
     def _reserve(self, needed: int) -> None:
-        """Where a row's slots do not suffice, everything moves into rows of twice the size."""
+        """Open rows of 2 * `needed` slots, and read everything again, where `needed` do not fit."""
         if needed <= self._room:
             return
         self._room = 2 * needed
@@ -267,7 +299,7 @@ class SLRSSession:
             row.trie = Trie()
 
     def _forget(self, r: int, row: Row) -> None:
-        """The committed ids that are now split otherwise."""
+        """Forget the committed ids that are now split otherwise; r: the index of the row."""
         agreed = min(common_prefix(row.committed, row.ids), len(row.ids) - 1)
         if agreed < len(row.committed):
             del row.committed[agreed:]

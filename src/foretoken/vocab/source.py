@@ -1,4 +1,4 @@
-"""What a drafter with another vocabulary than the target's is made of."""
+"""The source of a drafter whose vocabulary is not the target's."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,10 @@ from foretoken.vocab.translation import Translation
 
 @dataclass(frozen=True)
 class TranslatedSource(Source):
-    """translation: from the target's vocabulary to the drafter's."""
+    """The weights of a drafter with another vocabulary, and the way from one vocabulary to the other.
+
+    translation: from the target's vocabulary to the drafter's.
+    """
 
     translation: Translation
 
@@ -17,5 +20,5 @@ class TranslatedSource(Source):
 
     @property
     def has_common_tokens(self) -> bool:
-        """Whether the drafter can say any token of the target's, without which there is no tli."""
+        """Whether any token of the target's is also one of the drafter's, as vocab tli requires."""
         return any(token < self.model.vocab_size for token in self.translation.pairs.values())

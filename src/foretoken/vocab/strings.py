@@ -1,8 +1,9 @@
-"""Text as the meeting place of two vocabularies: a drafter's context in its own ids, and drafted text in the target's.
+"""The way between two vocabularies through text: a context in the drafter's ids, and drafted text in the target's.
 
-Both directions encode again a few tokens from before the edge (the look-behind window), so that a word or a character
-that was cut by the edge is put together as the tokenizer would. A window begins at a whole character, if possible at a
-word, and never reaches behind a special token.
+In both directions the last few tokens before the edge, where old text meets new, are encoded again together with the
+new text. So a word or a character that the edge cut is split as the tokenizer would split the whole. These tokens are
+the *look-behind window*. It begins at a whole character, if possible at a word; in the drafter's context it begins
+after the last special token.
 """
 
 from collections.abc import Sequence
@@ -11,21 +12,23 @@ from dataclasses import dataclass, field
 from foretoken.vocab.translation import FIRM, Edge, Translation
 from foretoken.vocab.vocabulary import Vocabulary
 
-WINDOW = 6  # tokens encoded again; up to twice as many to begin at a word
+WINDOW = 6  # tokens that are encoded again; up to twice as many so that the window begins at a word
 
 
 @dataclass(eq=False)
 class Followed:
-    """A text that grows in the target's ids, as a drafter with another vocabulary reads it.
+    """A text that grows in the target's ids, translated into the ids of a drafter with another vocabulary.
 
-    The text's edge is the target's, not the drafter's: after "):" + "\\n" a drafter whose own token is "\\n    " has
-    never seen an indentation follow. So its last token is taken off, where a longer one may come (Translation.edge),
-    and drafts must begin with that token's bytes.
+    The text ends where one of the target's tokens ends, which may be inside a token of the drafter's. After "):" +
+    "\\n", for example, a drafter that has the token "\\n    " was never trained on an indentation after "\\n" alone. So
+    the drafter's last token is taken back where a longer one may come (Translation.edge), and drafts must begin with
+    the bytes of that token.
 
+    translation: from the target's vocabulary to the drafter's.
     heals: whether the drafter may write its last token again as a longer one.
-    ids: the drafter's, but for a last one that is taken back.
-    edge: where they end.
-    seen: target ids so far.
+    ids: the drafter's ids for the text, without a last one that is taken back.
+    edge: the end of these ids, with what is taken back.
+    seen: the number of target ids that were read.
     """
 
     translation: Translation
@@ -33,12 +36,16 @@ class Followed:
     ids: list[int] = field(default_factory=list)
     edge: Edge = FIRM
     seen: int = 0
-    _read: list[int] = field(default_factory=list)  # the drafter's ids, with the last one
-    _settled: int = 0  # of those, the ones that what follows cannot change: up to a special token
+    _read: list[int] = field(default_factory=list)  # the drafter's ids, with a last one that is taken back
+    _settled: int = 0  # how many of those cannot be changed by what follows: all up to the last special token
 
     def follow(self, target_ids: Sequence[int]) -> list[int]:
-        """The drafter's ids for the text so far, without a last token that is taken back; only their end may differ
-        from the last call's."""
+        """Return the drafter's ids for the text so far, without a last one that is taken back.
+
+        The ids of two calls may differ near the earlier end only.
+
+        target_ids: all target ids of the text, at least one; those of the last call come first.
+        """
         dest, new = self.translation.dest, target_ids[self.seen :]
         ids = list(self._read)
         if self.seen == 0:
@@ -63,7 +70,14 @@ class Followed:
 
 
 def window(vocabulary: Vocabulary, ids: Sequence[int], floor: int = 0) -> int:
-    """Where the look-behind window of `ids` begins: WINDOW tokens back, or up to twice as many to begin at a word."""
+    """Return the index at which the look-behind window of `ids` begins.
+
+    It is WINDOW tokens back, or up to twice as many so that the window begins at a word or after a special token.
+
+    vocabulary: that of the ids.
+    ids: the text.
+    floor: the least index that may be returned.
+    """
     tokens = vocabulary.tokens
     end = len(ids)
     whole = None
@@ -79,10 +93,15 @@ def window(vocabulary: Vocabulary, ids: Sequence[int], floor: int = 0) -> int:
 
 
 def continuation(vocabulary: Vocabulary, ids: Sequence[int], drafted: bytes) -> list[int]:
-    """How `vocabulary` goes on after `ids` if the text goes on with `drafted`.
+    """Return the ids of drafted text as they would follow a context.
 
-    Of the window and the draft encoded together, what lies beyond the last of `ids`; where a token would reach over
-    that edge, which is past recall, the draft is encoded alone. A character that the draft leaves incomplete is cut.
+    The look-behind window and the draft are encoded together, and the ids after the window are returned. Where a token
+    would reach over that edge, the draft is encoded alone, since `ids` are committed. An incomplete character at the
+    end of the draft is cut off.
+
+    vocabulary: the target's.
+    ids: the target's ids of the context.
+    drafted: the drafted text, in UTF-8 bytes.
     """
     drafted = drafted[: len(drafted) - incomplete(drafted)]
     start = window(vocabulary, ids)
@@ -96,7 +115,7 @@ def continuation(vocabulary: Vocabulary, ids: Sequence[int], drafted: bytes) -> 
 
 
 def incomplete(data: bytes) -> int:
-    """How many bytes at the end begin a UTF-8 character and do not finish it."""
+    """Return how many bytes at the end of `data` begin a UTF-8 character without finishing it."""
     for n in range(1, min(4, len(data) + 1)):
         byte = data[-n]
         if byte >= 0xC0:
@@ -107,6 +126,7 @@ def incomplete(data: bytes) -> int:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of ids that `one` and `other` have in common at their beginnings."""
     n = min(len(one), len(other))
     if one[:n] == other[:n]:
         return n

@@ -1,11 +1,11 @@
-"""TLI, token-level intersection (Timor et al. 2025, Algorithm 4): a drafter that speaks the target's ids.
+"""TLI, token-level intersection (Timor et al. 2025, Algorithm 4): a drafter that proposes only tokens of both models.
 
-`IntersectionLM` stands before the drafter's model and looks like a language model with the target's vocabulary:
+`IntersectionLM` wraps the drafter's model and behaves like a language model with the target's vocabulary:
 
     q'(t) = q(d(t)) / (sum of q over the intersection)   for tokens t that both have, d(t) the drafter's id,   else 0.
 
-So `LMDrafter` draws from it, and every tree, law and verifier works with it unchanged. Law: any. Cost per scored node:
-one gather over the target's vocabulary. The caller's model is never modified.
+So `LMDrafter` draws from it, and every tree, law and verifier works with it unchanged. The cost per scored node is one
+gather over the target's vocabulary. The caller's model is never modified.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,12 @@ from foretoken.vocab.translation import Translation
 
 
 class IntersectionLM(CausalLM):
-    """`lm` in the target's ids. Logits of tokens that the drafter lacks are -inf.
+    """The drafter's model with ids and logits of the target's vocabulary. Tokens that the drafter lacks have -inf.
+
+    lm: the drafter's model.
+    translation: from the target's vocabulary to the drafter's.
+    context: None, since one target token may take several tokens of the drafter's.
+    columns: per target id the column of the drafter's logits; one past the last for a token that the drafter lacks.
 
     Raises ForetokenError where the vocabularies have no token in common.
     """
@@ -41,9 +46,8 @@ class IntersectionLM(CausalLM):
         self.lm = lm
         self.name = lm.name
         self.vocab_size = max(len(translation.source.tokens), 1 + max(pairs))
-        self.context = None  # in the target's ids it is not known
+        self.context = None
         self.translation = translation
-        # For every target id the drafter's column, one past the last for tokens it lacks.
         self.columns = torch.full((self.vocab_size,), lm.vocab_size)
         self.columns[list(pairs)] = torch.tensor(list(pairs.values()))
 
@@ -61,14 +65,22 @@ class IntersectionLM(CausalLM):
 
 
 def tli(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> LMDrafter:
-    """The drafter that a model with another vocabulary makes by the tokens that both have."""
+    """Return the drafter that a model with another vocabulary makes by the tokens that both have.
+
+    source: the model, and the translation from the target's vocabulary to its own.
+    policy: what chooses the shape of the trees.
+    law: the kind of laws by which children are drawn.
+    """
     return LMDrafter(IntersectionLM(source.model, source.translation), policy, law, source.vocab_size)
 
 
 class TranslatedRows(Rows):
-    """Rows in target ids over rows in the drafter's. A token that the drafter spells with several is a chain of them.
+    """Rows of an IntersectionLM: their ids are the target's, and the *inner* rows beneath have the drafter's ids.
 
-    The room of the inner rows doubles when a text takes more of the drafter's tokens than was thought.
+    A target token that the drafter spells with several tokens is a chain of inner nodes. The inner rows have twice as
+    many slots as are asked for; where a text takes more of the drafter's tokens than that, the number doubles.
+
+    lm, batch, slots: as in `CausalLM.open`; slots are counted in target tokens.
     """
 
     def __init__(self, lm: IntersectionLM, batch: int, slots: int) -> None:
@@ -77,10 +89,10 @@ class TranslatedRows(Rows):
         self._batch, self._room = batch, 2 * slots
         self._inner = lm.lm.open(batch, self._room)
         self.lengths = []
-        self._ids: list[list[int]] = []  # of the drafter, committed
-        self._tokens: list[list[int]] = []  # of the drafter, nodes of the tree, and their parents
-        self._parents: list[list[int]] = []
-        self._chains: list[list[range]] = []  # the nodes that spell each outer node
+        self._ids: list[list[int]] = []  # per row the committed ids of the drafter
+        self._tokens: list[list[int]] = []  # per row the drafter's ids of the inner nodes
+        self._parents: list[list[int]] = []  # and their parents
+        self._chains: list[list[range]] = []  # per row and node of the target's tree the inner nodes that spell it
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -100,10 +112,10 @@ class TranslatedRows(Rows):
             state.pop()
 
     def save(self, row: int, start: int, end: int) -> None:
-        """Nothing: where the drafter's tokens of a text end depends on what follows them, so that no part is kept."""
+        """Return None: how the drafter's tokens split a part of a text depends on what follows the part."""
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Prefill: the text is split as the drafter's tokenizer splits it."""
+        """Commit `tokens` to row `row`, whose tree is empty; the text is split as the drafter's tokenizer splits it."""
         if not tokens:
             return
         translation = self._lm.translation
@@ -124,7 +136,8 @@ class TranslatedRows(Rows):
         return [self._outer(logits, ends) for logits, (_, _, ends) in zip(rows, spelled, strict=True)]
 
     def _spell(self, row: int, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """(ids, parents, which of them end a token) of the nodes to be scored."""
+        """Return the inner nodes of new nodes of one row: (their ids; their parents; the indices, among these, of those
+        that end a target token)."""
         first, chains = len(self._tokens[row]), self._chains[row]
         ids: list[int] = []
         ups: list[int] = []
@@ -153,7 +166,7 @@ class TranslatedRows(Rows):
             self._tokens[row], self._parents[row], self._chains[row] = [], [], []
 
     def _reserve(self, needed: int) -> None:
-        """Where a row's slots do not suffice, everything moves into rows of twice the size."""
+        """Double the slots of the inner rows until each has `needed`, and read everything again where that is done."""
         if needed <= self._room:
             return
         while self._room < needed:

@@ -1,4 +1,4 @@
-"""From one vocabulary to another: the tokens both have, and texts of one in ids of the other."""
+"""The translation between two vocabularies: the tokens that both have, and texts of one in the ids of the other."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,29 +14,38 @@ GAP = b"\n"  # stands for a special token that the other vocabulary lacks, such 
 
 @dataclass(frozen=True)
 class Edge:
-    """The end of a context, where the drafter's last token may be taken back, to be written again or as a longer one.
+    """The end of a drafter's context. Its last token may be taken back, to be drafted again or as a longer token.
 
-    taken: its bytes. firsts: the drafter tokens that may come there. Both are empty where nothing is taken back.
+    taken: the bytes of the token that is taken back; empty where none is.
+    firsts: the drafter ids that may be drafted in its place; empty where none is taken back.
     """
 
     taken: bytes = b""
     firsts: frozenset[int] = frozenset()
 
     def closed(self, width: int) -> np.ndarray:
-        """[width] bool: the drafter tokens that may not come there."""
+        """Return which drafter tokens may not be drafted first [width], bool; only where a token is taken back.
+
+        width: the number of columns of the drafter's logits.
+        """
         closed = np.ones(width, dtype=bool)
         closed[[i for i in self.firsts if i < width]] = False
         return closed
 
 
-FIRM = Edge()
+FIRM = Edge()  # where nothing is taken back
 
 
 class Translation:
-    """From ids of `source`, the target's vocabulary, to ids of `dest`, the drafter's.
+    """Translates ids of the target's vocabulary into ids of the drafter's.
 
     Special tokens are mapped by their role (begin and end of text) or their name, never by their bytes; one that the
     drafter lacks becomes a line break.
+
+    source: the target's vocabulary.
+    dest: the drafter's vocabulary.
+    token: token(id) are the dest ids, at least one, for one source id wherever it stands.
+    edge: edge(id, last) is the Edge of a text that ends with source id `id` and dest id `last`.
     """
 
     def __init__(self, source: Vocabulary, dest: Vocabulary) -> None:
@@ -47,25 +56,25 @@ class Translation:
 
     @cached_property
     def special(self) -> dict[int, int]:
-        """Special tokens that both have: begin and end of text, and those of one name."""
+        """{source id: dest id} of the special tokens that both have: begin and end of text, and those of equal name."""
         roles = ((self.source.bos, self.dest.bos), (self.source.eos, self.dest.eos))
         names = {i: self.dest.special[name] for name, i in self.source.special.items() if name in self.dest.special}
         return {s: d for s, d in roles if s is not None and d is not None} | names
 
     @cached_property
     def special_back(self) -> dict[int, int]:
-        """{dest id: source id} of the same. Of two source tokens that share a dest token, the end of text."""
+        """{dest id: source id} of `special`. Where source tokens share a dest token, the end of text is preferred."""
         eos_last = sorted(self.special.items(), key=lambda pair: pair[0] == self.source.eos)
         return {d: s for s, d in eos_last}
 
     @cached_property
     def pairs(self) -> dict[int, int]:
-        """{source id: dest id} of the intersection: tokens of the same bytes, and special tokens. One to one."""
+        """{source id: dest id} of the intersection: tokens of equal bytes, and special tokens. It is one to one."""
         pairs = {i: self.dest.ids[token] for token, i in self.source.ids.items() if token in self.dest.ids}
         return pairs | {s: d for d, s in self.special_back.items()}
 
     def _token(self, token: int) -> tuple[int, ...]:
-        """Dest ids, at least one, for one source token wherever it stands."""
+        """Return dest ids, at least one, for one source token. One that the drafter cannot spell is a line break."""
         if token in self.special:
             return (self.special[token],)
         if token in self.pairs:
@@ -76,11 +85,11 @@ class Translation:
         return (next(i for i in (self.dest.eos, self.dest.bos, 0) if i is not None),)
 
     def _edge(self, token: int, last: int) -> Edge:
-        """The edge of a text that ends with source token `token` and dest token `last`.
+        """Return the edge of a text that ends with source token `token` and dest token `last`.
 
-        A longer dest token may only come where the source's tokenizer would part the text at this edge all the same:
-        after " the" not " them", if that is a source token too, since a target that writes it does not stand here.
-        Costs, once for each edge, one encoding for each longer token.
+        A longer dest token is allowed only if the source's tokenizer, given the longer text, still ends a token at this
+        edge. After " the", for example, " them" is not allowed if it is a source token too: a target that meant " them"
+        would have written that token instead. The cost is one encoding per longer dest token, once per edge.
         """
         keys, ids = self._sorted
         taken = self.dest.spell([last])
@@ -93,18 +102,18 @@ class Translation:
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], list[int]]:
-        """Every dest token's bytes, sorted, and its id."""
+        """The bytes of all dest tokens, sorted, and their ids in the same order."""
         pairs = sorted((token, i) for i, token in enumerate(self.dest.tokens) if token)
         return [token for token, _ in pairs], [i for _, i in pairs]
 
     def text(self, ids: Sequence[int]) -> list[int]:
-        """Dest ids for a stretch of text, split as the dest tokenizer splits it."""
+        """Return dest ids for a stretch of text, split as the dest tokenizer splits it; ids: its source ids."""
         return [
             i for piece in self.pieces(ids) for i in ([piece] if isinstance(piece, int) else self.dest.encode(piece))
         ]
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes | int]:
-        """Source ids as bytes, and the dest ids of special tokens between them."""
+        """Yield the text of source `ids` as bytes, with the dest ids of special tokens between them."""
         data = b""
         for token in ids:
             spelled = self.source.spell([token])
@@ -122,12 +131,15 @@ class Translation:
             yield data
 
     def beginning(self, ids: Sequence[int]) -> list[int]:
-        """`text`, from the first token on: the drafter's own begin-of-text comes first, and only once."""
+        """Return dest ids for a text from its first token on: the drafter's begin-of-text, if it has one, comes first.
+
+        ids: the source ids of the beginning, at least one.
+        """
         begun = ids[0] in self.source.prefix and bool(self.dest.prefix)
         return [*self.dest.prefix, *self.text(ids[1:] if begun else ids)]
 
     def opening(self, token: int) -> tuple[int, ...]:
-        """Dest ids for the first token of a text: the drafter's own begin-of-text, then what the token spells."""
+        """Return dest ids for the first `token` of a text: the drafter's begin-of-text, then what the token spells."""
         if token in self.source.prefix and self.dest.prefix:
             return self.dest.prefix
         return (*self.dest.prefix, *self.token(token))

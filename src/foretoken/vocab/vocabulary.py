@@ -1,4 +1,4 @@
-"""A vocabulary as byte strings: what each token spells, and bytes -> ids.
+"""A vocabulary as byte strings: the bytes that each token spells, and the ids that spell given bytes.
 
 Tokens of two tokenizers are compared by their bytes, since what a vocabulary file shows differs from family to family:
 
@@ -9,8 +9,8 @@ Tokens of two tokenizers are compared by their bytes, since what a vocabulary fi
 | WordPiece                    | "the", "##ing"         | b" the", b"ing"         |
 | ByT5                         | chr(195)               | b"\\xc3"                 |
 
-The bytes of a text are those of its tokens, joined; the families that put a space before the first word do so here too.
-Special tokens spell nothing.
+The bytes of a text are those of its tokens, joined. Where a tokenizer puts a space before the first word, the bytes
+have that space too. Special tokens spell nothing.
 """
 
 import json
@@ -28,15 +28,21 @@ from foretoken.models.text import Tokenizer
 SPACE = "▁"  # how SentencePiece writes a space
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 FAMILIES = "byte-level BPE, SentencePiece (BPE or Unigram), WordPiece or ByT5"
-# Put before a text whose first word must not get the space of a text's beginning.
+# One of these is put before a text, and its ids taken off again, so that the first word gets no space of its own.
 ANCHORS = ("", "\n", "\na", "a")
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """tokens[id]: the bytes it spells; None for special and unknown tokens and for ids without a token.
+    """The tokens of one tokenizer as bytes.
 
-    special: {content: id}. prefix: ids that begin every text of this tokenizer (begin-of-text), maybe none.
+    name: the tokenizer's name, for messages.
+    tokens: tokens[id] is what the token spells; None for special and unknown tokens and for ids without a token.
+    special: {content: id} of the special tokens.
+    bos, eos: ids of begin-of-text and end-of-text; None where there is none.
+    prefix: the ids with which the tokenizer begins every text, such as begin-of-text; may be empty.
+    backend: the part of the tokenizer that splits text; None for ByT5.
+    fallback: ids of tokens such as <0x0A>; where another token spells the same byte, that one is preferred.
     """
 
     name: str
@@ -46,14 +52,17 @@ class Vocabulary:
     eos: int | None
     prefix: tuple[int, ...]
     backend: Backend | None = field(repr=False)
-    fallback: frozenset[int] = frozenset()  # <0xNN> tokens, which come second to a token with the same byte
+    fallback: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        """Number of tokens, special ones included."""
+        """Return the number of tokens, special ones included."""
         return sum(token is not None for token in self.tokens) + len(self.special)
 
     def within(self, width: int) -> "Vocabulary":
-        """Without the ids from `width` on: a model's own, where its tokenizer knows more than it can embed."""
+        """Return the vocabulary without the ids from `width` on, for a model whose tokenizer has more tokens than that.
+
+        width: the number of ids that the model can read, or that its logits have.
+        """
         tokens = tuple(token if i < width else None for i, token in enumerate(self.tokens))
         special = {name: i for name, i in self.special.items() if i < width}
         bos, eos = (i if i is not None and i < width else None for i in (self.bos, self.eos))
@@ -62,7 +71,8 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
-        """bytes -> the id that an encoder would choose for them."""
+        """{bytes: id} of all tokens that spell something. Of tokens with equal bytes it is the lowest id, those in
+        `fallback` last."""
         ids: dict[bytes, int] = {}
         for last in (False, True):
             for i, token in enumerate(self.tokens):
@@ -72,19 +82,19 @@ class Vocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """The length of the longest token, in bytes."""
         return max(map(len, self.ids), default=0)
 
     def spell(self, ids: Iterable[int]) -> bytes:
-        """The bytes of some tokens, joined; special tokens and ids past the end add none."""
+        """Return the joined bytes of the tokens `ids`; special tokens and ids past the end add none."""
         tokens, n = self.tokens, len(self.tokens)
         return b"".join(tokens[i] or b"" for i in ids if i < n)
 
     def encode(self, data: bytes) -> list[int]:
-        """Ids that spell `data`, as inside a text: no begin-of-text, no first space, never a special token.
+        """Return ids that spell `data` as inside a text: no begin-of-text, no first space, never a special token.
 
-        The tokenizer's own choice wherever that spells the same bytes, else the longest match from the left. Bytes that
-        no token begins with are left out.
+        They are the tokenizer's own choice where that spells the same bytes, else those of `longest_match`, which
+        leaves out bytes that no token fits.
         """
         ids: list[int] = []
         for piece in utf8_pieces(data):
@@ -93,7 +103,10 @@ class Vocabulary:
         return ids
 
     def longest_match(self, data: bytes) -> list[int]:
-        """Greedy segmentation, Timor et al. 2025, s. 3: the longest token that begins the rest, again and again."""
+        """Return ids that spell `data`: from the left, each time the longest token that the rest begins with.
+
+        A byte is left out where the rest begins with no token. Source: greedy segmentation, Timor et al. 2025, s. 3.
+        """
         ids, at = [], 0
         while at < len(data):
             for end in range(min(len(data), at + self.longest), at, -1):
@@ -107,7 +120,7 @@ class Vocabulary:
         return ids
 
     def _own(self, text: str) -> list[int] | None:
-        """The tokenizer's own ids for `text`, None where they spell something else."""
+        """Return the tokenizer's own ids for `text`; None where they spell something else, or there is no backend."""
         if self.backend is None:
             return None
         want = text.encode()
@@ -119,7 +132,7 @@ class Vocabulary:
         return None
 
     def _boundary(self, ids: Sequence[int], head: bytes) -> int | None:
-        """How many of the ids spell `head`, with or without a space before it."""
+        """Return how many of the first ids spell `head`, with or without a space before it; None if none do."""
         if not head:
             return 0
         spelled = b""
@@ -131,7 +144,7 @@ class Vocabulary:
 
 
 def utf8_pieces(data: bytes) -> Iterator[str | bytes]:
-    """`data` cut into texts and the bytes between them that are no text, such as half a character."""
+    """Yield `data` in pieces: valid UTF-8 as str, and the bytes between that are none, such as half a character."""
     while data:
         try:
             yield data.decode()
@@ -144,7 +157,13 @@ def utf8_pieces(data: bytes) -> Iterator[str | bytes]:
 
 
 def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
-    """The bytes of every token of `tokenizer`. Raises ForetokenError, naming it, where they cannot be known."""
+    """Return the vocabulary of a tokenizer as bytes.
+
+    tokenizer: one of a family in the table above.
+    name: its name in messages; by default the name or path it was loaded by, or its class.
+
+    Raises ForetokenError, with that name, for a tokenizer from which the bytes of its tokens cannot be read.
+    """
     tok: Any = tokenizer  # whose stubs promise less than it does
     name = name or tok.name_or_path or type(tokenizer).__name__
     spec = _specification(tokenizer)
@@ -176,7 +195,7 @@ def _specification(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def _own_copy(tokenizer: Any) -> Backend:
-    """Of the part that splits text, so that the caller's settings neither matter nor change."""
+    """Return a copy of the part that splits text, without truncation or padding; the caller's stays as it is."""
     backend = Backend.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
@@ -189,7 +208,7 @@ def _unknown(spec: dict[str, Any], entries: dict[str, int]) -> int | None:
 
 
 def _speller(spec: dict[str, Any], name: str) -> Any:
-    """token -> bytes, by the decoders that the tokenizer uses."""
+    """Return the function from a token, as the file shows it, to its bytes, by the tokenizer's kind of decoder."""
     decoder: dict[str, Any] = spec["decoder"] or {"type": "none"}
     parts: dict[str, dict[str, Any]] = {d["type"]: d for d in decoder.get("decoders", [decoder])}
     spaced = any(d.get("replacement") == SPACE or d.get("pattern") == {"String": SPACE} for d in parts.values())
@@ -219,7 +238,7 @@ def _byt5(token: str) -> bytes:
 
 
 def _alphabet() -> dict[str, int]:
-    """Byte-level BPE's letters: printable bytes stand for themselves, the others for letters from 256 on."""
+    """Return {letter: byte} of byte-level BPE: a printable byte is shown as itself, others as letters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,7 +1,8 @@
 """Global resolution: the optimal transport of i.i.d. draws by two convex minimisations.
 
-Let H minimise p(H) - q(H)^n, and let a draw set A be *outer* if it is not inside H. An optimal transport gives outer
-sets whole to their tokens outside H, and saturates p inside H with the sets inside (Theorem 5.1).
+Let H be the set of tokens that minimises p(H) - q(H)^n, for n draws, and let a draw set A be *outer* if it is not
+inside H. S(i, A) is the transport plan of plan.py. An optimal one gives all of the outer sets to their tokens outside
+H, and reaches p(i) for all i in H with the sets inside H (Theorem 5.1).
 
 1. Outer residuals r(i), i outside H: how much of p(i) the outer sets deliver. Feasible where r <= p, r(S) <= P(draws
    hit S) for every S outside H, with equality for the whole (Theorem 6.1).
@@ -11,9 +12,10 @@ sets whole to their tokens outside H, and saturates p inside H with the sets ins
 3. Inner weights on a truncated T inside H: minimise  sum_B M(B) log(1 + sum_{i in B} e^theta(i)) - sum_T p(i) theta(i),
    M(B) = P(the draws are exactly B).  S(i, A) / Q(A) = e^theta(i) / (1 + sum_A e^theta).  (Theorem 6.5)
 
-What the sets do not give away goes to the residual. The gradient's entries are the errors of S in r and in p, and what
-the tokens outside of T are to get is missing besides. Let e_1 and e_2 be these sums, outside and inside of H. The law
-emitted is at most 2 (e_1 + e_2) from p in L1 norm: an error counts where it is made, and in the residual (Lemma 6.6).
+Where the draws give no token, the token comes from the residual. The entries of the gradient are the errors of S in r
+and in p; what the tokens outside of T should get is missing besides. Let e_1 and e_2 be the sums of these errors
+outside and inside of H. The distribution of the emitted token is at most 2 (e_1 + e_2) from p in L1 norm: an error
+counts where it is made, and in the residual (Lemma 6.6).
 
 Source: Thomas and Pal 2025, Global Resolution: Optimal Multi-Draft Speculative Sampling via Convex Minimization,
 arXiv:2511.15898, Algorithm 1 and the theorems named above.
@@ -36,20 +38,22 @@ from foretoken.verify.published.plan import Solver, over_sets, residual_of
 from foretoken.verify.published.sets import draw_sets, iid_probability
 from foretoken.verify.rejection import TINY
 
-Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # (p, q, n) -> r, as `greedy_residuals`
 MOST_STEPS = 25  # of L-BFGS-B
-SHARE = 1 / 8  # of the tolerance at which each of two truncations and two gradients may stop; errors count twice
-MOST_TOKENS = {1: 2000, 2: 150, 3: 45, 4: 25, 5: 18}  # of T, by n: some 10,000 sets; not the paper's
-MOST_TOKENS_BEYOND = 14
+SHARE = 1 / 8  # of the tolerance, for each of two truncations and two gradients, whose errors all count twice
+MOST_TOKENS = {1: 2000, 2: 150, 3: 45, 4: 25, 5: 18}  # n -> the most tokens in T: some 10,000 sets; not from the paper
+MOST_TOKENS_BEYOND = 14  # the same for larger n
 LARGEST = math.log(1e100)  # of |theta|
 
 
 def greedy_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
     """Return outer residuals by the greedy polymatroid algorithm: differences of cumulative minima (Theorem 6.2).
 
-    With G_j = P(draws hit the first j), P_j = p of the first j, the first j tokens get at most
+    With G_j = P(a draw is among the first j tokens) and P_j = p of the first j, the first j tokens get at most
     f_j = P_j + min over i <= j of (G_i - P_i), and r_j = f_j - f_{j-1}. O(v).
-    p, q: of the tokens outside H, by falling p / q [m]
+
+    p, q: probabilities of the tokens outside H, in the order of falling p/q [m].
+    n: the number of draws.
     """
     g, total = _prefix_curve(q, n), np.append(0.0, p.cumsum())
     most = total + np.minimum.accumulate(g - total)
@@ -57,10 +61,13 @@ def greedy_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
 
 
 def capped_residuals(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
-    """Return outer residuals min(p, tau q) that sum to P(draws hit the outside): an interior point. O(v).
+    """Return outer residuals min(p, tau q) that sum to P(a draw is outside H): an interior point. O(v).
 
-    Feasible: the sum is a line below the concave G until p takes over, and is nearest to G at the end.
-    p, q: as above
+    They are feasible: over the capped tokens their running sum is a line below the concave G of `greedy_residuals`;
+    after these it grows as p does, and is nearest to G at the end.
+
+    p, q: probabilities of the tokens outside H, in the order of falling p/q [m].
+    n: the number of draws.
     """
     goal = _prefix_curve(q, n)[-1]
     # Tokens by falling p / q: the first i are capped at tau q, the rest keep p.
@@ -78,25 +85,28 @@ def _prefix_curve(q: np.ndarray, n: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """One convex problem solved: sets B inside T pick i with weight(i) / (slack + sum_B weight), others pick none."""
+    """One convex problem solved. From a set B inside T token i is picked with weight(i) / (slack + sum_B weight).
 
-    weight: np.ndarray  # [v], 0 outside T
-    known: np.ndarray  # T, mask [v]
-    slack: float
-    given: np.ndarray  # [v], the probability that i is picked
-    error: float  # L1 distance of `given` from what is to be given: the gradient's norm, and the goal outside T
+    From other sets none is picked.
+    """
+
+    weight: np.ndarray  # e^theta of each token [v], 0 outside T
+    known: np.ndarray  # T as a mask [v]
+    slack: float  # 0 in the outer problem, 1 in the inner one
+    given: np.ndarray  # the probability that each token is picked [v]
+    error: float  # L1 distance of `given` from the goal: the gradient's norm, and the goal of the tokens outside T
 
 
 @dataclass(frozen=True, eq=False)
 class Resolution:
     """The solution of both problems."""
 
-    p: np.ndarray  # [v]
-    inside: np.ndarray  # H, mask [v]
+    p: np.ndarray  # the target's distribution [v]
+    inside: np.ndarray  # H as a mask [v]
     outer: Weights
     inner: Weights
-    residual: np.ndarray  # [v], the law of the token where nothing is picked
-    accept: np.ndarray  # [v], P(a pick is kept)
+    residual: np.ndarray  # the distribution of the token where nothing is picked, or the pick is not kept [v]
+    accept: np.ndarray  # the probability that each token is kept if it is picked [v]
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         tokens = np.array(sorted(set(draws)), dtype=np.int64)
@@ -116,7 +126,7 @@ class Resolution:
 
     @property
     def kept(self) -> float:
-        """P(a pick is kept): the acceptance, but for residual tokens that happen to be among the draws."""
+        """P(a token is picked and kept): the acceptance, but for residual tokens that happen to be among the draws."""
         return float(((self.outer.given + self.inner.given) * self.accept).sum())
 
 
@@ -124,15 +134,15 @@ class Resolution:
 class Failure:
     """The solver gave up: the token comes from p, whatever was drawn."""
 
-    p: np.ndarray  # [v]
-    reason: str
+    p: np.ndarray  # the target's distribution [v]
+    reason: str  # why, for messages
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         return self.p
 
 
 class Resolving(Solver):
-    """What the published rule and the thinned one share: a fixed number n of i.i.d. draws."""
+    """What the published rule and the thinned one share: their law is a fixed number n of i.i.d. draws."""
 
     laws: ClassVar[tuple[LawFamily, ...]] = (IID,)
 
@@ -140,7 +150,10 @@ class Resolving(Solver):
         return isinstance(law, IID) and law.counts is None
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Solve once per pair and sum over all draws: exact for the rule as it is. As many draw sets as for ot-lp."""
+        """Return the acceptance of the rule as it is, by one solution per pair and a sum over all draw sets.
+
+        Raises ForetokenError where there are too many sets, as for ot-lp.
+        """
         self.check_installed()
         pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
         return torch.tensor([over_sets(self.solve(*pair, law), draw_sets(law, pair[1])) for pair in pairs]).double()
@@ -155,10 +168,12 @@ class GlobalResolution(Resolving):
     returns the reason. Cost: milliseconds, where it succeeds. The engine refuses this rule: take
     global-resolution-thinned, which is exactly lossless.
 
-    tolerance: bound on the L1 distance of the emitted law from p. T takes the likeliest tokens until what is truncated
-        is SHARE of it; both solvers stop at a gradient of SHARE. What counts in the end is the bound of Lemma 6.6 on
-        both together, so that what one part leaves unused the others have.
-    residuals: `greedy_residuals`, as published, or `capped_residuals`
+    tolerance: the largest L1 distance from p of the emitted token's distribution. T takes the likeliest tokens until
+        the truncated mass is at most SHARE of the tolerance, and both minimisations stop at a gradient of SHARE of it.
+        The result is tested by the bound of Lemma 6.6 on all errors together, so one may exceed its share if others
+        stay below theirs.
+    residuals: `greedy_residuals`, as published, or `capped_residuals`.
+    name: the name by which users choose the rule.
     """
 
     tolerance: float = 1e-3
@@ -166,7 +181,7 @@ class GlobalResolution(Resolving):
     name: str = "global-resolution"
 
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Resolution | Failure:
-        """Return the solution, or why there is none. p, q: [v], float64, normalised."""
+        """Return the solution, or a Failure that says why there is none."""
         inside, r, *both = problems(p, q, law.k, SHARE * self.tolerance, self.residuals)
         left_out = sum(problem.left_out for problem in both)
         if 2 * left_out > self.tolerance:
@@ -182,15 +197,16 @@ class GlobalResolution(Resolving):
 
 @dataclass(frozen=True)
 class ThinnedGlobalResolution(Resolving):
-    """Global resolution made exactly lossless: the pick i, whose true marginal s(i) is known, is kept with
-    min(1, p(i) / s(i)), and everything else goes to norm((p - s)+).
+    """Global resolution made exactly lossless, by a test of the pick.
 
-    Exact for any weights, so it never fails: what L-BFGS-B has after MOST_STEPS is used, and T is cut at MOST_TOKENS.
-    Its acceptance is below the optimum by at most the truncated mass and the gradient's norm. The outer residuals are
-    the capped ones: they lie inside the feasible region, the published ones at a corner of it. Law and cost as
-    `global-resolution`.
+    Token i is picked with a known probability s(i). The pick is kept with probability min(1, p(i) / s(i)); else, and
+    where nothing is picked, the token comes from norm((p - s)+). This is exact for any weights, so the rule never
+    fails: what L-BFGS-B has after MOST_STEPS is used, and T is cut at MOST_TOKENS. Its acceptance is below the optimum
+    by at most the truncated mass and the gradient's norm. The outer residuals are the capped ones: they lie inside the
+    feasible region, the published ones at a corner of it. Law and cost: as `global-resolution`.
 
-    solver_tolerance: where the minimisation stops
+    solver_tolerance: each minimisation stops at a gradient of SHARE of this, and each truncation at such a mass.
+    name: the name by which users choose the rule.
     """
 
     solver_tolerance: float = 1e-3
@@ -206,6 +222,7 @@ class ThinnedGlobalResolution(Resolving):
 
 
 def most_tokens(n: int) -> int:
+    """Return the largest number of tokens in T for n draws."""
     return MOST_TOKENS.get(n, MOST_TOKENS_BEYOND)
 
 
@@ -213,19 +230,25 @@ def most_tokens(n: int) -> int:
 class Problem:
     """One of the two convex problems, truncated to `tokens`."""
 
-    q: np.ndarray  # [v]
-    goal: np.ndarray  # [v], the probability with which each token is to be picked, 0 on the other problem's side
-    tokens: np.ndarray  # T, likeliest first
-    free: float  # q-mass of tokens that may be drawn besides
-    n: int
-    slack: float
-    left_out: float  # the truncated mass
+    q: np.ndarray  # the drafter's distribution [v]
+    goal: np.ndarray  # the probability with which each token is to be picked, 0 on the other problem's side of H [v]
+    tokens: np.ndarray  # T, the ids with the largest q first
+    free: float  # q-mass of tokens that may be drawn besides: of H in the outer problem, 0 in the inner one
+    n: int  # the number of draws
+    slack: float  # 0 in the outer problem, 1 in the inner one
+    left_out: float  # the truncated mass: the probability of the problem's draw sets that T leaves out
 
 
 def problems(
     p: np.ndarray, q: np.ndarray, n: int, tolerance: float, residuals: Residuals
 ) -> tuple[np.ndarray, np.ndarray, Problem, Problem]:
-    """Return H, the outer residuals, the outer and the inner problem, truncated by `tolerance` at most if possible."""
+    """Return H as a mask [v], the outer residuals r [v], the outer problem and the inner problem.
+
+    p, q: probabilities of the target and of the drafter [v], float64, normalised.
+    n: the number of draws.
+    tolerance: the mass that each truncation leaves out at most, if MOST_TOKENS permits.
+    residuals: what computes r.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(-np.where(q > 0, p / q, np.inf), kind="stable")
     order = order[q[order] > 0]  # a token that is never drawn belongs nowhere
@@ -251,7 +274,10 @@ def _truncated(
 
 
 def minimise(problem: Problem, tolerance: float) -> Weights:
-    """Minimise by L-BFGS-B until the gradient's L1 norm is below `tolerance`, in MOST_STEPS at most."""
+    """Minimise by L-BFGS-B until the gradient's L1 norm is below `tolerance`, in at most MOST_STEPS steps.
+
+    problem: the outer or the inner one.
+    """
     from scipy.optimize import minimize
 
     q, tokens, n, slack = problem.q, problem.tokens, problem.n, problem.slack

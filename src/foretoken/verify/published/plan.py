@@ -1,4 +1,7 @@
-"""A transport plan S(i, A), the rule that it gives, and the contract of the rules that solve for a plan."""
+"""A transport plan, the rule that it gives, and the contract of the rules that solve for a plan.
+
+A plan S(i, A) is the probability that the draws are the set A (sets.py) and token i in A is emitted because of it.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,10 +24,10 @@ from foretoken.verify.rejection import TINY
 
 @runtime_checkable
 class Solution(Protocol):
-    """What a solver found for one p, q and law: the row for any draws."""
+    """What a solver found for one p, q and law: the row for any draws of the law."""
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
-        """Return the law of the token given the draws [v], float64."""
+        """Return the distribution of the emitted token given the draws, float64 [v]; draws: token ids in any order."""
         ...
 
 
@@ -40,10 +43,13 @@ class SetSolution(Solution, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """row = S(., A) / Q(A) plus what is missing to 1 times the residual, p - sum_A S normalised.
+    """A feasible plan S. Its row for the set A is S(., A) / Q(A), and the rest up to 1 in proportion to the residual.
 
-    p: what is to be emitted [v], of any sum
-    flow: S, one number per entry of `sets`; feasible, see `feasible`
+    The residual is p - sum_A S(., A), normalised.
+
+    sets: the draw sets.
+    p: the probability with which each token is to be emitted [v], of any sum.
+    flow: S, one number per entry of `sets` [entries]; it keeps within the limits, see `feasible`.
     """
 
     sets: DrawSets
@@ -56,7 +62,7 @@ class Plan:
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         number = self.sets.number(draws)
-        if number is None:  # nothing is known of it, and p is always right
+        if number is None:  # draws of (almost) no probability, for which any row is right
             return self.p
         entries = self.sets.owner == number
         row = np.zeros(self.sets.v)
@@ -65,7 +71,7 @@ class Plan:
 
     @property
     def accepted(self) -> np.ndarray:
-        """Return P(the draws are A, and the emitted token is one of them), for each set A [sets]."""
+        """P(the draws are A, and the emitted token is one of them), for each set A [sets]."""
         given = self.sets.per_set(self.flow)
         again = self.sets.per_set(self.residual[self.sets.token])  # P(the residual's token is among the draws | A)
         return given + np.maximum(self.sets.prob - given, 0) * again
@@ -77,16 +83,24 @@ class Plan:
 
 
 def residual_of(p: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Return norm((p - taken)+) [v]; p where nothing is left, which is then reached with probability 0."""
+    """Return norm((p - taken)+) [v], or p where nothing is left, since the residual then has probability 0.
+
+    p: the probability with which each token is to be emitted [v].
+    taken: the part of it that the draws account for [v].
+    """
     left = np.maximum(p - taken, 0)
     total = left.sum()
     return left / total if total > TINY else p
 
 
 def feasible(sets: DrawSets, p: np.ndarray, flow: np.ndarray) -> np.ndarray:
-    """Return the flow, cut where it breaks a constraint by more than rounding.
+    """Return the flow, scaled down where it exceeds the probability of a set or of a token [entries].
 
-    A solver's tolerance then costs acceptance, never losslessness.
+    So the tolerance of a solver costs acceptance, never losslessness.
+
+    sets: the draw sets.
+    p: the probability with which each token is to be emitted [v].
+    flow: a solver's S, one number per entry of `sets` [entries].
     """
     flow = np.maximum(flow, 0)
     flow = flow * _cut(sets.prob, sets.per_set(flow))[sets.owner]
@@ -111,15 +125,28 @@ class Solver(ABC):
 
     @abstractmethod
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Solution:
-        """Solve for p and q [v], float64, normalised."""
+        """Solve for all draws of one law.
+
+        p, q: probabilities of the target and of the drafter [v], float64, normalised.
+        law: one that the rule accepts.
+
+        Raises ForetokenError where the law makes too many draw sets.
+        """
         ...
 
     def check_installed(self) -> None:
+        """Raise ForetokenError where scipy is not installed."""
         if find_spec("scipy") is None:
             raise ForetokenError(f"Verifier {self.name} needs scipy: pip install -e '.[transport]'.")
 
     def plan(self, p: Float[Tensor, " v"], q: Float[Tensor, " v"], law: Law) -> Solution:
-        """Return the rows for all draws of `law` at p and q."""
+        """Return the solution, which has the rows for all draws of `law`.
+
+        p, q: probabilities of the target and of the drafter, of any positive sum [v].
+        law: one that the rule accepts.
+
+        Raises ForetokenError where scipy is not installed, or as `solve`.
+        """
         self.check_installed()
         p_array, q_array = (x.detach().double().cpu().numpy() for x in (p, q))
         return self.solve(p_array / p_array.sum(), q_array / q_array.sum(), law)
@@ -131,14 +158,18 @@ class Solver(ABC):
 
 
 def over_sets(solution: Solution, sets: DrawSets) -> float:
-    """Return P(the emitted token is among the draws), set by set. O(sets v)."""
+    """Return P(the emitted token is among the draws), from the row for each set. O(sets v).
+
+    solution: the rows.
+    sets: all sets that the law can draw, with their probabilities.
+    """
     return sum(
         prob * float(solution.row(draws)[list(draws)].sum()) for draws, prob in zip(sets.index, sets.prob, strict=True)
     )
 
 
 class SetSolver(Solver):
-    """A solver that enumerates the draw sets, for any law that has them."""
+    """A solver that enumerates the draw sets, for any law but the opaque one."""
 
     laws: ClassVar[tuple[LawFamily, ...]] = (IID, WithoutReplacement, Hub)
 
@@ -149,7 +180,7 @@ class SetSolver(Solver):
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> SetSolution: ...
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Solve once per pair and sum over all draws: exact for the rule as it is."""
+        """Return the acceptance of the rule as it is, solver tolerance included, by one solution per pair."""
         self.check_installed()
         solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
         return torch.tensor(solved, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""What may be drawn, by the set of distinct tokens: all that an optimal rule for a small support depends on.
+"""The sets of distinct tokens that a law can draw, and their probabilities: the input of the published solvers.
 
 A rule may treat two draw tuples with the same tokens alike (average its rows over them), so the relaxed optimal
-transport problem has one row of variables per SET A of distinct tokens, of probability Q(A):
+transport problem has one group of variables S(., A) per SET A of distinct tokens, of probability Q(A):
 
     maximise sum S(i, A)   over S >= 0, i in A,   with  sum_i S(i, A) <= Q(A)  and  sum_A S(i, A) <= p(i).
 
@@ -22,16 +22,16 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement, outcomes
 
 MOST_SETS = 300_000
-DENSE = 20_000_000  # numbers in a table of sets by tokens
+DENSE = 20_000_000  # the most numbers in a table of sets by tokens
 
 
 @dataclass(frozen=True, eq=False)
 class DrawSets:
-    """The sets of positive probability at one q. Entry e means that token[e] belongs to set owner[e].
+    """The sets of positive probability at one q. Entry e says that token[e] belongs to the set with number owner[e].
 
-    prob: probability of each set [sets]
-    owner, token: [entries], grouped by set in order, tokens ascending
-    v: the vocabulary size
+    prob: the probability Q(A) of each set [sets].
+    owner, token: the number of the set and the token id of each entry [entries]; by set in order, ids ascending in it.
+    v: the number of tokens in the vocabulary.
     """
 
     prob: np.ndarray
@@ -41,7 +41,7 @@ class DrawSets:
 
     @cached_property
     def index(self) -> dict[tuple[int, ...], int]:
-        """Numbers of the sets, by their tokens in ascending order."""
+        """The number of each set, by its token ids in ascending order."""
         ends = np.cumsum(np.bincount(self.owner, minlength=len(self.prob)))[:-1]
         return {tuple(tokens.tolist()): i for i, tokens in enumerate(np.split(self.token, ends))}
 
@@ -51,18 +51,21 @@ class DrawSets:
         return found if found is not None and self.prob[found] > 0 else None
 
     def per_set(self, values: np.ndarray) -> np.ndarray:
-        """Sum entry values over each set."""
+        """Return the sum of `values` over the entries of each set [sets]; values: one number per entry [entries]."""
         return np.bincount(self.owner, values, len(self.prob))
 
     def per_token(self, values: np.ndarray) -> np.ndarray:
-        """Sum entry values over each token."""
+        """Return the sum of `values` over the entries of each token [v]; values: one number per entry [entries]."""
         return np.bincount(self.token, values, self.v)
 
 
 def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
-    """Return every set of distinct tokens that `law` can draw from q [v] (normalised), with its probability.
+    """Return every set of distinct tokens that a law can draw, with its probability.
 
-    Raises ForetokenError where there are more than MOST_SETS of them, or the law has no density.
+    law: how the children are drawn.
+    q: the drafter's distribution, float64, normalised [v].
+
+    Raises ForetokenError where there are more than MOST_SETS of them, or the law has no probabilities (opaque).
     """
     if not isinstance(law, IID | WithoutReplacement | Hub):
         return enumerated_sets(law, q)
@@ -89,7 +92,13 @@ def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
 
 
 def enumerated_sets(law: Law, q: np.ndarray) -> DrawSets:
-    """Return the draw sets of a law of any kind, from all draws that it can make."""
+    """Return the draw sets of a law of any kind, by going through all tuples of draws.
+
+    law: one with probabilities, that is any but the opaque one.
+    q: the drafter's distribution, float64, normalised [v].
+
+    Raises ForetokenError where there are more tuples than `core.laws.outcomes` visits.
+    """
     chances: dict[tuple[int, ...], float] = {}
     for draws, chance in outcomes(law, torch.from_numpy(q)):
         key = tuple(sorted(set(draws)))
@@ -144,10 +153,15 @@ def _outside(q: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 
 def iid_probability(q: np.ndarray, members: np.ndarray, law: IID, free: float = 0.0) -> np.ndarray:
-    """Return P(the draws outside a free set of q-mass `free` are exactly the set), for each row of `members`.
+    """Return P(the draws are exactly a set, but for draws of free tokens, which do not count) for each set [sets].
 
-    By exponential generating functions: N! times the coefficient of t^N in e^(free t) prod_i (e^(q_i t) - 1), whose
-    terms are all positive, so that nothing cancels.
+    It is computed by exponential generating functions: N! times the coefficient of t^N in e^(free t) prod_i (e^(q_i t)
+    - 1), whose terms are all positive, so that nothing cancels.
+
+    q: the probability of each token under one draw, float64 [v].
+    members: the tokens of each set, as indices into q [sets, size].
+    law: the i.i.d. draws, of fixed or random number.
+    free: the q-mass of the free tokens, which are in none of the sets.
     """
     n = law.k
     factorials = np.array([math.factorial(j) for j in range(n + 1)], dtype=float)
@@ -164,8 +178,12 @@ def iid_probability(q: np.ndarray, members: np.ndarray, law: IID, free: float = 
 def hall_set(sets: DrawSets, law: Law, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return H, a minimiser of p(H) - P(all draws in H), as a mask [v]; alpha* is 1 plus that minimum (`alpha_star`).
 
-    It is a suffix of the tokens by p / P(drawn) descending for i.i.d. draws, draws without replacement, and hubs, which
-    come last since nothing is caught without them.
+    For i.i.d. draws and draws without replacement H is a suffix of the tokens in the order of falling p/q. For hub
+    draws it is one too, if the hubs are put last: they are always drawn, so that no draws are inside H without them.
+
+    sets: what the law can draw, from `draw_sets`.
+    law: one of these three.
+    p, q: probabilities of the target and of the drafter [v], float64, normalised.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(q > 0, p / q, np.inf)
@@ -175,7 +193,7 @@ def hall_set(sets: DrawSets, law: Law, p: np.ndarray, q: np.ndarray) -> np.ndarr
     order = np.argsort(-ratio, kind="stable")
     rank = np.empty(sets.v, dtype=np.int64)
     rank[order] = np.arange(sets.v)
-    first = np.full(len(sets.prob), sets.v)  # the lowest rank in each set: it lies in every suffix from before that
+    first = np.full(len(sets.prob), sets.v)  # the lowest rank in each set: suffixes from there or before contain it
     np.minimum.at(first, sets.owner, rank[sets.token])
     caught = np.bincount(first, sets.prob, sets.v + 1)[::-1].cumsum()[::-1]
     weight = np.append(p[order][::-1].cumsum()[::-1], 0.0)

@@ -1,7 +1,8 @@
-"""Three published solvers of the relaxed optimal transport problem of `sets`.
+"""Published solvers of the relaxed optimal transport problem that sets.py states: maximise sum S(i, A).
 
-`ot-lp`: a linear program. `ot-maxflow`: a maximal flow, source -> sets A, capacity Q(A) -> their tokens -> sink,
-capacity p(i). `canonical`: select one of the draws, then verify it alone.
+`ot-lp`: a linear program. `ot-maxflow`: a maximal flow from a source to the sets A, with capacity Q(A), from each set
+to its tokens, and from each token i to a sink, with capacity p(i). `ot-maxflow-optimised`: two smaller flows instead.
+`canonical`: select one of the draws, then verify it alone.
 
 Sources: Thomas and Pal 2025, Global Resolution, arXiv:2511.15898, equations 2 and 3, section 5.2, Theorems 4.1 and 5.1,
 here with draw tuples grouped by their set of tokens; Khisti et al. 2025, Multi-Draft Speculative Sampling: Canonical
@@ -25,9 +26,9 @@ UNITS = 2**30  # of probability: SciPy's flows are 32-bit integers
 class LinearProgram(SetSolver):
     """The relaxed optimal transport problem, solved by HiGHS.
 
-    max sum S(i, A), sum_i S(i, A) <= Q(A), sum_A S(i, A) <= p(i). Law: any that can be enumerated. Optimal up to
-    HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear program with (number of sets) (k + 1) entries:
-    milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
+    Maximise sum S(i, A), where sum_i S(i, A) <= Q(A) and sum_A S(i, A) <= p(i). Law: any that can be enumerated.
+    Optimal up to HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear program with (number of sets)
+    (k + 1) entries: milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
 
     Raises ForetokenError where there are too many sets.
     """
@@ -40,7 +41,11 @@ class LinearProgram(SetSolver):
 
 
 def flow_by_program(sets: DrawSets, p: np.ndarray) -> np.ndarray:
-    """Return S, one number per entry of `sets`."""
+    """Return an optimal S by linear programming, one number per entry of `sets` [entries].
+
+    sets: the draw sets.
+    p: the target's distribution, float64, normalised [v].
+    """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, vstack
 
@@ -61,8 +66,8 @@ def flow_by_program(sets: DrawSets, p: np.ndarray) -> np.ndarray:
 class MaxFlow(SetSolver):
     """The relaxed optimal transport problem as one maximal flow.
 
-    By SciPy's Dinic algorithm. Law: any that can be enumerated. Lossless exactly; capacities are rounded down to units
-    of 2^-30, so that it accepts less than the optimum by at most (number of sets + v) 2^-30.
+    It is found by SciPy's Dinic algorithm. Law: any that can be enumerated. Lossless exactly; capacities are rounded
+    down to units of 2^-30, so that it accepts less than the optimum by at most (number of sets + v) 2^-30.
 
     Raises ForetokenError where there are too many sets.
     """
@@ -77,12 +82,11 @@ class MaxFlow(SetSolver):
 
 @dataclass(frozen=True)
 class OptimisedMaxFlow(SetSolver):
-    """Two smaller flows, outside and inside of H, the minimiser of p(H) - P(all draws in H); the second where it is
-    needed.
+    """Two smaller flows instead of one, outside and inside of H, the minimiser of p(H) - P(all draws are in H).
 
     An optimal S uses no token of H for a set that is not inside H. So the outer flow has the sets that are not inside
     H, with their tokens outside it, and the inner flow the sets inside. The row of a set that is not inside H needs the
-    outer flow alone (equation 8). The rest as `MaxFlow`.
+    outer flow alone (equation 8), so the inner flow is computed only when it is needed. Law and accuracy: as `MaxFlow`.
     """
 
     name: str = "ot-maxflow-optimised"
@@ -96,10 +100,12 @@ class OptimisedMaxFlow(SetSolver):
 class Halves:
     """The plans of the sets outside and inside of H, each made when one of its rows is asked for.
 
-    The outer sets have together at most as much probability as the tokens outside H. What rounding leaves of it goes to
-    these tokens, by the residual of p outside H; the inner sets emit what is then left of p.
+    The outer sets have together at most as much probability as the tokens outside H. What the outer flow leaves of it
+    by rounding goes to these tokens, by the residual of p outside H; the inner sets emit what is then left of p.
 
-    hall: H, mask [v]
+    sets: the draw sets.
+    p: the target's distribution, float64, normalised [v].
+    hall: H as a mask [v].
     """
 
     sets: DrawSets
@@ -108,7 +114,7 @@ class Halves:
 
     @cached_property
     def inside(self) -> np.ndarray:
-        """The sets inside H, mask [sets]."""
+        """The sets inside H, as a mask [sets]."""
         return self.sets.per_set(~self.hall[self.sets.token]) == 0
 
     @cached_property
@@ -128,7 +134,6 @@ class Halves:
         return Plan(self.sets, p, feasible(self.sets, p, maximal_flow(self.sets, p, used)))
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
-        """Return the law of the token given the draws [v], float64."""
         number = self.sets.number(draws)
         if number is None:
             return self.p
@@ -143,7 +148,12 @@ class Halves:
 
 
 def maximal_flow(sets: DrawSets, p: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Return S, one number per entry of `sets`; 0 for entries that are not `used`."""
+    """Return S by a maximal flow, one number per entry of `sets`; 0 for entries that are not `used` [entries].
+
+    sets: the draw sets.
+    p: the probability that each token can take up [v].
+    used: which entries take part, as a mask [entries].
+    """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
@@ -169,11 +179,11 @@ def maximal_flow(sets: DrawSets, p: np.ndarray, used: np.ndarray) -> np.ndarray:
 class Canonical(SetSolver):
     """Optimal transport in two steps: select one of the draws, then the standard rule for it.
 
-    Pick i in A with w(i | A), accept it with min(1, p(i) / s(i)), s = sum_A Q(A) w(i | A); else norm((p - s)+).
-    Lossless for any w: the pick has law s, and the rest is the standard rule for one draw of s. Here
-    w(i | A) = S(i, A) / sum_j S(j, A), or uniform where that sum is 0, with S an optimum of the relaxed problem: these
-    are the optimal selection weights. Law: any that can be enumerated. Optimal up to the linear program's tolerance,
-    lossless exactly. Cost: as ot-lp.
+    Select i from A with probability w(i | A) and accept it with probability min(1, p(i) / s(i)), where
+    s(i) = sum_A Q(A) w(i | A); else draw from norm((p - s)+). Lossless for any w: the selected token has law s, and the
+    rest is the standard rule for one draw from s. Here w(i | A) = S(i, A) / sum_j S(j, A), or uniform where that sum is
+    0, with S an optimum of the relaxed problem: these are the optimal selection weights. Law: any that can be
+    enumerated. Optimal up to the linear program's tolerance, lossless exactly. Cost: as ot-lp.
     """
 
     name: str = "canonical"
