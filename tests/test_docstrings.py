@@ -38,7 +38,7 @@ def _inside(node: ast.Module | ast.ClassDef, of: ast.ClassDef | None) -> Iterato
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             special = child.name in ("__init__", "__call__")
             private = child.name.startswith("_") and not special
-            command = any("command" in ast.unparse(each) for each in child.decorator_list)  # its options have help texts
+            command = any("command" in ast.unparse(each) for each in child.decorator_list)  # help texts say it
             overload = any(ast.unparse(each) == "overload" for each in child.decorator_list)
             if private or command or overload:
                 continue

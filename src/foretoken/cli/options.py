@@ -40,10 +40,10 @@ class Models:
         target.
     drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
     head; "self" (the target's own weights in 4 bits), "mtp" (the layer of multi-token prediction that some models are
-    published with), "ngram" (prompt lookup), "suffix" (the same, also in the texts of earlier requests), "suffix+self"
-    and so on (a lookup, then a model where that finds little), "auto" (where the compiled kernel runs weights of 16 or
-    32 bits self, under --method auto without a profile ngram+self; else ngram), or "none". Default: the demo drafter
-    for the demo target, else auto.
+    published with), "ngram" (lookup in the text), "suffix" (lookup in the text and in those of earlier requests),
+    "suffix+self" and so on (a lookup, then a model where that finds little), "none", or "auto": ngram; but where the
+    compiled kernel runs weights of 16 or 32 bits, self, or under --method auto without a profile ngram+self. Default:
+    the demo drafter for the demo target, else auto.
     device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16. Default: the checkpoint's own; for one in float16 float32 on a CPU.
     """
@@ -145,7 +145,7 @@ class EngineOptions(RecipeOptions):
 class RayOptions:
     """ray: Work on a Ray cluster with so many engines, each in a process of its own, on whichever machine has room.
     Needs the extra "cluster"; see docs/serving.md.
-    ray_cpus: Cores that each of them takes, and threads that it computes with. With --device cuda it takes a GPU too.
+    ray_cpus: Cores that each engine on Ray takes, and threads that it uses. With --device cuda it takes a GPU too.
     """
 
     ray: int | None = None

@@ -53,16 +53,16 @@ def train(
     tokens: Tokens to train on. Default: --epochs times the data.
     epochs: Passes through the data.
     batch: Texts per step.
-    length: Tokens of a text at most; longer ones are cut into pieces.
+    length: The most tokens of a text; longer texts are cut into pieces.
     lr: Learning rate. Default: the published one of the head.
     layers: Transformer layers (dflash, jetflow, gumiho, eagle) or MLP blocks (medusa, hydra).
-    levels: Levels drafted: gumiho's 2 serial ones included.
+    levels: Levels that the head drafts; the 2 serial ones of gumiho are counted too.
     optimizer: adamw as published; muon learns small heads in far fewer tokens.
     draft_vocab: Tokens that an eagle3 head can draft: the most frequent of the data. Default: all.
     roots: Share of the positions from which eagle3's later steps learn; 0.3 halves the time.
     begin: Folder of a trained head of this kind to go on from, for a target that has changed since, say; or of a small
     Llama of the target's sizes, whose last layers an eagle or gumiho head begins with.
-    seed: Of weights, order and noise.
+    seed: Seed of the first weights, of the order of the texts and of the noise.
     evaluate_every: Steps between measurements on held-out text.
     cache: Folder that keeps the target's states, for other heads and runs on these texts.
     json_: Print JSON instead of text.

@@ -40,16 +40,17 @@ def tune(
     out: str = DEFAULT_OUT,
     json_: bool = False,
 ) -> None:
-    """Run many trees beside plain decoding, prompt by prompt the faster half of them, and write a profile.
+    """Measure many trees beside plain decoding, and write the best to a profile.
 
-    Chains, also such as end early; trees; coins before drafts; for a drafter with another vocabulary and --vocab auto
-    every way to draft with it.
+    After each prompt the slower half of them is left out. Measured are chains, with and without a confidence at which
+    they end, trees that branch, and randomised drafting; with --vocab auto also every method for a drafter with another
+    vocabulary.
 
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
     the same command goes on where it stopped. docs/choosing.md says how to read the table.
 
     temperature: Temperature to tune for.
-    best: Trees that stay when the slower half leaves, at least.
+    best: The least number of trees that are kept when the slower half is left out.
     out: Profile file, replaced if it exists; OUT.part holds what is measured so far.
     json_: Print JSON instead of text.
     """

@@ -35,15 +35,15 @@ class Named(Strict):
 
 
 class JsonSchema(Strict):
-    name: Annotated[str | None, Field(description="Of the schema; it changes nothing.")] = None
-    description: Annotated[str | None, Field(description="Changes nothing.")] = None
+    name: Annotated[str | None, Field(description="A name for the schema; it changes nothing.")] = None
+    description: Annotated[str | None, Field(description="A description for the schema; it changes nothing.")] = None
     strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
     of: Annotated[dict[str, Any], Field(alias="schema", description="The JSON schema.")]
 
 
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[JsonSchema | None, Field(description="For the type of that name.")] = None
+    json_schema: Annotated[JsonSchema | None, Field(description="The schema, with the type `json_schema`.")] = None
 
 
 class StructuredOutputs(Strict):
@@ -62,7 +62,7 @@ class Sampled(Named):
     """The fields that requests for chat completions and for completions have in common."""
 
     stream: Annotated[bool | None, Field(description="Send the text as it grows, by server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, Field(description="For `stream` alone.")] = None
+    stream_options: Annotated[StreamOptions | None, Field(description="What a stream sends besides; only with `stream`.")] = None
     n: Annotated[int | None, Field(ge=1, description="Texts for each prompt; default 1.")] = None
     max_tokens: Annotated[
         int | None,
@@ -74,11 +74,11 @@ class Sampled(Named):
     ] = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None,
-        Field(description=f"Strings that end the text before them, up to {MOST_STOPS}."),
+        Field(description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."),
     ] = None
     seed: Annotated[
         int | None,
-        Field(description="Of choice 0; choice i has seed + i. By default a fresh one: see the answer."),
+        Field(description="The seed of choice 0; choice i has seed + i. By default a new one, which the answer names."),
     ] = None
     temperature: Annotated[float | None, Field(description="0 is greedy; default 1.")] = None
     top_p: Annotated[float | None, Field(description="Keep the likeliest tokens with this mass; default 1.")] = None
@@ -173,7 +173,7 @@ class ChatMessage(Sent):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall] | None, Field(description="Of an earlier answer.")] = None
+    tool_calls: Annotated[list[ToolCall] | None, Field(description="The calls of an earlier answer.")] = None
     tool_call_id: Annotated[str | None, Field(description="The call whose result this is.")] = None
     parsed: Annotated[Any, Field(exclude=True)] = None
 
@@ -188,15 +188,15 @@ class ChatRequest(Sampled):
         bool | None, Field(description="Report the log probability of each token, of the target at temperature 1.")
     ] = None
     top_logprobs: Annotated[
-        int | None, Field(ge=0, le=MOST_TOP, description="And of so many of the likeliest; needs `logprobs`.")
+        int | None, Field(ge=0, le=MOST_TOP, description="Report those of so many of the likeliest tokens too; needs `logprobs`.")
     ] = None
     tools: Tools = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ChosenTool | None,
-        Field(description="Whether it calls, or the one that it calls; default `auto`."),
+        Field(description="Whether the answer calls functions, or the one that it must call; default `auto`."),
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, Field(description="Whether it may call several times; default true.")
+        bool | None, Field(description="Whether the answer may call several functions; default true.")
     ] = None
 
 

@@ -55,7 +55,6 @@ class SLRSDrafter:
     lm: the drafter's model.
     translation: from the target's vocabulary to the drafter's.
     policy: the shape of the trees, which must be a chain of fixed depth.
-    law: not used; draws are made as the algorithm says.
     vocab_size: the number of columns of the target's logits; no id beyond it is proposed.
     limit: the most nodes of a plan, see `Segmentation`.
     lookahead: the number of drafter tokens after which a draft ends at the latest, the paper's threshold n; None for no
@@ -68,7 +67,6 @@ class SLRSDrafter:
     lm: CausalLM
     translation: Translation
     policy: TreePolicy
-    law: LawFamily = Opaque
     vocab_size: int = 2**62
     limit: int = NODES
     lookahead: int | None = None
@@ -106,7 +104,7 @@ def slrs(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDr
     policy: the shape of the trees, a chain of fixed depth.
     law: not used; draws are made as the algorithm says.
     """
-    return SLRSDrafter(source.model, source.translation, policy, law, source.vocab_size)
+    return SLRSDrafter(source.model, source.translation, policy, source.vocab_size)
 
 
 def union(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
