@@ -1,4 +1,4 @@
-"""EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own."""
+"""EAGLE-3: a head on the states of several target layers, with a layer of double width and an LM head of its own."""
 
 import re
 from dataclasses import replace
@@ -16,13 +16,19 @@ from foretoken.heads.serial import SerialLayers
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
-AFTER_FIRST = 1  # heads that count the layers whose states come out begin with this one, those that enter with a later
+# The first layer in config.json of heads that name the layers which the states leave. Heads that name the layers which
+# the states enter begin with a later one.
+AFTER_FIRST = 1
 
 
 class Eagle3Layer(nn.Module):
-    """Attention reads (norm(embedding), norm(state)), 2d wide; the residual is the state itself, or normed."""
+    """EAGLE-3's decoder layer, whose attention reads (norm(embedding), norm(state)), 2d wide.
+
+    norm_before_residual: whether the residual stream begins with the normed state instead of the state itself.
+    """
 
     def __init__(self, shape: LayerShape, norm_before_residual: bool) -> None:
+        """Make an untrained layer; shape: its sizes; norm_before_residual: as in the class's docstring."""
         super().__init__()
         inner = DecoderLayer(shape, input_norm=True)
         self.self_attn, self.mlp = inner.self_attn, inner.mlp
@@ -32,6 +38,11 @@ class Eagle3Layer(nn.Module):
         self.norm_before_residual = norm_before_residual
 
     def forward(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Return the residual stream after the layer [b, n, d].
+
+        embedded, states: embeddings of the tokens and the states before them [b, n, d].
+        cos, sin, attend: as in `Attention`.
+        """
         normed = self.hidden_norm(states)
         x = normed if self.norm_before_residual else states
         x = x + self.self_attn(
@@ -43,11 +54,11 @@ class Eagle3Layer(nn.Module):
 class Eagle3(SerialLayers):
     """EAGLE-3: states of several target layers, a layer of double width, norm and LM head of its own. Li et al. 2025.
 
-    layers: whose states it reads, see models/features.py; by default, as published, those that enter layers 2, n / 2
-    and n - 3. `fc` reads them once per committed token, not per drafted one.
-    tokens: its LM head may know only some, [m] target ids: draft token i is target token i + d2t[i]; None: all of them.
-    input_norm, fc_norm: whether `fc` reads the states normed, all of them as one vector or layer by layer.
-    borrows_lm_head: whether it scores by the target's LM head.
+    `fc` maps the target's states to one of the head's width, once per committed token; for draft tokens the
+    head's own states take its place.
+    d2t: where the LM head has only some of the target's tokens, its token i is target token i + d2t[i]; else None.
+    t2d: per target token whether the LM head has it [v]; None where it has all.
+    norm_output: whether the head's own states, which the next level reads, are normed.
     """
 
     kind = "eagle3"
@@ -61,6 +72,18 @@ class Eagle3(SerialLayers):
         norm_before_residual: bool = False, norm_output: bool = False, input_norm: bool = False, fc_norm: bool = False,
         borrows_lm_head: bool = False,
     ) -> None:  # fmt: skip
+        """Make an untrained head.
+
+        parts: what the head borrows of its target.
+        shape: sizes of its layer.
+        tokens: target ids of the tokens that its LM head has [m]; None: all.
+        layers: the target's layers whose states it reads, see models/features.py; (): as published, those that enter
+            layers 2, n / 2 and n - 3 of n.
+        norm_before_residual: as in `Eagle3Layer`.
+        norm_output: as in the class's docstring.
+        input_norm, fc_norm: whether `fc` reads the states normed, all of them as one vector, or layer by layer.
+        borrows_lm_head: whether it uses the target's LM head instead of one of its own.
+        """
         super().__init__(parts, shape, 1)
         self.feature_layers = layers or (2, parts.layers // 2, parts.layers - 3)
         count = len(self.feature_layers)
@@ -81,7 +104,7 @@ class Eagle3(SerialLayers):
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Eagle3":
         if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
             raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
-        read = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and the last, with which training begins
+        read = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and one for `start_from_target`
         return cls(parts, layer_shape(parts, 2 * parts.hidden), tokens, read)
 
     @classmethod
@@ -142,8 +165,9 @@ class Eagle3(SerialLayers):
     def normalise(self, sizes: Float[Tensor, " f"] | None) -> None:
         """Let `fc` read each channel of the target's states divided by its size; the head's function stays the same.
 
-        For training: the channels of real models differ a hundredfold, which spoils every step of an optimiser.
-        sizes: root mean square of each channel; None folds those there are back into the weights.
+        Training needs it: the channels of real models differ a hundredfold, which spoils every step of an optimiser.
+
+        sizes: root mean square of each channel [f]; None: undo an earlier call, so that `fc` reads the states as such.
         """
         if self.feature_sizes is not None:
             self.fc.weight.div_(self.feature_sizes)
@@ -165,8 +189,10 @@ class Eagle3(SerialLayers):
 
     @torch.no_grad()
     def order_vocabulary(self) -> None:
-        """Put its own vocabulary in the order of the target's ids, as published heads have it: one uniform then draws
-        the same token from its probabilities over either vocabulary."""
+        """Sort the head's own vocabulary by the target's ids, as published heads have it.
+
+        Then one uniform draws the same token from q over the head's vocabulary as from q over the target's.
+        """
         columns = self.columns
         if columns is not None and bool((columns[1:] < columns[:-1]).any()):
             assert self.d2t is not None
@@ -181,10 +207,10 @@ class Eagle3(SerialLayers):
 
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The layers whose states it reads, () for the usual ones. Raises ForetokenError where the target lacks them.
+    """Return the target's layers that the states read by the head enter, () where its config.json names none.
 
-    Heads of SpecForge and SGLang count the layers whose states come out, and begin with layer 1; ours and those of
-    vLLM count those that the states enter.
+    Heads of SpecForge and SGLang name the layers that the states leave, layer 1 first; this project's heads and those
+    of vLLM name the layers that the states enter. Raises ForetokenError where the target lacks a layer.
     """
     layers: tuple[int, ...] = tuple(checkpoint.config.get(LAYERS) or ())
     path, parts = checkpoint.path, checkpoint.parts
@@ -196,7 +222,10 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _named_tokens(checkpoint: Checkpoint, offsets: Tensor) -> Tensor:
-    """The target tokens of the draft vocabulary [m]. Raises ForetokenError where it names one twice, or none."""
+    """Return the target ids of the head's own vocabulary [m].
+
+    offsets: the checkpoint's d2t [m]. Raises ForetokenError where an id occurs twice or is none of the target's.
+    """
     count = checkpoint.parts.vocab_size
     if "t2d" in checkpoint.weights:
         checkpoint.check("vocabulary", checkpoint.size("t2d")[0], count)

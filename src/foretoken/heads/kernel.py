@@ -66,6 +66,7 @@ def _layers(head: Eagle | Eagle3) -> list[Any]:
 
 
 def _entry(head: Eagle | Eagle3) -> "Entry":
+    """Return what makes the first layer's input of embeddings and states."""
     from foretoken.kernel.model import Entry
 
     d, eps = head.shape.hidden, np.float32(head.shape.eps)
@@ -97,11 +98,13 @@ def _head(head: Eagle | Eagle3) -> "Head":
 
 
 def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:
+    """Return the linear layers of Gumiho's MLPs, per MLP; [] for other heads."""
     mlps: Any = head.mlp if isinstance(head, Gumiho) else ()
     return [[block.linear for block in mlp] for mlp in mlps]
 
 
 def _mlps(mlps: list[list[PanelLinear]]) -> "Mlps":
+    """Return addresses, forms and biases of the MLPs' linear layers, which `_blocks` returned."""
     from foretoken.kernel.model import Mlps
 
     blocks, d = (len(mlps[0]), mlps[0][0].out_features) if mlps else (0, 0)

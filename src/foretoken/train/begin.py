@@ -1,4 +1,4 @@
-"""What a new head begins as, besides noise: copies of weights of its target, a small language model, another head."""
+"""The weights that a new head begins with instead of noise: those of its target, of a small model, of another head."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +17,23 @@ from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint, fingerprint_of_weights
 
 NOT_ALIKE = "The layers of model {} have other sizes than the target's, so that a head cannot begin as they are."
-STATE_SHARE = 0.3  # of the target's state in what the first layer reads, beside the embedding
+STATE_SHARE = 0.3  # factor of the target's state in what the first layer reads, where that of the embedding is 1
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """A small model whose last layers a head begins with, or a head of the same kind, as it is; name: of its folder."""
+    """The model or head that a new head begins with.
+
+    name: its folder, for messages.
+    source: a small language model, with whose last layers the head begins, or a head of the same kind, which is copied.
+    """
 
     name: str
     source: CausalLM | PublishedHead
 
     @property
     def fingerprint(self) -> str:
+        """Hexadecimal digits that tell the source from others, for `Plan`."""
         if isinstance(self.source, CausalLM):
             return fingerprint(self.source)
         return fingerprint_of_weights(
@@ -37,11 +42,11 @@ class Beginning:
 
     @property
     def taken(self) -> str:
-        """What the head has of it, for the card."""
+        """What the head takes of the source, in words, for the head's card."""
         return "the layers of" if isinstance(self.source, CausalLM) else "the head"
 
     def fill(self, head: PublishedHead) -> None:
-        """Raises ForetokenError where it does not fit the head."""
+        """Set the weights of `head` to those of the source. Raises ForetokenError where they do not fit."""
         if isinstance(self.source, CausalLM):
             start_from_model(head, self.source)
         else:
@@ -50,11 +55,12 @@ class Beginning:
 
 @torch.no_grad()
 def start_from_target(head: PublishedHead) -> None:
-    """LM heads of a head's own start as the target's, as published.
+    """Copy the target's LM head into the LM heads that a new `head` has of its own, as published.
 
-    EAGLE-3's first state starts as the target's final one, divided by its size, of which that LM head gives the
-    target's distribution: what is left to learn is the step to the next token. The states of DFlash and JetFlow, which
-    the target's LM head reads, start as large as the target's.
+    Where EAGLE-3 reads the target's final state, `fc` starts as that state divided by its size. From it the LM head
+    makes the target's distribution, so that only the step to the next token is left to learn. The states of DFlash and
+    JetFlow, which the target's LM head reads, start as large as the target's. An LM head of packed weights is not
+    copied.
     """
     if isinstance(head, DFlash):
         head.norm.weight.fill_(head.feature_scale)
@@ -74,10 +80,16 @@ def start_from_target(head: PublishedHead) -> None:
 
 @torch.no_grad()
 def start_from_head(head: PublishedHead, other: PublishedHead, name: str) -> None:
-    """All that another head of the same kind and sizes learnt, its scale of the states included.
+    """Copy all weights of another head of the same kind and sizes, and its scale of the states.
 
-    The target may be the one it was trained for or another as wide; EAGLE-3 reads the new target's own layers.
-    Raises ForetokenError naming what differs.
+    The target may be the one that the other head was trained for, or another of the same width. EAGLE-3 goes on to read
+    the layers of its own target.
+
+    head: the new head, which is changed.
+    other: the head that is copied.
+    name: the folder of the other head, for messages.
+
+    Raises ForetokenError, which names what differs.
     """
     if head.kind != other.kind:
         raise ForetokenError(f"Head {name} is of kind {other.kind}: --begin needs one of kind {head.kind}.")
@@ -93,9 +105,9 @@ def start_from_head(head: PublishedHead, other: PublishedHead, name: str) -> Non
 
 
 def _make(head: PublishedHead) -> dict[str, Any]:
-    """What decides, besides the weights, which function a head computes of the target's states.
+    """Return what decides, besides the values of the weights, which function of the target's states a head computes.
 
-    Which layers' states it reads is left out: a new head reads its own target's.
+    The layers whose states it reads are left out, since a new head reads those of its own target.
     """
     rotary = head.rotary.config
     entries = {key: value for key, value in head.config().items() if key not in rotary and key != LAYERS}
@@ -104,10 +116,15 @@ def _make(head: PublishedHead) -> dict[str, Any]:
 
 @torch.no_grad()
 def start_from_model(head: PublishedHead, lm: CausalLM) -> None:
-    """The layers of an EAGLE or Gumiho head start as the last ones of a small Llama with the target's sizes.
+    """Let the layers of an EAGLE or Gumiho head start as the last layers of a small Llama.
 
-    They read the embeddings scaled to mean square 1, as the model's first norm would give them, and a share of the
-    target's states; what they add to the residual stream is scaled alike. Raises ForetokenError where layers differ.
+    They read the target's embeddings, scaled to mean square 1 as the model's first norm would give them, and a share of
+    the target's states. What they add to the residual stream is scaled alike.
+
+    head: the new head, which is changed.
+    lm: the Llama, whose layers have the sizes of the head's.
+
+    Raises ForetokenError for other heads and models, and where sizes differ.
     """
     if not isinstance(head, Eagle):
         raise ForetokenError(f"Head {head.kind} has no layers that could begin as those of {lm.name}: leave it out.")

@@ -1,4 +1,4 @@
-"""Training texts: files and JSON lines in, rows of token ids and of what is to be learnt out."""
+"""Training texts are read from text files and JSON lines, and become rows of token ids that form batches."""
 
 import hashlib
 import json
@@ -14,17 +14,19 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer, encode
 
-SHORTEST = 16  # tokens; shorter rows teach next to nothing
+SHORTEST = 16  # smallest number of tokens of a row; shorter ones teach next to nothing
 
 
 @dataclass(frozen=True)
 class Record:
-    """One training text.
+    """One training text: strings, or token ids.
 
-    prompt: text that is given, not learnt. text: text that is learnt.
+    prompt: the beginning of the text, which is given and not learnt.
+    text: the rest, which is learnt.
     file: the file where it stands, for messages.
-    ids: token ids of the whole text, where the record names them: text that a model sampled need not be what its
-    tokenizer would make of the decoded string. given: how many of the first ids are not learnt.
+    ids: token ids of the whole text instead of strings, else empty. Where a model has sampled a text, its tokenizer may
+        encode the decoded string as other ids.
+    given: with `ids`, how many of the first of them are not learnt.
     """
 
     prompt: str
@@ -36,18 +38,27 @@ class Record:
 
 @dataclass(frozen=True)
 class Row:
-    """ids, and how many of the first are not learnt."""
+    """A text, or a piece of one, as it is trained on.
+
+    ids: token ids [t].
+    skipped: how many of the first ids are not learnt; fewer than t.
+    """
 
     ids: np.ndarray
     skipped: int
 
 
 def records(files: Sequence[str]) -> Iterator[Record]:
-    """Text files whole; .jsonl files by line: {"text"}, {"prompt", "text"}, {"conversations": [{"role", "content"}]},
-    or {"ids", "given"}: the token ids of a whole text and how many of the first are not learnt.
+    """Yield the training texts of files.
 
-    Of a conversation the last assistant turn and all before it: the assistant's last turn is learnt.
-    Blank files and lines are left out. Raises ForetokenError where there is nothing else.
+    A file is one text. In a .jsonl file each line is one, an object of one of these forms: {"text"}, {"prompt",
+    "text"}, {"conversations": [{"role", "content"}]}, or {"ids", "given"}, which has the token ids of a whole text and
+    the number of the first ones that are not learnt. The last assistant turn of a conversation is learnt; all turns
+    before it are the prompt, and turns after it are left out. Blank files and lines are left out.
+
+    files: paths of the files.
+
+    Raises ForetokenError where a file or a line cannot be read, or there is no text at all.
     """
     empty = True
     for name in files:
@@ -59,7 +70,7 @@ def records(files: Sequence[str]) -> Iterator[Record]:
                 f"Cannot read data file {name}: {getattr(error, 'strerror', None) or error}."
             ) from error
         by_line = path.suffix == ".jsonl"
-        pieces = content.split("\n") if by_line else [content]  # JSON strings may hold other ends of lines
+        pieces = content.split("\n") if by_line else [content]  # JSON strings may hold what `splitlines` splits at
         for number, piece in enumerate(pieces, start=1):
             if piece.strip():
                 empty = False
@@ -116,8 +127,17 @@ def _check(string: object, what: str, place: str) -> None:
 
 
 def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row]:
-    """Each text by itself, in pieces of up to `length` ids, its end marked as the tokenizer marks it; texts that are
-    given as ids stay as they are."""
+    """Return the rows of texts: each text by itself, cut into pieces of up to `length` ids.
+
+    Pieces shorter than SHORTEST, and pieces with nothing to learn, are left out.
+
+    texts: the texts.
+    tokenizer: encodes the texts that are strings. Its end-of-text id, if it has one, is appended to these, but not to
+        texts that are ids.
+    length: largest number of ids of a row.
+
+    Raises ForetokenError where no row is left.
+    """
     end = tokenizer.eos_token_id
     out = []
     for text in texts:
@@ -139,11 +159,15 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
 
 
 def commonest(data: Sequence[Row], num_tokens: int, vocab_size: int) -> torch.Tensor:
-    """The tokens that a trimmed draft vocabulary keeps: the most frequent ones of what is learnt.
+    """Return the most frequent tokens of what is learnt, which a trimmed draft vocabulary keeps, as ids [num_tokens].
 
-    data: the rows that are learnt. num_tokens: size of the draft vocabulary. vocab_size: of the target.
-    Returns their ids [num_tokens] in ascending order; of equally frequent ones the lowest ids.
-    Raises ForetokenError where the target has no more tokens than are to be kept.
+    The ids are in ascending order; of equally frequent ones the lowest are taken.
+
+    data: the rows that are trained on.
+    num_tokens: size of the draft vocabulary.
+    vocab_size: number of tokens of the target.
+
+    Raises ForetokenError unless `num_tokens` is from 1 to vocab_size - 1.
     Source: Zhao et al. 2025, FR-Spec (arXiv:2502.14856).
     """
     if not 0 < num_tokens < vocab_size:
@@ -155,7 +179,7 @@ def commonest(data: Sequence[Row], num_tokens: int, vocab_size: int) -> torch.Te
 
 
 def digest(texts: Sequence[Record]) -> str:
-    """SHA-256 of all texts in order."""
+    """Return the SHA-256 of all texts, in order, as hexadecimal digits."""
     sha = hashlib.sha256()
     for text in texts:
         for part in (text.prompt, text.text, *((repr((text.ids, text.given)),) if text.ids else ())):
@@ -165,14 +189,22 @@ def digest(texts: Sequence[Record]) -> str:
 
 
 class Batches:
-    """The rows of step s depend on the seed and on s alone, so that a resumed run sees what an unbroken one sees."""
+    """The batch of each step: `batches[step]`, for any step from 0 on.
+
+    It depends on the seed and on the number of the step alone, so that a resumed run has the batches of an unbroken
+    one.
+
+    batch: number of rows of a batch, at most that of all rows.
+    per_epoch: number of batches after which all rows are shuffled anew. Rows that fill no batch are left out that time.
+    """
 
     def __init__(self, data: Sequence[Row], batch: int, seed: int) -> None:
+        """Take the rows `data`; batch: number of rows per step; seed: that of the order of the rows."""
         self.data, self.batch, self.seed = data, min(batch, len(data)), seed
         self.per_epoch = len(data) // self.batch
 
     def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids and mask [b, t], padded on the right."""
+        """Return (ids, which of them are learnt) of the batch of a `step`, each [b, t], padded on the right."""
         epoch, place = divmod(step, self.per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
         chosen = [self.data[i] for i in order[place * self.batch : (place + 1) * self.batch]]

@@ -1,4 +1,4 @@
-"""How well a head drafts on held-out text, position by position, with the very code that drafts in an engine."""
+"""A measurement of how well a head drafts on held-out texts, per level, by the same code that drafts in an engine."""
 
 import copy
 from collections.abc import Sequence
@@ -15,14 +15,18 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.data import Row
 
-DEPTH = 7  # positions looked at
-SIDE_BY_SIDE = 64  # places drafted from in one forward
+DEPTH = 7  # largest number of levels that are measured
+SIDE_BY_SIDE = 64  # number of places of the texts that are drafted from in one forward
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Per position, given the true tokens before it: greedy: the likeliest token is the target's too; shared: mean of
-    sum(min(p, q)), the acceptance of one draw at temperature 1. num_roots: places of the text drafted from."""
+    """How well a head drafts, per level, given the text's own tokens above the level.
+
+    greedy: per level the share of places at which the head's likeliest token is the target's likeliest too.
+    shared: per level the mean of sum(min(p, q)), which is the acceptance of one draw at temperature 1.
+    num_roots: number of places of the texts that were drafted from.
+    """
 
     greedy: tuple[float, ...]
     shared: tuple[float, ...]
@@ -30,23 +34,33 @@ class Accuracy:
 
     @property
     def expected_length(self) -> float:
-        """Tokens accepted of a greedy chain, as if positions were independent: sum of products of `greedy`."""
+        """The expected acceptance length of a greedy chain if levels were independent: sum of products of `greedy`."""
         return float(np.cumprod(self.greedy).sum())
 
 
 @torch.no_grad()
 def accuracy(head: PublishedHead, lm: CausalLM, data: Sequence[Row], num_roots: int) -> Accuracy:
-    """Draft along the text itself from random places of `data`, the same ones for every head of equal depth."""
+    """Measure how well a head drafts: along the texts themselves, from random places in them.
+
+    The places are the same for all heads with the same number of levels, DEPTH at most.
+
+    head: the head, which stays as it is.
+    lm: the target.
+    data: the held-out texts.
+    num_roots: number of places.
+
+    Raises ForetokenError where all texts are too short.
+    """
     depth = min(DEPTH, head.depth or DEPTH)
     rng = np.random.default_rng(0)
     usable = [row for row in data if len(row.ids) > depth + 3]
     if not usable:
         raise ForetokenError(f"The held-out data has no text of {depth + 4} tokens: give longer texts.")
-    # As it will draft: in the target's dtype, and with parts that are not the training's own.
+    # A copy drafts, in the target's dtype as in an engine, so that training goes on with the head as it is.
     head = copy.deepcopy(head, {id(head.target): head.target}).to(lm.dtype).eval()
     texts = rng.integers(len(usable), size=num_roots).tolist()
-    starts = [int(rng.integers(2, len(usable[i].ids) - depth)) for i in texts]  # committed tokens of each text
-    places = sorted(zip(texts, starts, strict=True))  # by text, so that few texts' states are in memory
+    starts = [int(rng.integers(2, len(usable[i].ids) - depth)) for i in texts]  # how many tokens count as committed
+    places = sorted(zip(texts, starts, strict=True))  # by text, so that the states of few texts are in memory
     chunks = (places[first : first + SIDE_BY_SIDE] for first in range(0, num_roots, SIDE_BY_SIDE))
     found = torch.cat([_drafted(head, lm, usable, chunk, depth) for chunk in chunks], 1)
     greedy, shared = found.mean(1).T.tolist()
@@ -56,10 +70,13 @@ def accuracy(head: PublishedHead, lm: CausalLM, data: Sequence[Row], num_roots: 
 def _drafted(
     head: PublishedHead, lm: CausalLM, data: Sequence[Row], places: Sequence[tuple[int, int]], depth: int
 ) -> Float[Tensor, "k n 2"]:
-    """For each position and place whether the likeliest token is the target's, and sum(min(p, q)); all places side by
-    side, one forward per position.
+    """Return per level k and place n (whether the likeliest token is the target's, sum(min(p, q))) [k, n, 2].
 
-    places: a text's place in `data`, and the number of its tokens that are committed. depth: positions.
+    All places are drafted from side by side, one forward per level.
+
+    data: the texts.
+    places: per place the index of its text in `data`, and the number of its tokens that count as committed.
+    depth: number of levels.
     """
     layers = (*head.feature_layers, FINAL)
     width = len(head.feature_layers) * lm.hidden_size

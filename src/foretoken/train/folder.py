@@ -1,4 +1,4 @@
-"""The folder that a training run writes: a new one, an empty one, or one of its own."""
+"""Checks of the folder that a training run writes to: it must be new, empty, or from the same run."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ CHECKPOINT, PROVENANCE, LOG = "checkpoint.pt", "provenance.json", "log.jsonl"
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder that holds something else than a run of ours, such as a model, which would be overwritten."""
+    """Raise ForetokenError if `folder` holds files but no training run: a model there, say, would be overwritten."""
     check_folder(folder)
     if not folder.exists():
         return
     found = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
-    held = found - {LOG}  # which is all there is of a run that was stopped early
+    held = found - {LOG}  # the log alone is what a run leaves that was stopped before its first checkpoint
     if held and not held & {CHECKPOINT, PROVENANCE}:
         raise ForetokenError(
             f"Folder {folder} holds {min(held)} and no training run, so that --out would overwrite it: name a new or "
@@ -25,7 +25,13 @@ def check_out(folder: Path) -> None:
 
 
 def check_own(folder: Path, plan: dict[str, Any]) -> None:
-    """Refuse a folder whose head was trained under another plan; a checkpoint is checked where it is read."""
+    """Raise ForetokenError if a run must not write to a folder, as when its head was trained under another plan.
+
+    A folder with a checkpoint passes here: `Trainer.resume` compares its plan.
+
+    folder: the folder, which need not exist.
+    plan: the entries of the run's `Plan`.
+    """
     path = folder / PROVENANCE
     check_out(folder)
     if not path.exists() or (folder / CHECKPOINT).exists():

@@ -1,4 +1,4 @@
-"""Training one head: checkpoints that resume, one record a report."""
+"""The training loop of one head, with checkpoints from which an interrupted run goes on."""
 
 import math
 import time
@@ -25,23 +25,31 @@ from foretoken.train.muon import Muon
 from foretoken.train.states import StateCache
 
 ADAMW, MUON = "adamw", "muon"
-BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, over Muon's for all other matrices
+BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, as a share of Muon's rate for all other matrices
 REGRESSION = 0.2  # share of the steps in which Gumiho's MLPs learn states alone: two of the published ten epochs
-EAGLE3_HEAD = 0.01  # the same for EAGLE-3's LM head, which starts as the target's and stays near it
+EAGLE3_HEAD = 0.01  # as BESIDE_MUON, for the LM head of EAGLE-3, which starts as the target's and stays near it
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides a run's outcome; a checkpoint resumes only under the same plan.
+    """All that decides the outcome of a run. A run resumes from a checkpoint only under the same plan.
 
-    kind: of the head. data: digest of the texts. tokens: number of tokens to learn; 0 until `train` knows the data.
-    target, begin: fingerprints of the target and of what the head begins as.
-    batch: texts per step. length: tokens per text at most. lr: learning rate; 0 until `train` takes the usual one.
+    kind: kind of the head.
+    tokens: number of tokens to train on, prompts included, from which the number of steps follows; 0 until `train` has
+        read the data.
+    data: digest of the texts.
+    target, begin: fingerprints of the target, and of the model or head that the head begins with; None: of none.
+    seed: seed of the head's weights, of the order of the texts, and of noise.
+    batch: texts per step.
+    length: largest number of tokens of a text.
+    lr: learning rate; 0 until `train` sets the usual one of the kind.
     warmup: share of the steps over which the rate rises.
-    clip: bound of each gradient value. layers, levels: as `new_head` takes them.
-    optimizer: adamw, or muon for matrices beside it.
-    draft_vocab: number of tokens that the head can draft, None for all.
-    roots: share of the positions from which eagle3's later steps learn.
+    clip: bound of the absolute value of each number of the gradient.
+    layers, levels: as in `new_head`.
+    optimizer: adamw; or muon for matrices but LM heads, with AdamW for all other weights.
+    draft_vocab: number of tokens that the head can draft; None: all.
+    roots: share of the positions from which EAGLE-3's levels after the first are drafted, see `eagle3_loss`.
+
     Defaults are Gumiho's (Li et al. 2025, Table 5).
     """
 
@@ -65,6 +73,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
+    """The state of a training run after a step.
+
+    step, steps: number of steps done, and of all steps.
+    tokens: number of tokens that were learnt so far, without prompts and padding.
+    loss: moving average of the loss.
+    tokens_per_s: speed since this process began or resumed the run, in tokens per second.
+    left_s: estimate of the time that remains, in seconds.
+    """
+
     step: int
     steps: int
     tokens: int
@@ -74,15 +91,27 @@ class Report:
 
 
 class Trainer:
-    """Steps through `batches`; `save` writes DIR/checkpoint.pt under a temporary name first.
+    """A training run of one head: what it has done so far, and the steps that remain.
 
-    cache: where the target's states are read and kept; None: computed anew each time.
+    step, steps: number of steps done, and of all steps.
+    tokens: number of tokens that were learnt so far.
+    smooth: moving average of the loss; NaN before the first step.
     """
 
     def __init__(
         self, head: PublishedHead, lm: CausalLM, batches: Batches, plan: Plan, folder: Path,
         cache: StateCache | None = None, begin: Beginning | None = None,
     ) -> None:  # fmt: skip
+        """Prepare a run at step 0; call `resume` or `prepare` next, then `run`.
+
+        head: the head, which is trained in place.
+        lm: the target.
+        batches: the training texts; batch i is that of step i.
+        plan: the settings, complete.
+        folder: existing folder in which checkpoints are written.
+        cache: where the target's states are kept; None: they are computed anew at each step.
+        begin: the model or head that the head begins with; None: none.
+        """
         self.head, self.lm, self.batches, self.plan, self.folder = head, lm, batches, plan, folder
         self.cache, self.begin = cache, begin
         per_step = batches.batch * min(plan.length, max(len(row.ids) for row in batches.data))
@@ -92,11 +121,15 @@ class Trainer:
 
     @torch.no_grad()
     def texts(self, step: int) -> Texts:
+        """Return the texts of the step with index `step`, from 0 on, with the target's states."""
         return read_texts(self.head, self.lm, *self.batches[step], self.cache)
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Before the first step: the scale of the states, and what starts as a copy of the target's."""
+        """Set, before the first step, the scale of the states and all weights that do not start as noise.
+
+        The scale is the root mean square of the target's final states in the first batch.
+        """
         texts = self.texts(0)
         self.head.feature_scale = float(texts.states[texts.mask].double().square().mean().sqrt())
         start_from_target(self.head)
@@ -107,7 +140,12 @@ class Trainer:
             self.head.normalise(channels)
 
     def loss(self, texts: Texts, rng: torch.Generator) -> Tensor:
-        """In bfloat16 products where the target is in bfloat16, as published; weights and sums stay in float32."""
+        """Return the loss of a batch, as a scalar.
+
+        Where the target is in bfloat16, so are the products, as published; weights and sums stay in float32.
+
+        texts, rng: as in the losses of train/losses.py.
+        """
         half = self.lm.dtype == torch.bfloat16
         further = {
             "eagle3": {"roots": self.plan.roots},
@@ -117,16 +155,26 @@ class Trainer:
             return LOSSES[self.plan.kind](self.head, texts, rng, **further.get(self.plan.kind, {}))
 
     def rate(self, progress: float) -> float:
-        """Linear warm-up, then linear decay to a tenth."""
+        """Return the learning rate: it rises linearly to `lr` in the warm-up, then falls linearly to a tenth of it.
+
+        progress: share of the steps that are done, in (0, 1].
+        """
         return self.plan.lr * min(1.0, progress / self.plan.warmup, 1.0 - 0.9 * progress)
 
     def run(
         self, report: Callable[[Report], None], every: int = 20, also_every: int | None = None, save_s: float = 60.0
     ) -> None:
-        """To the end; reports come after `every` steps, and after `also_every`; checkpoints every `save_s` seconds.
+        """Take all steps that remain.
 
-        On an interrupt the step that has begun is finished and saved; the same command goes on from there. A second
-        interrupt stops at once, and the last checkpoint stands.
+        On an interrupt (Ctrl-C) the step that has begun is finished and saved, then KeyboardInterrupt is raised; the
+        same command goes on from there. A second interrupt stops at once, and the last checkpoint stands.
+
+        report: called with a report after the steps whose number is a multiple of `every` or `also_every`, and at the
+            end.
+        every, also_every: numbers of steps; also_every None: `every` alone.
+        save_s: seconds between checkpoints; the last step writes one in any case.
+
+        Raises ForetokenError where the loss is not finite.
         """
         with Interrupts() as interrupts:
             began, first, saved = time.monotonic(), self.tokens, time.monotonic()
@@ -162,6 +210,7 @@ class Trainer:
         self.tokens += int(texts.mask.sum())
 
     def save(self) -> None:
+        """Write the checkpoint, under a temporary name first, so that a crash leaves the one before."""
         state = {
             "plan": asdict(self.plan),
             "head": self.head.state_dict(),
@@ -176,7 +225,10 @@ class Trainer:
         write(self.folder / CHECKPOINT, lambda path: torch.save(state, path))
 
     def resume(self) -> bool:
-        """Whether there was a checkpoint to go on from. Raises ForetokenError for one of another plan."""
+        """Load the folder's checkpoint, and return whether there is one.
+
+        Raises ForetokenError where it cannot be read, or was made under another plan or by an older version.
+        """
         path = self.folder / CHECKPOINT
         if not path.exists():
             return False
@@ -206,7 +258,7 @@ class Trainer:
 
 
 def _optimizers(head: PublishedHead, name: str) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Each with its share of the learning rate."""
+    """Return the optimizers of a head's weights, each with its share of the learning rate; name: as in `Plan`."""
 
     def adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, betas=(0.9, 0.95), weight_decay=0.0)
@@ -225,7 +277,14 @@ def _optimizers(head: PublishedHead, name: str) -> list[tuple[torch.optim.Optimi
 
 @torch.no_grad()
 def read_texts(head: PublishedHead, lm: CausalLM, ids: Tensor, mask: Tensor, cache: StateCache | None = None) -> Texts:
-    """The target's states on whole texts, padded on the right, by one plain forward or from the cache."""
+    """Return a batch of texts with the target's states in float32, by one plain forward or from the cache.
+
+    head: the head, for the layers that it reads.
+    lm: the target.
+    ids: b texts, padded on the right to t tokens [b, t].
+    mask: which tokens are learnt [b, t].
+    cache: where the states are kept; None: they are computed.
+    """
     ids, mask = ids.to(lm.device), mask.to(lm.device)
     layers = (*head.feature_layers, FINAL)
     states = lm.states(ids, layers) if cache is None else cache(ids, mask, layers)

@@ -1,7 +1,13 @@
 """The published losses of the draft heads, on whole texts with their true tokens.
 
-h_i is the target's state at position i, x_i the tokens, p_i the target's distribution of x_{i+1}. A sum over positions
-counts those where `mask` is true for the token that is predicted.
+x_i is the text's token at position i, h_i the target's state there, p_i the target's distribution of x_{i+1}. A mean
+over positions is over those where `mask` is true for the token that is predicted; in the losses of EAGLE and Gumiho,
+which compare states, for the token at the position of the state.
+
+All losses have the arguments head, texts and rng, and return a scalar:
+head: the head that is trained.
+texts: a batch of texts, with the target's states.
+rng: the generator on the CPU from which noise and choices of positions are drawn.
 """
 
 from collections.abc import Callable
@@ -19,16 +25,22 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.flat import Hydra, Medusa
 from foretoken.heads.layer import Attend, Unrolled, causal
 
-DECAY = 0.8  # weight of each further position
-CLASSIFICATION = 0.1  # of the cross-entropy beside the regression (EAGLE, Gumiho)
+DECAY = 0.8  # factor of a level's weight from one level to the next
+CLASSIFICATION = 0.1  # weight of the cross-entropy beside the regression (EAGLE, Gumiho)
 MLPS = 9  # what the sum over Gumiho's MLPs is divided by
-UNROLLED = 7  # steps of EAGLE-3's training
-ANCHORS = 6  # of so many positions of a text one begins a block of DFlash: 512 in texts of 3,072 tokens, as released
+UNROLLED = 7  # levels drafted in EAGLE-3's training
+ANCHORS = 6  # positions of a text per block of DFlash's training: 512 blocks in 3,072 tokens, as released
 
 
 @dataclass(frozen=True)
 class Texts:
-    """ids [b, t]; mask [b, t]: tokens to learn; features [b, t, f]: what the head reads; states [b, t, d]: final."""
+    """A batch of b texts, padded on the right to t tokens.
+
+    ids: the tokens [b, t].
+    mask: which tokens are learnt; false for padding [b, t].
+    features: the target's states that the head reads, those of its `feature_layers` side by side [b, t, f].
+    states: the target's final states, which its LM head reads [b, t, d].
+    """
 
     ids: Int[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]
@@ -37,29 +49,44 @@ class Texts:
 
 
 def noisy(states: Float[Tensor, "b t d"], rng: torch.Generator, size: float = 0.2) -> Float[Tensor, "b t d"]:
-    """Uniform noise of +-size / 2 on 512 tokens, more on shorter texts; states have mean square 1."""
+    """Return states with uniform noise, as in EAGLE's training.
+
+    states: the states, of mean square about 1 [b, t, d].
+    rng: the generator of the noise, on the CPU.
+    size: the noise is within +-size / 2 for texts of 512 tokens, and 512 / t times as large for texts of t tokens.
+    """
     u = torch.rand(states.shape, generator=rng, dtype=states.dtype).to(states.device)
     return states + (u - 0.5) * size * 512 / states.shape[1]
 
 
 def mean(values: Float[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> Tensor:
+    """Return the mean of those values [b, n] where mask [b, n] is true; 0 where it is nowhere."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def cross_entropy(logits: Float[Tensor, "b n v"], p: Float[Tensor, "b n v"]) -> Float[Tensor, "b n"]:
-    """Against the target's whole distribution."""
+    """Return the cross-entropy of the softmax of logits [b, n, v] against the target's whole distribution p [b, n, v].
+
+    It is in nats, per position [b, n].
+    """
     return -(p * logits.float().log_softmax(-1)).sum(-1)
 
 
 def regression(head: Eagle, states: Tensor, wanted: Tensor, p: Tensor, mask: Tensor, alone: bool = False) -> Tensor:
-    """SmoothL1 between states; unless that stands `alone`, plus 0.1 times the cross-entropy of what the LM head makes
-    of them."""
+    """Return the mean SmoothL1 distance of states, plus CLASSIFICATION times the cross-entropy of what they predict.
+
+    head: the head, whose `logits` makes the prediction.
+    states, wanted: states that the head has made, and the target's in their place [b, n, d].
+    p: the target's distribution of the token that follows [b, n, v].
+    mask: positions that count [b, n].
+    alone: whether the cross-entropy is left out.
+    """
     distance = F.smooth_l1_loss(states, wanted, reduction="none").mean(-1)
     return mean(distance if alone else distance + CLASSIFICATION * cross_entropy(head.logits(states), p), mask)
 
 
 def _forward(head: Eagle, texts: Texts, rng: torch.Generator) -> Float[Tensor, "b n d"]:
-    """o_i for i = 0 .. t - 2, from noisy h_i and x_{i+1}."""
+    """Return the head's states o_i for i = 0 .. t - 2, from h_i with noise and x_{i+1} [b, t - 1, d]."""
     n = texts.ids.shape[1] - 1
     states = noisy(head.enter(texts.features[:, :-1]), rng)
     cos, sin = head.rotary.angles(torch.arange(n, device=states.device)[None])
@@ -67,18 +94,22 @@ def _forward(head: Eagle, texts: Texts, rng: torch.Generator) -> Float[Tensor, "
 
 
 def eagle_loss(head: Eagle, texts: Texts, rng: torch.Generator) -> Tensor:
-    """o_i against h_{i+1}. EAGLE (Li et al. 2024), equations 3-5."""
+    """Return the `regression` of o_i, the state made from h_i and x_{i+1}, to h_{i+1}.
+
+    head, texts, rng: see the module's docstring. Source: EAGLE (Li et al. 2024), equations 3-5.
+    """
     out = _forward(head, texts, rng)
     p = head.target.logits(texts.states[:, 1:]).float().softmax(-1)
     return regression(head, out, head.enter(texts.states[:, 1:]), p, texts.mask[:, 1:])
 
 
 def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator, regress_only: bool = False) -> Tensor:
-    """The serial part as in EAGLE; a ninth of the MLPs' sum, MLP j against h_{i+3+j} weighted 0.8^(j+1).
+    """Return EAGLE's loss of the decoder layers, plus a ninth of the MLPs' sum: of MLP j to h_{i+3+j}, times 0.8^(j+1).
 
-    The text's own x_{i+2}, x_{i+3} stand for the drafted tokens. Source: Li et al. 2025, Gumiho, appendix C; the
-    weights of the MLPs as in its released training code.
+    The text's own x_{i+2} and x_{i+3} stand for the two draft tokens that the MLPs read. Source: Li et al. 2025,
+    Gumiho, appendix C; the weights of the MLPs as in its released training code.
 
+    head, texts, rng: see the module's docstring.
     regress_only: whether the MLPs' cross-entropy is left out, as it is at the beginning of the training.
     """
     out = _forward(head, texts, rng)
@@ -97,7 +128,10 @@ def gumiho_loss(head: Gumiho, texts: Texts, rng: torch.Generator, regress_only: 
 
 
 def medusa_loss(head: Medusa, texts: Texts, rng: torch.Generator) -> Tensor:
-    """Cross-entropy of level i at h_t against the token x_{t+2+i}, weighted 0.8^i. Cai et al. 2024, section 2.3."""
+    """Return the sum over levels i of 0.8^i times the cross-entropy of level i at h_t against the token x_{t+2+i}.
+
+    head, texts: see the module's docstring. rng: not used. Source: Cai et al. 2024, Medusa, section 2.3.
+    """
     scores, n = head.levels(texts.features), texts.ids.shape[1]
     total = scores.new_zeros(())
     for i in range(min(scores.shape[2], n - 2)):
@@ -108,7 +142,10 @@ def medusa_loss(head: Medusa, texts: Texts, rng: torch.Generator) -> Tensor:
 
 
 def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
-    """As Medusa's, with the tokens between given and against the target's distribution (Hydra++), 2024."""
+    """Return Medusa's sum of cross-entropies, but given the tokens between and against the target's distributions.
+
+    head, texts: see the module's docstring. rng: not used. Source: Ankner et al. 2024, Hydra++.
+    """
     n = texts.ids.shape[1]
     cos, sin = head.rotary.angles(torch.arange(n, device=texts.ids.device)[None])
     prefix = head.prefix_states(texts.features, cos, sin, causal)
@@ -125,14 +162,15 @@ def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
 
 
 def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float = 1.0) -> Tensor:
-    """Cross-entropy of 7 drafted steps, each on the head's own states. Li et al. 2025.
+    """Return the sum over levels j of 0.8^j times the cross-entropy of level j, drafted on the head's own states.
 
-    A head with a trimmed vocabulary learns the target's distribution over the tokens that it can name, from the places
-    where the text's own token is one of them: since the target wrote the text, that weighs a place by the probability
-    that its token can be named.
+    A head with only some of the target's tokens learns the target's distribution over these, at the positions where the
+    text's own token is one of them. If the target wrote the text, a position thus counts with the probability that the
+    head can draft its token. Source: Li et al. 2025, EAGLE-3.
 
-    roots: share of the positions from which the steps after the first are drafted, drawn anew for every batch; 1 as
-    published. A third makes a step of training twice as fast.
+    head, texts, rng: see the module's docstring.
+    roots: share of the positions from which the levels after the first are drafted, drawn anew for every batch; 1 as
+        published. A third makes a step of training twice as fast.
     """
     n = texts.ids.shape[1] - 1
     if head.t2d is None:
@@ -151,11 +189,11 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
         chosen = order[: max(1, round(roots * n))].sort().values
     attend, total = Unrolled(chosen), states.new_zeros(())
     for j in range(min(UNROLLED, n)):
-        # Step j of root r stands at position r + j, has token x_{r+j+1}, and predicts x_{r+j+2}, whose p is p[r + j].
+        # Level j below position r stands at r + j, reads x_{r+j+1}, and predicts x_{r+j+2}, whose p is p[r + j].
         if j == 1:
             states = states[:, chosen]
         at = (everywhere if j == 0 else chosen) + j
-        inside = at < n  # roots too near the end of the text have no token there; their steps are padding
+        inside = at < n  # below positions too near the end of the text there is no token at this level, but padding
         place = at.clamp(max=n - 1)
         cos, sin = head.rotary.angles(at[None])
         states = head.step(embedded[:, place], states, cos, sin, [attend])
@@ -165,8 +203,12 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
 
 
 def dflash_loss(head: DFlash, texts: Texts, rng: torch.Generator) -> Tensor:
-    """Cross-entropy against the text's tokens of blocks that begin at random places, weighted e^(-i / gamma) at mask
-    i + 1. Chen, Liang, Liu 2026; gamma is 7 for blocks of 16 and 4 for blocks of 8, as released, straight between.
+    """Return the cross-entropy, against the text's tokens, of blocks that begin at random positions.
+
+    The weight at mask i + 1 is e^(-i / gamma). gamma is linear in the size of a block: 7 for 16 tokens and 4 for 8, as
+    released. Source: Chen, Liang, Liu 2026, DFlash.
+
+    head, texts, rng: see the module's docstring.
     """
     (b, n), size, device = texts.ids.shape, head.block, texts.ids.device
     roots = 1 + torch.randperm(max(n - 2, 1), generator=rng)[: max(1, n // ANCHORS)].sort().values.to(device)
@@ -191,7 +233,7 @@ def dflash_loss(head: DFlash, texts: Texts, rng: torch.Generator) -> Tensor:
     blocks = head.blocks(texts.ids[:, roots]).to(context.dtype)
     states = head.run(blocks, *head.rotary.angles(at[None]), [attend_in(layer) for layer in head.layers])
     levels = torch.arange(size - 1, device=device)
-    place = roots[:, None] + 1 + levels  # of the token that each mask stands for
+    place = roots[:, None] + 1 + levels  # the position of the token that each mask stands for
     inside, place = place < n, place.clamp(max=n - 1)
     scores = head.target.logits(states.view(b, len(roots), size, -1)[:, :, 1:]).float()
     loss = F.cross_entropy(scores.flatten(0, 2), texts.ids[:, place].flatten(), reduction="none").view(b, *place.shape)
@@ -208,6 +250,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "dflash": dflash_loss,
     "jetflow": dflash_loss,
 }
-RATES = {  # AdamW's, as published
+RATES = {  # learning rates of AdamW, as published
     "gumiho": 2e-4, "eagle": 3e-5, "eagle3": 5e-5, "medusa": 1e-3, "hydra": 1e-3, "dflash": 6e-4, "jetflow": 6e-4,
 }  # fmt: skip

@@ -4,16 +4,18 @@ import torch
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with each matrix's update made orthogonal by five Newton-Schulz steps (Jordan et al. 2024).
+    """Momentum whose update of each matrix is made orthogonal by five Newton-Schulz steps (Jordan et al. 2024).
 
-    torch.optim.Muon is the same in bfloat16, which takes sixteen times as long on a CPU without its units.
+    torch.optim.Muon does the same in bfloat16, which takes sixteen times as long on a CPU without bfloat16 units.
     """
 
     def __init__(self, params: list[torch.nn.Parameter]) -> None:
+        """Take the matrices that are trained, `params`; their learning rate is 0 until the training loop sets it."""
         super().__init__(params, {"lr": 0.0, "momentum": 0.95, "weight_decay": 0.2})
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update all matrices that have a gradient."""
         group = self.param_groups[0]
         shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for param in group["params"]:

@@ -1,4 +1,4 @@
-"""A whole training run: data in, a head with its card and its provenance out."""
+"""A whole training run, from files of texts to the folder of a head with its card and its provenance."""
 
 import json
 import sys
@@ -27,18 +27,19 @@ from foretoken.train.losses import RATES
 from foretoken.train.states import StateCache
 
 HELD_OUT = 50  # without held-out files, every 50th text is held out
-LAST_ROOTS = 512  # places of held-out text that a finished head is measured at: a standard error of .02
-MUON_RATE = 0.01
+LAST_ROOTS = 512  # places of held-out texts that a finished head is measured at: a standard error of .02
+MUON_RATE = 0.01  # Muon's usual learning rate, for all kinds of heads
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A report of the training, with what was measured on held-out text where it was."""
+    """A report of the training, with the accuracy on held-out texts; None where it was not measured at this step."""
 
     report: Report
     accuracy: Accuracy | None
 
     def text(self) -> str:
+        """Return the report as a line for people."""
         r = self.report
         line = (
             f"step {r.step}/{r.steps}  loss {r.loss:.3f}  {r.tokens_per_s:,.0f} tokens/s  {r.left_s / 60:.1f} min left"
@@ -49,6 +50,7 @@ class Progress:
         return line
 
     def json(self) -> dict[str, Any]:
+        """Return the report as an object for log.jsonl."""
         out = asdict(self.report)
         if self.accuracy is not None:
             out |= {**asdict(self.accuracy), "expected_length": self.accuracy.expected_length}
@@ -70,13 +72,21 @@ def train(
     note: Callable[[str], None] = lambda _: None,
     begin: Beginning | None = None,
 ) -> None:
-    """Train, or go on from the checkpoint in `folder`; writes the head, its card, provenance.json and log.jsonl there.
+    """Train a head, or go on from the checkpoint in `folder`; then write the head there, with its card and records.
 
-    lm, tokenizer: the target. plan: as the command asks for it; without tokens, rate and fingerprints.
-    data: files of the texts. held_out: files of the texts to measure on; none: every 50th text.
-    tell: takes each report. made_with: machine and versions, for the record. epochs: passes through the data where the
-    plan has no number of tokens. evaluate_every: steps between measurements. cache: folder that keeps the target's
-    states for other heads and runs; `note` takes a line on its size. begin: what the head begins as.
+    lm, tokenizer: the target's.
+    plan: the settings of the command; `tokens` and `lr` may be 0, and the fingerprints and the digest are set here.
+    data: paths of the files of training texts, see `records`.
+    held_out: paths of the files of texts to measure on; empty: every 50th of the training texts is held out.
+    folder: where the head, README.md, provenance.json, log.jsonl and checkpoints are written.
+    tell: called with each report.
+    made_with: machine and versions, for provenance.json.
+    epochs: number of passes through the data where the plan has no number of tokens.
+    evaluate_every: number of steps between measurements on held-out texts.
+    cache: folder that keeps the target's states for other heads and runs; None: they are not kept.
+    note: called with a line of text on the size of the cache.
+    begin: the model or head that the head begins with; None: none.
+
     Raises ForetokenError for texts or options that cannot be used.
     """
     if not 0 <= plan.seed < 2**32:
@@ -139,7 +149,7 @@ def _open_cache(
 
 
 def _cut(log: Path, step: int) -> None:
-    """Drop the lines after the checkpoint's step, which will be written again, and a line that is incomplete."""
+    """Remove from the log an incomplete line, and the lines after the checkpoint's step, which come again."""
     if log.exists():
         whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
         kept = [line for line in whole if json.loads(line)["step"] <= step]
@@ -147,7 +157,7 @@ def _cut(log: Path, step: int) -> None:
 
 
 def _finish(trainer: Trainer, measured: Accuracy, made_with: dict[str, Any]) -> None:
-    """The head's folder: weights, configuration, card, provenance."""
+    """Write the weights, configuration, card and provenance of a trained head to its folder."""
     folder, plan, target, begun = trainer.folder, trainer.plan, trainer.lm.name, trainer.begin
     save_head(trainer.head, folder)
     facts = {"plan": asdict(plan), "steps": trainer.step, "tokens": trainer.tokens, "target": target,

@@ -1,4 +1,4 @@
-"""The target's states of training texts, kept on disk for every head and every run that reads the same texts."""
+"""A cache on disk of the target's states on training texts, for all heads and runs that read the same texts."""
 
 import hashlib
 import shutil
@@ -17,21 +17,30 @@ from foretoken.models.identity import fingerprint
 
 
 class StateCache:
-    """folder/TARGET/LAYER/TEXT.safetensors: one layer's states [t, d] of one text, in the target's dtype.
+    """Files folder/TARGET/LAYER/TEXT.safetensors, each with one layer's states [t, d] on one text.
 
-    TARGET and TEXT are hashes, of the target and of the text's ids: any head, any order of the data finds them.
+    The states are in the target's dtype. TARGET is a hash of the target, with its dtype; TEXT is a hash of the text's
+    ids. So the states are found for any head and in any order of the data.
     """
 
     def __init__(self, folder: Path, lm: CausalLM) -> None:
+        """Open the cache at `folder`, which need not exist; lm: the target."""
         self.lm = lm
         self.folder = folder / f"{fingerprint(lm)}-{str(lm.dtype).removeprefix('torch.')}"
 
     def num_bytes(self, tokens: int, layers: tuple[int, ...]) -> int:
-        """What the states of so many tokens take."""
+        """Return the size in bytes of the states of some tokens.
+
+        tokens: number of tokens.
+        layers: the layers whose states are kept; one that occurs twice counts once.
+        """
         return tokens * len(set(layers)) * self.lm.hidden_size * self.lm.dtype.itemsize
 
     def check_room(self, tokens: int, layers: tuple[int, ...]) -> None:
-        """Raises ForetokenError where the disk has less than they will take, counting none as there already."""
+        """Raise ForetokenError where the disk has less room than states would take if none were in the cache yet.
+
+        tokens, layers: as in `num_bytes`.
+        """
         wanted = self.num_bytes(tokens, layers)
         self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
@@ -44,7 +53,14 @@ class StateCache:
     def __call__(
         self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"], layers: tuple[int, ...]
     ) -> Float[Tensor, "b t f"]:
-        """As CausalLM.states; zeros behind a text's last learnt token. One forward for all texts not yet there."""
+        """Return the target's states on texts, as `CausalLM.states` does, but zeros after a text's last learnt token.
+
+        Texts that are not in the cache are put there, all by one forward.
+
+        ids: b texts, padded on the right to t tokens [b, t].
+        mask: which tokens are learnt, at least one per text [b, t].
+        layers: the layers whose states stand side by side in the result [b, t, f], see models/features.py.
+        """
         unique = tuple(dict.fromkeys(layers))
         lengths = [int(row.nonzero()[-1]) + 1 for row in mask]
         names = [_digest(row[:length]) for row, length in zip(ids, lengths, strict=True)]
@@ -59,7 +75,12 @@ class StateCache:
         return out
 
     def put(self, ids: Int[Tensor, " t"], layers: tuple[int, ...], states: Float[Tensor, "t f"]) -> None:
-        """Keep the states of one whole text, which came out of its generation, say: those of `layers` side by side."""
+        """Write the states of one whole text, which may come from its generation, into the cache.
+
+        ids: the text [t].
+        layers: the layers of the states.
+        states: their states side by side [t, f].
+        """
         name = _digest(ids)
         for layer, of_layer in zip(layers, states.chunk(len(layers), -1), strict=True):
             path, values = self._path(layer, name), {"states": of_layer.to(self.lm.dtype).cpu().contiguous()}
