@@ -9,6 +9,7 @@ from benchmarks import expand
 from command import Command
 from foretoken.cli import options
 from foretoken.measure.methods import Foretoken, Run
+from raising import raising
 
 pytestmark = pytest.mark.long
 
@@ -134,6 +135,16 @@ def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytes
     assert code == 130
     assert "Interrupted" in out
     assert len((tmp_path / "foretoken-bench.jsonl").read_text().splitlines()) == 3
+
+
+def test_an_interrupt_before_the_first_run_leaves_an_earlier_file(
+    bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "own.jsonl").write_text(earlier := '{"system": "foretoken", "method": "plain", "tokens_per_s": 1.0}\n')
+    monkeypatch.setattr(Foretoken, "run", raising(KeyboardInterrupt))
+    code, out, err = bench(*QUICK, "--drafter", "none", "--out", "own.jsonl")
+    assert (code, out, "written" in err) == (130, "", False)
+    assert (tmp_path / "own.jsonl").read_text() == earlier
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from foretoken.measure.child_acceptance import child_acceptance
 from foretoken.measure.teacher_forcing import ScoredText
 from foretoken.names import tree_policy, verifier_named
 from foretoken.verify import VERIFIERS
+from raising import raising
 from tables import table_decoding, tiny_engine
 
 pytestmark = pytest.mark.long
@@ -74,6 +75,13 @@ def test_the_command(run, tmp_path: Path) -> None:
     kept = json.loads((vectors / "rrsw-1.json").read_text())
     assert [row["b=1"], row["b=2"]] == kept["acceptance"]
     assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
+
+
+def test_an_interrupt_before_any_figures_is_told(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("foretoken.measure.child_acceptance.continued", raising(KeyboardInterrupt))
+    code, out, _ = run("bench", "acceptance", *SMALL, "--out", tmp_path / "vectors")
+    assert (code, out.splitlines()[-1]) == (130, "Interrupted before there were any figures.")
+    assert not (tmp_path / "vectors").exists()
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -19,10 +19,13 @@ from foretoken.audit.enumerate import laws_of
 from foretoken.build import plain
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
+from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
+from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import walk_of
+from foretoken.decode import Decoder
 from foretoken.engine import Engine
 from foretoken.measure.results import Book
 from foretoken.measure.teacher_forcing import logits_at
@@ -101,6 +104,28 @@ def test_a_rule_over_paths_that_is_not_known_is_refused() -> None:
     tree, p = next(cases(VERIFIERS["standard"], IID, "chain:3"))
     with pytest.raises(ForetokenError, match="string-rejection has no exact expectation"):
         ends(VERIFIERS["string-rejection"], tree, p)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["rrsw", "traversal", "block-transport"])
+def test_decoding_accepts_what_is_expected_of_its_trees(name: str) -> None:
+    """Over steps of real decodings, counts less expectations add up to 0 within 4 standard errors: another seed would
+    leave them once in 16,000 times."""
+    engine = tiny_engine(verifier=name)
+    off: list[float] = []
+
+    def watch(seq, tree, scores, path, token) -> None:
+        p = scores.p(range(len(tree))).double()
+        off.append(len(path) - 1 - sum(survival(engine.verifier, tree, p, 2)))
+
+    for seed in range(60):
+        decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, 64, watch)
+        decoder.join(Sequence([3, 1, 4], Sampling(temperature=0.8), seeded(seed), 24))
+        while decoder.sequences:
+            decoder.step()
+    values = np.array(off)
+    assert values.std() > 0.1
+    assert abs(values.mean()) < 4 * values.std() / len(values) ** 0.5
 
 
 @pytest.mark.usefixtures("unchecked")

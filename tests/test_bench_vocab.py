@@ -75,7 +75,11 @@ def test_each_way_is_measured_and_what_is_lossy_is_seen():
     assert strings[6] >= 1
     assert strings[8] == 0  # every byte is a token of the target
     assert 0 < strings[9] < 1
-    assert all(row[11] < 1000 / row[3] < row[10] + 7 * row[11] for row in (plain, strings))  # 8 tokens, one run
+    # The milliseconds of all 8 tokens, less those to the first, are so many later tokens' that this many came first.
+    came_first, drafted_first = (8 - (8000 / row[3] - row[10]) / row[11] for row in (plain, strings))
+    assert came_first == pytest.approx(1)
+    assert 1 <= round(drafted_first) <= 3
+    assert drafted_first == pytest.approx(round(drafted_first))
     assert len(vocab_bench.COLUMNS) == len(plain)
 
 

@@ -249,6 +249,27 @@ def test_a_full_context_is_told_and_the_conversation_can_begin_anew(run):
     assert "context is full" in err or "finished" not in err
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_after_an_interrupted_answer_the_next_message_is_answered(run, engine, monkeypatch, tmp_path):
+    file, whole = tmp_path / "said.json", foretoken.Engine.stream
+
+    def interrupted(self, *arguments, **options):
+        for chunk in whole(self, *arguments, **options):
+            yield chunk
+            monkeypatch.setattr(foretoken.Engine, "stream", whole)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(foretoken.Engine, "stream", interrupted)
+    code, out, err = talk(run, ["hi", "go on", f"/save {file}"])
+    assert (code, err.count("the answer was ended")) == (0, 1)
+    said = json.loads(file.read_text())
+    assert [message["role"] for message in said] == ["user", "assistant"] * 2
+    first, second = said[1]["content"], said[3]["content"]
+    assert engine.chat(USER, max_new_tokens=8, seed=3, temperature=0.7).text.startswith(first)
+    assert second == engine.chat(said[:3], max_new_tokens=8, seed=4, temperature=0.7).text
+    assert out == f"{first}\n{second}\n"
+
+
 @pytest.mark.long
 def test_an_interrupted_program_goes_on(models, tmp_path):
     file = tmp_path / "said.json"

@@ -216,3 +216,10 @@ def test_batches_are_set_against_their_own_batch_size_and_against_batch_1() -> N
     assert values(row.vs_plain)[0] == pytest.approx(1.25)
     assert values(row.vs_batch_1)[0] == pytest.approx(500 / 150)
     assert row.vs_transformers is None  # it never ran
+
+
+def test_rows_stand_by_temperature_then_batch_then_method_each_as_they_came() -> None:
+    came = [(1.0, 8, "plain"), (1.0, 8, "chain:4"), (0.0, 1, "chain:4"), (0.0, 8, "plain"), (1.0, 1, "plain")]
+    found = summarise([measurement("foretoken", m, 0, 1, temperature=t, batch=b) for t, b, m in came])
+    order = [(row.temperature, row.batch, row.method) for row in found]
+    assert order == [came[0], came[1], came[4], came[3], came[2]]

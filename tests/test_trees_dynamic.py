@@ -119,6 +119,20 @@ def test_the_drafter_keeps_the_accepted_path_of_a_ranked_tree() -> None:
     assert session.rows.ids[0] == [0, 1, *known[1:]]
 
 
+def test_only_the_best_of_a_level_and_of_all_nodes_get_children() -> None:
+    states = [(0.0, 0), *[(-float(i), 1) for i in range(10)], *[(-float(i), 2) for i in range(100)]]
+    assert DynamicTree(60).select(states, 11) == list(range(11, 21))
+    assert DynamicTree(12).select(states, 11) == list(range(11, 17))  # the best twelve: six of each level
+    assert DynamicTree(60, depth=2).select(states, 11) == []
+
+
+def test_fewer_nodes_than_the_budget_are_all_taken_up_to_the_width() -> None:
+    policy, states = DynamicTree(60, width=2), [(0.0, 0), (-3.0, 1), (-1.0, 1), (-2.0, 1)]
+    assert policy.select(states[:1], 0) == [0]
+    assert policy.select(states, 1) == [2, 3]
+    assert policy.keep(states) == [0, 1, 2, 3]
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tree", ["dynamic:12", "opt-tree:5", "kary:2x2", "chain:4"])
 def test_a_seed_gives_the_text_that_it_gives_without_drafts(tree: str) -> None:

@@ -56,8 +56,8 @@ def generate(
     + i.
     max_batch: Prompts of a batch file decoded side by side.
     compare: Also run plain decoding, three times in turn with this method, and print the speed-up.
-    trace: Write a page, FILE.html, that shows every step in a browser, without a network: the drafted tree, the accepted
-    path, p and q of its tokens.
+    trace: Write a page, FILE.html, that shows every step in a browser, without a network: the drafted tree, the
+    accepted path, p and q of its tokens.
     out: JSONL file that the texts of --ray are appended to, which also needs --batch-file and --seed. Those that it has
     already are not written again, so that a run that was killed goes on where it was.
     json_: Print JSON instead of text.

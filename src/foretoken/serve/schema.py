@@ -62,7 +62,9 @@ class Sampled(Named):
     """The fields that requests for chat completions and for completions have in common."""
 
     stream: Annotated[bool | None, Field(description="Send the text as it grows, by server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, Field(description="What a stream sends besides; only with `stream`.")] = None
+    stream_options: Annotated[
+        StreamOptions | None, Field(description="What a stream sends besides; only with `stream`.")
+    ] = None
     n: Annotated[int | None, Field(ge=1, description="Texts for each prompt; default 1.")] = None
     max_tokens: Annotated[
         int | None,
@@ -188,7 +190,8 @@ class ChatRequest(Sampled):
         bool | None, Field(description="Report the log probability of each token, of the target at temperature 1.")
     ] = None
     top_logprobs: Annotated[
-        int | None, Field(ge=0, le=MOST_TOP, description="Report those of so many of the likeliest tokens too; needs `logprobs`.")
+        int | None,
+        Field(ge=0, le=MOST_TOP, description="Report those of so many of the likeliest tokens too; needs `logprobs`."),
     ] = None
     tools: Tools = None
     tool_choice: Annotated[
