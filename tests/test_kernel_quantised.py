@@ -117,6 +117,13 @@ def test_wrong_products_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             check_quantised.__wrapped__(name)
 
 
+def test_a_layer_tries_the_products_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(panels, "check_quantised", tried.append)
+    PackedLinear("q5_0", pack("q5_0", random_rows("q5_0", 64, 256)), 256, 64)
+    assert tried == ["q5_0"]
+
+
 def module_of(name: str, half: bool, strips: int) -> ir.Module:
     """A function for each kind of weights that multiplies rows with one panel by such instructions."""
     module = ir.Module()

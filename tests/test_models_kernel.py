@@ -427,6 +427,18 @@ def test_stands_back() -> None:
     assert not found(tiny("granite"))
 
 
+def test_a_subclass_of_a_callers_own_stands_back() -> None:
+    """Whatever its name: it may compute something else."""
+    model: Any = tiny("llama", random_weights=True, head_dim=16)
+    pack(model)
+    assert llama_kernel(model) is not None
+    known = type(model)
+    model.__class__ = type("Own", (known,), {"__module__": known.__module__})
+    assert llama_kernel(model) is None
+    model.__class__ = type(known.__name__, (known,), {"__module__": "somewhere"})
+    assert llama_kernel(model) is None
+
+
 def test_a_callers_model_is_not_changed() -> None:
     model = tiny("llama")
     before = {name: (p.data_ptr(), p.clone()) for name, p in model.named_parameters()}

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 import foretoken
 from foretoken.cli.main import app, main
-from foretoken.core.lazy import imported
+from foretoken.core.lazy import imported, uncollected
 from foretoken.heads import HEADS
 from foretoken.names import MADE_BY, law_family
 from foretoken.recipe import KINDS, LAWS, METHODS
@@ -191,6 +191,31 @@ def test_garbage_is_collected_again_after_an_import(home: str) -> None:
     with suppress(ImportError, AttributeError):
         imported(home)
     assert gc.isenabled()
+
+
+def test_garbage_collection_rests_and_what_was_made_is_old() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        made: list[object] = [[] for _ in range(5000)]
+    assert gc.isenabled()
+    assert any(each is made[-1] for each in gc.get_objects(generation=2))
+
+
+def test_what_others_froze_stays_frozen_and_a_collector_that_was_off_stays_off() -> None:
+    gc.freeze()
+    try:
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_the_package_itself_is_light() -> None:

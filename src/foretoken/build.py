@@ -9,7 +9,6 @@ import torch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Coins
-from foretoken.core.lazy import uncollected
 from foretoken.core.limits import check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
@@ -85,7 +84,6 @@ T = TypeVar("T")
 PADDED = 0.9  # the smallest ratio of the vocabulary sizes of two models with one tokenizer: LM heads may be padded
 
 
-@uncollected()
 def load(
     target: str | os.PathLike[str] | HFModel,
     *,

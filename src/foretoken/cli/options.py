@@ -18,6 +18,7 @@ import foretoken
 from foretoken.cli.command import option
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
+from foretoken.core.lazy import uncollected
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.core.messages import Message
 from foretoken.models.folder import check_template
@@ -311,6 +312,7 @@ def method_for(seed: int | None, profile: str | None, *named: object) -> str:
     return FIXED if fixed else AUTO
 
 
+@uncollected()
 def load_engine(
     target: str | None, drafter: str | None, *, profile: str | None = None, device: str | None = None,
     max_batch: int = 8, **named: Any,
@@ -322,7 +324,6 @@ def load_engine(
     named: further options, as `foretoken.load` takes them.
     """
     check_models(target, drafter, profile, device, **named)
-    load = foretoken.load  # must stand before other imports that take seconds: see core/lazy.py
     from foretoken.models.packed import num_weights
     from foretoken.profile import read_profile
 
@@ -330,7 +331,7 @@ def load_engine(
     target, drafter = resolve_models(target, drafter)
     if profile is not None:
         spare_threads_as(read_profile(profile))
-    engine = load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
+    engine = foretoken.load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
         spare_threads(num_weights(engine.target.lm.model))
     gc.freeze()  # what is imported and loaded by now stays, so that garbage collection need not look through it

@@ -93,7 +93,7 @@ def generate_on_ray(
     num_cpus: int = 1,
     num_gpus: int = 0,
 ) -> int:
-    """Continue every prompt, and append a line of JSON to `out` as soon as each is done.
+    """Continue every prompt; when an engine is done with its part of them, append a line of JSON per prompt to `out`.
 
     load: returns a new engine; it is called once in every actor.
     prompts: texts or conversations.

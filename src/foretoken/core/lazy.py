@@ -15,6 +15,8 @@ def uncollected() -> Iterator[None]:
 
     Importing torch and transformers makes a million objects, none of them garbage. The collector would search them
     three times, once per generation, a quarter of a second each.
+
+    Nothing changes where the collector is off already. Where other code has frozen objects, new ones stay young.
     """
     if not gc.isenabled():
         yield

@@ -187,7 +187,7 @@ def likeliest(scores: Float[Tensor, "m v"]) -> Int[Tensor, " m"]:
 def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Truncation = ALL) -> Float[Tensor, "m v"]:
     """Return softmax(scores / temperature) over the tokens that `truncated` keeps [m, v]; 0 for all others.
 
-    float32 scores on a CPU take compiled code, which sorts nothing. It gives what the torch code gives up to rounding,
+    float32 scores on a CPU take compiled code, which never sorts whole rows. It gives what torch gives up to rounding,
     which may also decide about the token at the cut, and 0 for probabilities below 1e-38.
 
     scores: logits after bias, penalties and processors [m, v].

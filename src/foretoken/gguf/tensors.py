@@ -55,7 +55,7 @@ class Weight:
 
 
 def gguf_weights(reader: Reader) -> list[Weight]:
-    """Return all weights of the file in `reader`.
+    """Return all weights of the file in `reader`, without its table of rotary frequencies.
 
     Raises ForetokenError for a tensor that the file's architecture does not have.
     """

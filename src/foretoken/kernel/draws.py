@@ -25,7 +25,7 @@ def total_of(row: np.ndarray) -> float:
 
 @compiled
 def pick(row: np.ndarray, u: float) -> int:
-    """Return the token in whose share of a row u falls, as laws.inverse_cdf does up to the rounding of float64 sums.
+    """Return the token in whose share of a row u falls, as core/draws.py's inverse_cdf does up to rounding.
 
     Sums of blocks of weights run in vector registers; only the block that u falls in is read one by one.
 
@@ -101,7 +101,7 @@ def top_tokens(rows: np.ndarray, draws: np.ndarray) -> None:
 
 @compiled
 def hub_tokens(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
-    """Draw k tokens of each row by the hub law, as laws.hub_inverse_cdf does.
+    """Draw k tokens of each row by the hub law, as core/draws.py's hub_inverse_cdf does.
 
     rows: weights [m, v], which become 0 at the hubs.
     u: uniforms in [0, 1) [m, k].

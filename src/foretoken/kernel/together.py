@@ -22,7 +22,7 @@ GATE = 32  # whole numbers of a gate, whose two counters lie in lines of memory 
 PASSED = 8 * 16  # bytes from the first counter to the second
 SHUT = -1  # the first counter's value where a part was late
 # How often a part looks at a counter before it does something else. A look takes 10 to 50 nanoseconds with its pause,
-# so all take a tenth of a millisecond or more, in which a thread that sleeps wakes up.
+# so all take some tenth of a millisecond, in which a thread that sleeps wakes up.
 PATIENCE = 5000
 PER_LOOK = 100_000  # multiplications per additional look: these looks take some 3% of the time of a forward
 TOGETHER, ALONE, LATE = range(3)

@@ -75,7 +75,8 @@ def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int
     """Return where a forward writes the nodes of a batch, in the form of `start` in `SlotCache.place`.
 
     starts: per row the slot of its first node.
-    counts: per row the number of its nodes. Rows with fewer than the most are padded with nodes in slot `slots`.
+    counts: per row the number of its nodes. Rows with fewer than the most are padded with nodes: in the slots that
+        follow if all rows start in the same slot, else in slot `slots`.
     slots: the number of slots of a row; the cache has one more.
     """
     n = max(counts)

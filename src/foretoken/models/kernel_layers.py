@@ -59,7 +59,7 @@ class KernelLayers:
         scale: the factor of the queries.
         eps: what the norms of states add to the mean square.
         angles: the rotary angles by number of positions and kind of layer.
-        kinds: per layer the name of its kind.
+        kinds: per layer the name of its kind; None where a model has but one.
         curve: the MLPs' activation, SILU or GELU of kernel/sizes.py.
         """
         from foretoken.kernel.model import Layers

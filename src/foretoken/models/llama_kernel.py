@@ -26,7 +26,7 @@ from foretoken.models.kernel_layers import (
     check_known,
     table_of,
 )
-from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear
+from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear, check_quantised
 from foretoken.models.quantised import HEAD_KIND
 
 # The known classes of transformers, by name, since importing them all takes time.
@@ -84,6 +84,7 @@ class LlamaKernel(KernelLayers):
         from foretoken.kernel.screen import screen_of
 
         if isinstance(self.output, PackedLinear) and self.output.kind == HEAD_KIND:
+            check_quantised("q4_0")  # the kind of the screen
             self.screen = screen_of(self.output.panels.numpy())  # kept here: the address below points into it
             self.head = self.head._replace(screen=self.screen.ctypes.data)
 

@@ -273,7 +273,7 @@ def check_quantised(name: str) -> None:
 
 @cache
 def _works() -> bool:
-    """Whether the compiled product is right on this machine, for every form of weights.
+    """Whether the compiled product is right on this machine, for every form of weights that are not quantised.
 
     It is tried with few rows of input and many, in one tile and in several, and with a matrix of one chunk (tile.CHUNK)
     and one of many.

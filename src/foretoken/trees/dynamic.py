@@ -59,7 +59,7 @@ class RankedTree(TreePolicy):
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes of a tree, the root and those that are not kept included."""
+        """The root, and the largest number of nodes that the drafter scores, or the budget if that is larger."""
         return 1 + max(self.budget, self.max_scored * self.depth)
 
     @property

@@ -260,8 +260,8 @@ class TreeBlock:
     def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: Random) -> Outcome:
         """Accept `node` with probability `weight` and go on from it, or reject it.
 
-        Where a node has at most one draw and p and q are in CPU memory, `row` stays None. Compiled loops then compute
-        what `law` would, and no row is written where the child is accepted.
+        Where a node has at most one draw, not of a random number, and p and q are in CPU memory with one dtype, `row`
+        stays None. Compiled loops then compute what `law` would, and no row is written where the child is accepted.
 
         after: gives p after a node.
         """

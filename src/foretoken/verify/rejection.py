@@ -74,7 +74,7 @@ class RRS(Rule):
         return recursive_row(p, siblings.q, siblings.draws, without_replacement=False)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return 1 - Z_{k+1}, where c_{j+1} = c_j + Z_j: sum min(p, q) for one draw. O(k v)."""
+        """Return 1 - E[Z_{N+1}] for N draws, where c_{j+1} = c_j + Z_j: sum min(p, q) for one draw. O(k v)."""
         return rrs_acceptance(p, q, law)
 
 

@@ -163,10 +163,10 @@ class Resolving(Solver):
 class GlobalResolution(Resolving):
     """Nearly optimal transport of n i.i.d. draws as published: APPROXIMATE, its law is off by up to `tolerance`.
 
-    Law: a fixed number n of i.i.d. draws. Fails, as published, where T needs more tokens than MOST_TOKENS for n, or the
-    solution is not near enough after MOST_STEPS; then the row is p itself, which is exact and accepts little; `solve`
-    returns the reason. Cost: milliseconds, where it succeeds. The engine refuses this rule: take
-    global-resolution-thinned, which is exactly lossless.
+    Law: a fixed number n of i.i.d. draws. Fails, as published, where T, cut to MOST_TOKENS for n, leaves out more than
+    half of the tolerance, or the solution is not near enough after MOST_STEPS; then the row is p itself, which is exact
+    and accepts little; `solve` returns the reason. Cost: milliseconds, where it succeeds. The engine refuses this rule:
+    take global-resolution-thinned, which is exactly lossless.
 
     tolerance: the largest L1 distance from p of the emitted token's distribution. T takes the likeliest tokens until
         the truncated mass is at most SHARE of the tolerance, and both minimisations stop at a gradient of SHARE of it.
