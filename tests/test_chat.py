@@ -256,8 +256,9 @@ def test_after_an_interrupted_answer_the_next_message_is_answered(run, engine, m
     def interrupted(self, *arguments, **options):
         for chunk in whole(self, *arguments, **options):
             yield chunk
-            monkeypatch.setattr(foretoken.Engine, "stream", whole)
-            signal.raise_signal(signal.SIGINT)
+            if chunk.text:
+                monkeypatch.setattr(foretoken.Engine, "stream", whole)
+                signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(foretoken.Engine, "stream", interrupted)
     code, out, err = talk(run, ["hi", "go on", f"/save {file}"])

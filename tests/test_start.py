@@ -194,6 +194,7 @@ def test_garbage_is_collected_again_after_an_import(home: str) -> None:
 
 
 def test_garbage_collection_rests_and_what_was_made_is_old() -> None:
+    gc.unfreeze()  # of what other tests have loaded
     with uncollected():
         assert not gc.isenabled()
         made: list[object] = [[] for _ in range(5000)]
