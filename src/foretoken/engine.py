@@ -201,7 +201,8 @@ class Engine:
     ) -> Result | list[Result]:
         """Continue one prompt, or a list of prompts; returns one Result, or a list of them.
 
-        The same prompt, settings and seed give the same text in any batch (up to floating-point ties of the model).
+        The same prompt, settings and seed give the same text: in any batch where our kernel runs the models, and
+        elsewhere but for rounding, which depends on the batch.
         Not so under method auto at temperature > 0: there measured times, or with a profile all prompts of the list
         together, choose the depths, and so which of the equally distributed texts comes out.
 

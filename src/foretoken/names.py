@@ -57,7 +57,11 @@ def tree_policy(spec: str) -> TreePolicy:
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
-    """Return `policy` for the laws that `rule` is lossless for."""
+    """Return `policy`; a budget tree with what it may use: hub draws if `rule` is lossless for them, and whole paths.
+
+    policy: the tree policy.
+    rule: the verifier.
+    """
     if isinstance(policy, BudgetTree):
         return replace(policy, hub=rule.accepts(Hub(2)), joint=isinstance(rule, PathVerifier))
     return policy

@@ -74,7 +74,7 @@ class FeatureSession(TargetSession, Protocol):
     def features(self, sequences: Seq[Sequence]) -> list[Float[Tensor, "_ f"]]:
         """Return per row the hidden states of all committed ids but the last [ids - 1, f], as views.
 
-        Ids that a row has not read yet are read first; no other state costs a forward.
+        Ids that a row has not read yet are read first; the states of all others are kept from earlier forwards.
 
         sequences: those of all rows, in order.
         """

@@ -13,7 +13,7 @@ what its time is worth at that rate,
     a P(the path so far is accepted)  >=  rate (T(d + 1) - T(d))         (or some next tokens together)
 
 with a the mean of all a_i. It is the rule by which to leave a patch for the next one (Charnov 1976, Optimal foraging,
-the marginal value theorem), with the rate of the best depth in the place of the rate that the rule itself brings. The
+the marginal value theorem); the rate in it is that of the best single depth, since the rule's own is not known. The
 model of P is a constant hazard: a path down to which the product of q is s is accepted with probability s^c, c the
 rejections per nat of -ln s so far. So the rule is a floor for s at each depth. In a batch the deepest draft sets the
 time of all, and the depth stays one for all.
@@ -43,8 +43,8 @@ ALIKE = 10.0  # trials by which depths share one acceptance
 EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
 EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
 DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
-LOOK, LOOKS = 8, 5  # after LOOK * 2**(looks so far) drafted steps plain ones are measured; the last LOOKS looks count
-SETTLED_S, MEASURED = 0.005, 3  # by the median of 3 behind 5 ms in which caches settle (docs/LOG.md), within 2 * LOOK
+LOOK, LOOKS = 8, 5  # plain steps are measured after LOOK * 2**Costs.looks drafted ones; the last LOOKS times count
+SETTLED_S, MEASURED = 0.005, 3  # the median of 3 plain steps, after 5 ms in which caches settle; 2 * LOOK at most
 PACE = 0.2  # the share of a step's deviation from what was expected that is attributed to the machine's pace
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
@@ -183,7 +183,7 @@ class Costs:
     def like(self) -> "Costs":
         """Return the costs that another batch size starts from; it takes over a debt, but no more than DEBT.
 
-        What is owed beyond DEBT is for the reading of a prompt, which has been done.
+        A larger debt comes from reading a prompt, which the next batch size need not pay for again.
         """
         debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
         return Costs(

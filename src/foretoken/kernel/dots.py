@@ -242,7 +242,8 @@ def emit(
         codes fit registers.
     panel, groups: address of the panel, and its number of groups.
     lines: address of the first row's first line.
-    rows, all_rows: number of rows, and of those whose lines stand side by side.
+    rows: the number of rows to multiply.
+    all_rows: the number of rows whose lines stand side by side per block, at least `rows`.
     sums: address of what is added to, float32 [rows, 64].
     """
     blocks, n = kind.weights // 32, dots.n

@@ -4,8 +4,9 @@ from math import pi
 
 LANES = 16  # float32 numbers of a vector: two registers with AVX2, one with AVX-512, four with NEON
 COLUMNS = 64  # columns of a panel, which are outputs of a linear layer
-# The form of a matrix says what a word of its panels is and with what it is multiplied: see tile.py, and for QUANTISED,
-# the first of the forms of quantised weights, quantised.py.
+# The form of a matrix says what 32 bits of its panels are. WHOLE: a float32 weight. HALVED: two bfloat16 weights, which
+# meet float32 rows. DOTTED: two bfloat16 weights, which meet rows that are rounded to bfloat16 (tile.py). QUANTISED is
+# the first of the forms of quantised weights (quantised.py).
 WHOLE, HALVED, DOTTED = 0, 1, 2
 QUANTISED = 3
 ALL = (0, 1.0, 0.0)  # top_k, top_p and min_p that keep every token

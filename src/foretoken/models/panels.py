@@ -1,7 +1,7 @@
 """Linear layers whose weights are laid out in panels, so that a CPU is fast when it scores a handful of tree nodes.
 
 torch's `linear` slows down steeply from 1 row of input to 5, since its kernel is made for many rows. Here every weight
-is read once for five rows, or more where registers suffice (kernel/tile.py). A float32 weight whose values are all
+is read once for several rows (kernel/tile.py says how many). A float32 weight whose values are all
 bfloat16 values, as those of nearly all published models are, is stored in half the space without any change. In a model
 that computes in bfloat16, the inputs are rounded to bfloat16, as torch does there; sums are float32.
 """

@@ -134,7 +134,7 @@ class Rows:
                 self._trees[r].drop(firsts[r])
             raise
         if min(counts) == max(counts):
-            return list(logits.unbind())  # a slice takes as long as sixty products of a row
+            return list(logits.unbind())  # one call; to slice row by row takes longer
         none = logits[0, :0]
         return [logits[r - low, : counts[r]] if counts[r] else none for r in range(len(counts))]
 

@@ -153,7 +153,7 @@ class Batch:
         self.prefill.reset()
 
     def join(self, ticket: Ticket) -> None:
-        """Take the job of `ticket` into work; its prompt is read in pieces before its first step."""
+        """Take the job of `ticket` into work; a prompt of more than BLOCK ids is read in pieces before a step."""
         if not len(self) and (self._drafter is not self._engine.drafter or self._room < self._size):
             self._draft_by(self._engine.drafter)  # the texts with which it, or the memory, failed have left
             self._room = self._size

@@ -51,7 +51,8 @@ class Prefill:
     def read(self, step_s: float | None) -> bool:
         """Read the next piece, in whole blocks. Returns whether less than a block is left.
 
-        step_s: seconds that a step of the texts in work takes, by which the piece is sized; None where no text waits.
+        step_s: seconds that a step of the texts in work takes, by which the piece is sized; None where no text
+            is being decoded.
         """
         decoder = self._decoder
         assert decoder is not None
