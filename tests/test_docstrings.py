@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ class Described(NamedTuple):
         return [arg for arg in self.args if not re.search(rf"\b{arg}\b", self.said)]
 
 
+@cache
 def public_functions(file: Path) -> list[Described]:
     return list(_inside(ast.parse(file.read_text(encoding="utf-8")), None))
 
