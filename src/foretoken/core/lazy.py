@@ -1,6 +1,7 @@
 """Tables whose names are known at once and whose values are imported at first use, since torch takes seconds."""
 
 import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -11,31 +12,34 @@ T = TypeVar("T")
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Turn the garbage collector off inside `with`; afterwards all objects count as old ones.
-
-    Importing torch and transformers makes a million objects, none of them garbage. The collector would search them
-    three times, once per generation, a quarter of a second each.
-
-    Nothing changes where the collector is off already. Where other code has frozen objects, new ones stay young.
-    """
-    if not gc.isenabled():
-        yield
-        return
+    """Turn the garbage collector off inside `with`."""
+    collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else `unfreeze` would release what other code has frozen
-            gc.freeze()
-            gc.unfreeze()  # which leaves all objects in the oldest generation
-        gc.enable()
+        if collecting:
+            gc.enable()
 
 
 def imported(home: str) -> Any:
-    """Return the object at `home`, "module:attribute" with the module's name inside `foretoken`."""
+    """Return the object at `home`, "module:attribute" with the module's name inside `foretoken`.
+
+    Importing torch and transformers makes a million objects, none of them garbage. The collector would search them
+    three times, once per generation, a quarter of a second each. So it rests meanwhile, and then they count as old.
+    """
     module, attribute = home.split(":")
+    name = f"foretoken.{module}"
+    if name in sys.modules:
+        return getattr(import_module(name), attribute)
     with uncollected():
-        return getattr(import_module(f"foretoken.{module}"), attribute)
+        found = getattr(import_module(name), attribute)
+        # Where other code has frozen objects, `unfreeze` would release them. To count them takes time, so it is done
+        # only here.
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()  # which leaves all objects in the oldest generation
+        return found
 
 
 class Lazy(Mapping[str, T]):
