@@ -97,12 +97,12 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
 def norm_weight(norm: Any) -> np.ndarray:
     """Return what a `norm` multiplies by, in float32 [d]."""
     weight = array(norm.weight)
-    return weight + 1 if type(norm).__name__ == "Gemma3RMSNorm" else weight
+    return weight + 1 if _is_of_gemma(norm) else weight
 
 
 def norm_eps(norm: Any) -> float:
     """Return what a `norm` adds to the mean square."""
-    return norm.eps if type(norm).__name__ == "Gemma3RMSNorm" else norm.variance_epsilon
+    return norm.eps if _is_of_gemma(norm) else norm.variance_epsilon
 
 
 def bias_of(linear: PanelLinear) -> np.ndarray:
@@ -113,6 +113,11 @@ def bias_of(linear: PanelLinear) -> np.ndarray:
 def array(parameter: Tensor) -> np.ndarray:
     """Return a `parameter` on a CPU as a float32 array of the same shape."""
     return parameter.detach().float().numpy()
+
+
+def _is_of_gemma(norm: Any) -> bool:
+    """Whether a norm is Gemma 3's, which multiplies by 1 + weight. Its class is not imported for models without it."""
+    return type(norm).__name__ == "Gemma3RMSNorm"
 
 
 def _whole(linear: PanelLinear) -> Matrix:

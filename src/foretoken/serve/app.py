@@ -53,7 +53,7 @@ def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_middleware(Sized, most=settings.max_body, timeout=settings.timeout)
-    keys, origins = list(map(digest, settings.keys)), settings.allow_origin or []
+    keys, origins = [digest(key.encode()) for key in settings.keys], settings.allow_origin or []
     find = partial(without_key, keys) if keys else partial(from_other_site, settings.host, origins)
     app.add_middleware(Guarded, find=find)
     if origins:

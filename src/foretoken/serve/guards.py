@@ -136,9 +136,9 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def digest(key: str) -> bytes:
+def digest(key: bytes) -> bytes:
     """Return the SHA-256 digest of a key, which is compared in place of the key."""
-    return sha256(key.encode()).digest()
+    return sha256(key).digest()
 
 
 def without_key(digests: Collection[bytes], scope: Scope) -> ApiError | None:
@@ -150,7 +150,7 @@ def without_key(digests: Collection[bytes], scope: Scope) -> ApiError | None:
     if scope["path"] in OPEN:
         return None
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    given = sha256(key.strip(" \t").encode("latin-1")).digest()
+    given = digest(key.strip(" \t").encode("latin-1"))
     same = [compare_digest(given, known) for known in digests]  # all are compared, also after a match
     if scheme.lower() == "bearer" and any(same):
         return None
