@@ -31,7 +31,7 @@ from foretoken.measure.plot import Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
 from foretoken.measure.results import Book
-from foretoken.trees.grammar import check_size, read_tree
+from foretoken.trees.forms import check_size, read_tree
 
 USUAL_PAIRS = ["smollm2", "smollm2-ngram", "toy"]
 TEMPERATURES = [0.0, 0.6, 1.0]

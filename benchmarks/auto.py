@@ -33,7 +33,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.text import encode
 from foretoken.recipe import AUTO, NGRAM, PLAIN, Recipe
-from foretoken.trees.grammar import read_tree
+from foretoken.trees.forms import read_tree
 
 TREES = ["chain:1", "chain:2", "chain:3", "chain:5", "chain:8"]
 LOOKUP_TREES = ["chain:3", "chain:8"]

@@ -16,7 +16,7 @@ from foretoken.core.verifier import Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.verify.block import Block, TreeBlock, is_chain, lengths
 from foretoken.verify.multipath import GreedyMultipath
-from foretoken.verify.rejection import TINY
+from foretoken.verify.rule import TINY
 
 
 def survival(rule: Verifier, tree: TokenTree, p: Float[Tensor, "n v"], depth: int) -> list[float]:

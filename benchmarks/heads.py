@@ -50,7 +50,7 @@ from foretoken.models.target import LMTarget
 from foretoken.models.text import encode
 from foretoken.names import verifier_named
 from foretoken.recipe import HEAD, SAME, Recipe
-from foretoken.trees.grammar import check_size, read_tree
+from foretoken.trees.forms import check_size, read_tree
 
 STEP, DRAFT, TARGET = "step", "draft", "target"
 # Sampled trees, measured above temperature 0.

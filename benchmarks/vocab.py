@@ -36,7 +36,7 @@ from foretoken.models.named import located
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer
 from foretoken.recipe import PLAIN, SAME, VOCABS, Recipe
-from foretoken.trees.grammar import read_tree
+from foretoken.trees.forms import read_tree
 from foretoken.vocab.slem import SLEMDrafter
 from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.source import TranslatedSource

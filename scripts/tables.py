@@ -4,8 +4,10 @@ commands read, and the reference from docstrings and help texts.
 `python scripts/tables.py` rewrites what stands between `<!-- generated: NAME -->` and `<!-- end -->`; a test compares.
 """
 
+import ast
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ import foretoken
 from foretoken.cli.main import app
 from foretoken.recipe import KINDS, LAWS, SCHEMES, VOCABS
 from foretoken.serve.schema import ChatRequest, CompletionRequest, StreamOptions
-from foretoken.trees.grammar import forms
+from foretoken.trees.forms import forms
 from foretoken.verify import RULES, VERIFIERS
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "foretoken"
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -78,10 +81,36 @@ def commands() -> str:
     return "".join(_command(name, command) for name, command in _commands())
 
 
+def files() -> str:
+    """Every room of the package, the outermost layer first, with its files and what each is about."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers, text = settings["tool"]["importlinter"]["contracts"][0]["layers"], ""
+    for name in re.findall(r"[a-z.]+", " ".join(layers)):
+        room = PACKAGE.parent / name.replace(".", "/")
+        if room.is_dir():
+            inside = sorted(path for path in room.rglob("*.py") if path.name != "__init__.py")
+            rows = ((f"[{path.relative_to(room)}]({_link(path)})", _about(path)) for path in inside)
+            text += f"## {room.name}/\n{_about(room / '__init__.py')}\n\n{_table(('file', 'about'), rows)}\n"
+        else:
+            path = room.with_suffix(".py")
+            text += f"## {path.name}\n[{_about(path)}]({_link(path)})\n\n"
+    return text
+
+
+def _about(module: Path) -> str:
+    """The first sentence of a module's docstring."""
+    paragraph, *_ = str(ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")))).split("\n\n")
+    return re.split(r"(?<! s\.)(?<=\.) (?=[A-Z])", " ".join(paragraph.split()))[0].replace("|", "\\|")
+
+
+def _link(path: Path) -> str:
+    return f"../{path.relative_to(ROOT)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (trees, rules, laws, vocabularies, fields, python, commands)
+    table.__name__: table for table in (trees, rules, laws, vocabularies, fields, python, commands, files)
 }
-PAGES = ("docs/trees-and-rules.md", "docs/drafters.md", "docs/serving.md", "docs/reference.md")
+PAGES = ("docs/trees-and-rules.md", "docs/drafters.md", "docs/serving.md", "docs/reference.md", "docs/source.md")
 
 
 def filled(page: str) -> str:

@@ -19,7 +19,7 @@ from foretoken.core.verifier import LawFamily
 from foretoken.draft.source import Source
 from foretoken.names import MADE_BY
 from foretoken.recipe import KINDS, Kind, Recipe
-from foretoken.trees import grammar
+from foretoken.trees import forms
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
 from foretoken.verify.rejection import Standard
@@ -108,7 +108,7 @@ def test_a_verifier(demo, place, monkeypatch):
 
 
 def test_a_tree(demo, monkeypatch):
-    monkeypatch.setitem(grammar.TREES, "comb", ("comb:D, a chain with a leaf per node", grammar._sized("comb:D")))
+    monkeypatch.setitem(forms.TREES, "comb", ("comb:D, a chain with a leaf per node", forms._sized("comb:D")))
     monkeypatch.setitem(MADE_BY, "comb", SHOWN["comb"])
     assert foretoken.tree("comb:3").max_nodes == 7
     assert assert_lossless(demo, tree="comb:3").tree == "comb:3"

@@ -19,7 +19,7 @@ from foretoken.core.lazy import imported, uncollected
 from foretoken.heads import HEADS
 from foretoken.names import MADE_BY, law_family
 from foretoken.recipe import KINDS, LAWS, METHODS
-from foretoken.trees.grammar import TREES
+from foretoken.trees.forms import TREES
 from foretoken.verify import VERIFIERS
 from raising import raising
 

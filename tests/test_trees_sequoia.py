@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.core.errors import ForetokenError
 from foretoken.names import tree_policy
-from foretoken.trees.grammar import read_acceptance
+from foretoken.trees.forms import read_acceptance
 from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import StaticTree, chain
 

@@ -24,7 +24,7 @@ from foretoken.recipe import (
 )
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
-from foretoken.trees.grammar import read_tree
+from foretoken.trees.forms import read_tree
 from foretoken.trees.paths import PathTree, delayed
 from foretoken.trees.sequoia import sequoia
 from foretoken.trees.static import StaticTree, chain, kary
@@ -33,7 +33,7 @@ from foretoken.verify.block import TreeBlock
 from foretoken.verify.checked import checked
 from foretoken.verify.published.plan import Solver
 
-# The function that makes a tree of each kind from the arguments that trees.grammar.read_tree returns.
+# The function that makes a tree of each kind from the arguments that trees.forms.read_tree returns.
 MADE_BY: dict[str, Callable[..., TreePolicy]] = {
     "chain": chain,
     "kary": kary,

@@ -25,7 +25,7 @@ from foretoken.models.named import (
     is_gguf,
     located,
 )
-from foretoken.trees.grammar import read_tree
+from foretoken.trees.forms import read_tree
 from foretoken.verify import VERIFIERS
 
 if TYPE_CHECKING:

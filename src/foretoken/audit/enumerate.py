@@ -8,7 +8,7 @@ supports, V = 1.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 
@@ -18,12 +18,11 @@ from torch import Tensor
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import Approximate, LawFamily, Verifier
+from foretoken.core.verifier import Approximate, LawFamily, RowFunction, Verifier
 from foretoken.verify.published.plan import Solution, Solver
 
 TOLERANCE = 1e-12
 FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub, Opaque)
-Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]
 Pair = tuple[Tensor, Tensor]  # p, q
 
 
@@ -84,7 +83,7 @@ def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
     return Deviation(worst, tolerance)
 
 
-def deviation(rule: Rule, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
+def deviation(rule: RowFunction, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> float:
     """Return the deviation of a rule from the identity for one pair, 0 up to rounding if it is lossless.
 
     For an opaque law each single row must be p, since the probabilities of the draws are not known.

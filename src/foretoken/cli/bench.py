@@ -13,7 +13,7 @@ from foretoken.cli.measuring import Markdown, WorkOptions, check_forgets, encode
 from foretoken.core.limits import check_counts, check_sampling, check_temperatures
 from foretoken.measure.plot import check_plot
 from foretoken.recipe import check_alone
-from foretoken.trees.grammar import read_tree
+from foretoken.trees.forms import read_tree
 
 if TYPE_CHECKING:
     from foretoken.measure.comparison import Measurement

@@ -26,7 +26,7 @@ import typer
 from foretoken.heads import HEADS
 from foretoken.models.named import QUANTISED
 from foretoken.recipe import AUTO, SCHEMES, VOCABS
-from foretoken.trees.grammar import forms
+from foretoken.trees.forms import forms
 from foretoken.verify import RULES
 
 NAMES = {

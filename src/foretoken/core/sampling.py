@@ -21,7 +21,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]  # (ids [1, t], scores [1, v]) ->
 Truncation = tuple[int, float, float]  # top_k, top_p, min_p
 LARGEST = 2**31 - 1  # top_k for compiled loops; no vocabulary is larger
 SMALLEST = 1e-30  # the least divisor of float32 scores; by it scores that differ at all are infinitely far apart
-TINY = 1e-20  # below this temperature a quotient of float32 scores could overflow
+COLDEST = 1e-20  # below this temperature a quotient of float32 scores could overflow
 NOT_FINITE = "NaN or infinite logits"
 
 
@@ -197,7 +197,7 @@ def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Trunca
     Raises NotFiniteError where a row has NaN, +inf, or no finite score.
     """
     fast = scores.device.type == "cpu" and scores.dtype == torch.float32
-    if truncation != ALL and not (fast and temperature >= TINY):
+    if truncation != ALL and not (fast and temperature >= COLDEST):
         return softmax(truncated(scaled(scores, temperature), truncation), 1.0)
     if not fast:
         return plain_softmax(scores, temperature)
@@ -220,7 +220,7 @@ def plain_softmax(scores: Float[Tensor, "m v"], temperature: float) -> Float[Ten
 
 def scaled(scores: Float[Tensor, "m v"], temperature: float) -> Float[Tensor, "m v"]:
     """Return scores / temperature, up to a constant per row [m, v]."""
-    if temperature < TINY:  # the largest score becomes 0 first, else the quotient would overflow
+    if temperature < COLDEST:  # the largest score becomes 0 first, else the quotient would overflow
         scores = scores - scores.amax(-1, keepdim=True)
     return scores if temperature == 1 else scores / max(temperature, SMALLEST)
 

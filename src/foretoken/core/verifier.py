@@ -1,5 +1,6 @@
 """The contract of a verification rule."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from foretoken.core.laws import IID, Coins, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
+RowFunction = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]  # (p, siblings) -> row, see Verifier
 LawFamily = type[IID] | type[WithoutReplacement] | type[Hub] | type[Opaque] | Coins
 
 

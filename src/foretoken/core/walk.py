@@ -14,9 +14,9 @@ from foretoken.core.random import Random
 from foretoken.core.sampling import likeliest
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree
+from foretoken.core.tree import TokenTree
+from foretoken.core.verifier import RowFunction
 
-Rule = Callable[[Float[Tensor, " v"], Siblings], Float[Tensor, " v"]]  # (p, siblings) -> row, as a Verifier
 Probabilities = Callable[[range], Float[Tensor, "m v"]]  # p after each node of a range of node indices
 
 
@@ -131,7 +131,7 @@ class PathVerifier(Protocol):
         ...
 
 
-def walk_of(verifier: Rule) -> Walk:
+def walk_of(verifier: RowFunction) -> Walk:
     """Return the walk of a rule as a function of a tree, its scores and a source of randomness.
 
     It is the rule's own walk if it decides over whole paths, else `walk`, from node to node. Greedy scores need no
@@ -164,7 +164,9 @@ def follow(tree: TokenTree, tokens: Seq[int]) -> tuple[tuple[int, ...], int]:
     return tuple(path), tokens[path[-1]]
 
 
-def walk(tree: TokenTree, probabilities: Probabilities, verify: Rule, rng: Random) -> tuple[tuple[int, ...], int]:
+def walk(
+    tree: TokenTree, probabilities: Probabilities, verify: RowFunction, rng: Random
+) -> tuple[tuple[int, ...], int]:
     """Walk a tree from node to node and return the accepted path and the id of the one token that follows it.
 
     At each node one token is drawn from the row verify(p, siblings). If a child has this token the walk goes on there,

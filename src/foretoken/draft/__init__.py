@@ -1,0 +1,1 @@
+"""The drafters: each proposes a token tree for every sequence at every step."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
-from foretoken.core.sampling import TINY
+from foretoken.core.sampling import COLDEST
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import Siblings, TokenTree, chain
 from foretoken.draft.growth import Growth
@@ -22,7 +22,7 @@ def suits(seq: Sequence, g: Growth) -> bool:
         return False
     if not g.needs_probabilities(seq.sampling):
         return True
-    return g.law in (IID, WithoutReplacement, Opaque) and seq.sampling.temperature >= TINY
+    return g.law in (IID, WithoutReplacement, Opaque) and seq.sampling.temperature >= COLDEST
 
 
 def fused_chain(rows: FusedRows | SerialRows, seq: Sequence, g: Growth, pending: Seq[int]) -> TokenTree | None:

@@ -22,7 +22,7 @@ from foretoken.core.laws import Law, Opaque, weights_of
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-from foretoken.trees.grammar import check_size
+from foretoken.trees.forms import check_size
 
 WIDTH, DEPTH = 10, 7
 WIDE = 35

@@ -10,7 +10,7 @@ most, and y the number of nodes of the subtree of its last child:
 
 import numpy as np
 
-from foretoken.trees.grammar import check_acceptance
+from foretoken.trees.forms import check_acceptance
 from foretoken.trees.static import StaticTree
 
 LEVELS = 24  # the largest depth of a tree

@@ -16,7 +16,7 @@ from foretoken.core.laws import Law
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
-from foretoken.trees.grammar import check_parents
+from foretoken.trees.forms import check_parents
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import pick, total_of
 from foretoken.verify.exact_transport import Transport
 from foretoken.verify.pairwise import Pairwise
-from foretoken.verify.rejection import TINY, RRSw, Standard, is_one_draw, recursive_row
+from foretoken.verify.rejection import RRSw, Standard, recursive_row
+from foretoken.verify.rule import TINY, is_one_draw
 
 After = Callable[[int], Float[Tensor, " v"]]  # from the index of a node to p after it; called once per visited node
 Outcome = tuple[tuple[int, ...], int] | None  # the accepted path from a node down, the token after it; None: rejected

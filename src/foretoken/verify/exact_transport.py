@@ -39,7 +39,8 @@ from foretoken.kernel.draws import total_of
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
-from foretoken.verify.rejection import TINY, Rule, count_chances, draws_one, is_one_draw, is_single, recursive_row
+from foretoken.verify.rejection import recursive_row
+from foretoken.verify.rule import TINY, Rule, count_chances, draws_one, is_one_draw, is_single
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()

@@ -25,7 +25,8 @@ from torch import Tensor
 from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.verify.rejection import TINY, Rule, recursive_row, rrs_acceptance
+from foretoken.verify.rejection import recursive_row, rrs_acceptance
+from foretoken.verify.rule import TINY, Rule
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:

@@ -28,7 +28,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
-from foretoken.verify.rejection import TINY, Rule, count_chances, loops_take
+from foretoken.verify.rule import TINY, Rule, count_chances, loops_take
 
 HALVINGS = 52  # of the interval [1, k] by bisection, as many as the fraction of a float64 has bits
 

@@ -40,7 +40,8 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.walk import Probabilities, walk
 from foretoken.verify.block import BLOCK, decide, is_chain
-from foretoken.verify.rejection import Rule, recursive_row
+from foretoken.verify.rejection import recursive_row
+from foretoken.verify.rule import Rule
 
 
 @dataclass(frozen=True)

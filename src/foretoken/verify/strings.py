@@ -27,7 +27,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import PricedSiblings, Siblings, TokenTree
 from foretoken.core.verifier import LawFamily
 from foretoken.core.walk import Probabilities, draw
-from foretoken.verify.rejection import TINY
+from foretoken.verify.rule import TINY
 
 
 @dataclass(frozen=True)

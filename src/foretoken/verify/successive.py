@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.core.shapes import Float
 from foretoken.kernel.compile import compiled, fused
-from foretoken.verify.rejection import TINY
+from foretoken.verify.rule import TINY
 
 
 def inside_suffixes(q: Float[Tensor, "m v"], k: int) -> Float[Tensor, "m v"]:

@@ -1,0 +1,1 @@
+"""Drafters with another vocabulary than the target's: SLEM, SLRS, TLI, and the translation that they rest on."""

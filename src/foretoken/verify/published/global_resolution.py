@@ -36,7 +36,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.published.plan import Solver, over_sets, residual_of
 from foretoken.verify.published.sets import draw_sets, iid_probability
-from foretoken.verify.rejection import TINY
+from foretoken.verify.rule import TINY
 
 Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # (p, q, n) -> r, as `greedy_residuals`
 MOST_STEPS = 25  # of L-BFGS-B

@@ -19,7 +19,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily
 from foretoken.verify.published.sets import DrawSets
-from foretoken.verify.rejection import TINY
+from foretoken.verify.rule import TINY
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ import numpy as np
 from foretoken.core.laws import Law
 from foretoken.verify.published.plan import Plan, SetSolver, feasible
 from foretoken.verify.published.sets import DrawSets, draw_sets, hall_set
-from foretoken.verify.rejection import TINY
+from foretoken.verify.rule import TINY
 
 UNITS = 2**30  # of probability: SciPy's flows are 32-bit integers
 
