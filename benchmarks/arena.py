@@ -21,9 +21,8 @@ from benchmarks.expected import survival
 from benchmarks.places import PAIRS, Pair, Text, answered, drafted_along, identity, pair_named
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
-from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
-from foretoken.core.limits import check_counts, check_seed, check_temperatures
+from foretoken.core.limits import check_choice, check_counts, check_seed, check_temperatures
 from foretoken.engine import Engine
 from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
@@ -220,8 +219,7 @@ def command(
     check_temperatures(temperatures)
     known = rules()
     for name in rule or ():
-        if name not in known:
-            raise ForetokenError(f"Rule {name} is none of the arena: choose among {', '.join(known)}.")
+        check_choice("rule of the arena", name, known)
     pairs = [pair_named(name) for name in dict.fromkeys(pair or USUAL_PAIRS)]
     for each in pairs:
         options.check_models(each.target, each.drafter, device=device, dtype=dtype)

@@ -34,7 +34,7 @@ from foretoken.build import load, with_recipe
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
-from foretoken.core.limits import check_seed
+from foretoken.core.limits import check_choice, check_seed
 from foretoken.draft.lm import LMDrafter
 from foretoken.engine import Engine
 from foretoken.measure.pair import LABEL, Pair, as_loaded
@@ -49,8 +49,7 @@ SIZES = {"100m": 100_000_000, "300m": 300_000_000, "1b": 1_000_000_000}  # param
 
 def known_size(name: str | None) -> str | None:
     """The name itself. Raises ForetokenError for a size that is none of SIZES."""
-    if name is not None and name not in SIZES:
-        raise ForetokenError(f"Unknown expansion {name}: choose one of {', '.join(SIZES)}.")
+    check_choice("expansion", name, SIZES)
     return name
 
 

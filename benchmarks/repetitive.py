@@ -21,9 +21,8 @@ from benchmarks.peers import DEFAULT_MODEL, Answered, in_process
 from foretoken.build import load, plain
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, NewTokens, Rounds, encoded, show
-from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.limits import check_counts
+from foretoken.core.limits import check_choice, check_counts
 from foretoken.draft.auto import AutoDrafter, auto_drafter
 from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lookup import LookupDrafter
@@ -93,9 +92,8 @@ def command(
 ) -> None:
     """Greedy texts that repeat their prompts or each other: plain decoding and every drafter, in turn."""
     kinds = list(dict.fromkeys(kind or KINDS))
-    unknown = [each for each in kinds if each not in KINDS]
-    if unknown:
-        raise ForetokenError(f"Unknown kind {unknown[0]}: choose among {', '.join(KINDS)}.")
+    for each in kinds:
+        check_choice("kind", each, KINDS)
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
     Recipe(method=method)
     options.check_models(target, OWN)

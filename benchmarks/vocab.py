@@ -20,7 +20,7 @@ from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, WorkloadFile, chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.limits import check_seed, check_temperatures
+from foretoken.core.limits import check_choice, check_seed, check_temperatures
 from foretoken.core.sampling import Sampling
 from foretoken.core.verifier import Verifier
 from foretoken.draft.lm import LMDrafter
@@ -357,8 +357,8 @@ def command(
     Interleaved in one process, each with a measured losslessness column. The table goes to stdout.
     """
     methods = list(dict.fromkeys(method or VOCABS))
-    if unknown := [name for name in methods if name not in VOCABS]:
-        raise ForetokenError(f"Unknown method {unknown[0]}: choose among {', '.join(VOCABS)}.")
+    for name in methods:
+        check_choice("method", name, VOCABS)
     trees: dict[str, list[str]] = {}
     for one in tree or ():
         name, equals, spec = one.partition("=")

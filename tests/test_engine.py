@@ -219,7 +219,7 @@ def test_bad_settings_are_named(folders):
         with pytest.raises(foretoken.ForetokenError, match="999" if name == "logit_bias" else name):
             engine.generate("x", **{name: value})
     for call in (engine.generate, engine.stream):
-        with pytest.raises(foretoken.ForetokenError, match=r"^Unknown option foo: choose among .*temperature.*\.$"):
+        with pytest.raises(foretoken.ForetokenError, match=r"^Unknown option foo: choose one of .*temperature.*\.$"):
             call("x", foo=1)
         for stop in ("", ["a", ""]):
             with pytest.raises(foretoken.ForetokenError, match="stop string is empty"):

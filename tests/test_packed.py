@@ -25,6 +25,7 @@ from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
+from foretoken.recipe import check_engine
 from leaks import leak
 
 CPU = torch.device("cpu")
@@ -263,6 +264,15 @@ def test_what_is_no_drafter_model_in_a_folder_is_not_quantised(tmp_path: Path, d
     with pytest.raises(ForetokenError, match=rf"quantise_drafter q4_1 is for .* folder, and \S*{why}: ") as refused:
         foretoken.load(tmp_path / "target", drafter=target if drafter == "object" else named, quantise_drafter="q4_1")
     assert "\n" not in str(refused.value)
+
+
+def test_a_file_is_not_quantised_once_more(tmp_path: Path) -> None:
+    save(tmp_path / "model.gguf", kind=TYPES.F16)
+    said = r"^quantise q8_0 is for the weights in a model's folder, and .*model\.gguf is a GGUF file, .*: leave it out"
+    with pytest.raises(ForetokenError, match=said):
+        foretoken.load(tmp_path / "model.gguf", quantise="q8_0")
+    with pytest.raises(ForetokenError, match=said):
+        check_engine(str(tmp_path / "model.gguf"), quantise="q8_0")
 
 
 def test_a_wrong_request_to_quantise_a_drafter_is_refused_before_models_are_loaded(

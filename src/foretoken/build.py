@@ -9,7 +9,7 @@ import torch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Coins
-from foretoken.core.limits import check_counts
+from foretoken.core.limits import check_choice, check_counts
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
@@ -43,7 +43,7 @@ from foretoken.models.load import (
     load_tokenizer,
     wrap_model,
 )
-from foretoken.models.named import check_compile, check_quantise
+from foretoken.models.named import COMPILE
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
@@ -67,6 +67,7 @@ from foretoken.recipe import (
     SUFFIX,
     VOCABS,
     Recipe,
+    check_quantise,
     check_quantise_drafter,
     check_store,
     in_a_row,
@@ -171,8 +172,8 @@ def load(
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
     check_counts(max_batch=max_batch)
     Recipe(method=method)  # which refuses a name that is not known
-    check_compile(compile)
-    check_quantise(quantise)
+    check_choice("compile", compile, COMPILE)
+    check_quantise(quantise, target)
 
     # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)

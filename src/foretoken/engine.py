@@ -13,7 +13,7 @@ from foretoken.core import sequence as core
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
-from foretoken.core.limits import check_counts, check_seed, check_stops, whole
+from foretoken.core.limits import check_choice, check_counts, check_seed, check_stops, whole
 from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
@@ -391,10 +391,8 @@ def _plain(ids: Any) -> Any:
 
 
 def _sampling(options: SamplingOptions) -> Sampling:
-    unknown = options.keys() - SamplingOptions.__annotations__.keys()
-    if unknown:
-        known = [*GenerateOptions.__annotations__]
-        raise ForetokenError(f"Unknown option {min(unknown)}: choose among {', '.join(known)}.")
+    for name in sorted(options.keys() - SamplingOptions.__annotations__.keys()):
+        check_choice("option", name, GenerateOptions.__annotations__)
     return Sampling(**options)
 
 

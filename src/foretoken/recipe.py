@@ -4,7 +4,6 @@ Every name that a user may give is in this file, or in a table that it imports, 
 make the named objects.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,18 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.lazy import Lazy, imported
-from foretoken.core.limits import check_probability
+from foretoken.core.limits import check_choice, check_probability
 from foretoken.models.folder import check_weights
-from foretoken.models.named import (
-    NO_MODELS,
-    QUANTISED,
-    check_compile,
-    check_dtype,
-    check_quantise,
-    head_file,
-    is_gguf,
-    located,
-)
+from foretoken.models.named import AUTO, COMPILE, DTYPES, NO_MODELS, QUANTISED, head_file, is_gguf, located
 from foretoken.trees.forms import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -32,7 +22,6 @@ if TYPE_CHECKING:
     from foretoken.core.verifier import LawFamily
 
 T = TypeVar("T")
-AUTO = "auto"
 FIXED = "fixed"
 METHODS = {FIXED: "chain:5", AUTO: "chain:20"}  # method -> its default tree
 PLAIN = "plain"  # the name in the place of a tree where nothing is drafted
@@ -127,13 +116,13 @@ class Recipe:
     method: str = FIXED
 
     def __post_init__(self) -> None:
-        _check_known("method", self.method, METHODS)
+        check_choice("method", self.method, METHODS)
         if self.tree != PLAIN:
             read_tree(self.tree)
-        _check_known("verifier", self.verifier, VERIFIERS)
+        check_choice("verifier", self.verifier, VERIFIERS)
         if self.law is not None:
             check_law(self.law)
-        _check_known("vocab", self.vocab, [*VOCABS, AUTO])
+        check_choice("vocab", self.vocab, [*VOCABS, AUTO])
         check_probability(self.draft_probability)
 
     @property
@@ -146,7 +135,7 @@ class Recipe:
 def check_law(name: str) -> str:
     """Return the name of a law with underscores for hyphens; raises ForetokenError for an unknown one."""
     name = name.replace("-", "_")
-    _check_known("law", name, LAWS)
+    check_choice("law", name, LAWS)
     return name
 
 
@@ -199,6 +188,20 @@ def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     check_file(Path(path))
 
 
+def check_quantise(kind: str | None, target: object) -> None:
+    """Refuse a kind of blocks that is unknown, and to quantise a GGUF file.
+
+    kind: the kind of blocks; None: nothing is to be quantised.
+    target: as `foretoken.load` takes it.
+    """
+    check_choice("quantise", kind, QUANTISED)
+    if kind is not None and isinstance(target, str) and is_gguf(located(target)):
+        raise ForetokenError(
+            f"quantise {kind} is for the weights in a model's folder, and {target} is a GGUF file, whose weights stay "
+            "as they are: leave it out. A drafter named by folder is packed by quantise_drafter."
+        )
+
+
 def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = False) -> None:
     """Refuse to quantise what is no drafter model in a folder.
 
@@ -208,7 +211,7 @@ def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = Fa
 
     Raises ForetokenError, also for an unknown kind.
     """
-    check_quantise(kind, "quantise_drafter")
+    check_choice("quantise_drafter", kind, QUANTISED)
     why = None if kind is None else _not_quantised(drafter, is_head)
     if why is not None:
         raise ForetokenError(
@@ -244,7 +247,7 @@ def usual_tree(kind: str, method: str) -> str:
 
 def check_verifier(name: str) -> None:
     """Refuse a verifier whose `name` is unknown."""
-    _check_known("verifier", name, VERIFIERS)
+    check_choice("verifier", name, VERIFIERS)
 
 
 def check_engine(
@@ -268,21 +271,15 @@ def check_engine(
     Recipe(**{name: value for name, value in named.items() if value is not None})
     if named.get("tree") == PLAIN:  # a Recipe accepts it, but a user may not name it: `read_tree` refuses it
         read_tree(PLAIN)
-    if dtype is not None:
-        check_dtype(dtype)
-    check_compile(compile)
-    check_quantise(quantise)
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("compile", compile, COMPILE)
+    check_quantise(quantise, target)
     check_store(drafter, suffix_store)
     check_weights(located(target))
     _, drafter = in_a_row(drafter)
     check_quantise_drafter(quantise_drafter, drafter)
     if drafter is not None and not is_word(drafter):
         check_weights(drafter if head_file(drafter) is not None else located(drafter))
-
-
-def _check_known(what: str, name: str | None, known: Iterable[str]) -> None:
-    if name is not None and name not in known:
-        raise ForetokenError(f"Unknown {what} {name}: choose one of {', '.join(known)}.")
 
 
 PLAINLY = Recipe()

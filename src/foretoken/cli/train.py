@@ -9,8 +9,8 @@ from foretoken.cli import options
 from foretoken.cli.command import command
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder, check_readable
-from foretoken.core.limits import check_counts, check_seed
-from foretoken.heads import check_head
+from foretoken.core.limits import check_choice, check_counts, check_seed
+from foretoken.heads import HEADS
 from foretoken.train.folder import CHECKPOINT, check_out
 
 MOST_LEVELS, MOST_LAYERS = 64, 64
@@ -76,7 +76,7 @@ def train(
         if value is not None and not 1 <= value <= most:
             raise ForetokenError(f"--{name} is {value}: it must be from 1 to {most}.")
     check_seed(seed)
-    check_head(head)
+    check_choice("head", head, HEADS)
     for file in (*data, *(held_out or ())):
         check_readable(file)
     check_out(out)

@@ -77,6 +77,17 @@ def check_audited(temperature: float, samples: int) -> None:
         raise ForetokenError(f"samples is {samples}: the goodness-of-fit test needs at least {LEAST_SAMPLES}.")
 
 
+def check_choice(what: str, name: str | None, known: Iterable[str]) -> None:
+    """Refuse an unknown name.
+
+    what: what is named, for the message.
+    name: the name; None: nothing is named.
+    known: the names that can be chosen.
+    """
+    if name is not None and name not in known:
+        raise ForetokenError(f"Unknown {what} {name}: choose one of {', '.join(known)}.")
+
+
 def check_seed(seed: int | None, prompts: int = 1) -> None:
     """Refuse seeds of more than the 32 bits that torch's CPU generator takes.
 

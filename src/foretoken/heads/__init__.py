@@ -6,7 +6,6 @@ rows that draft with it; its name here; its loss and learning rate in train/loss
 
 from typing import Any
 
-from foretoken.core.errors import ForetokenError
 from foretoken.core.lazy import Lazy
 
 # A checkpoint is of the first kind whose marks are all among its keys. EAGLE's one mark is among the keys of the four
@@ -22,9 +21,3 @@ HEADS: Lazy[Any] = Lazy(
         "hydra": "heads.flat:Hydra",
     }
 )
-
-
-def check_head(kind: str) -> None:
-    """Raise ForetokenError where no head is called `kind`."""
-    if kind not in HEADS:
-        raise ForetokenError(f"Unknown head {kind}: choose one of {', '.join(HEADS)}.")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError
-from foretoken.heads import HEADS, check_head
+from foretoken.core.limits import check_choice
+from foretoken.heads import HEADS
 from foretoken.models.features import FINAL
 from foretoken.models.parts import TargetParts
 
@@ -117,7 +118,7 @@ def new_head(
 
     Raises ForetokenError for numbers that such a head cannot have.
     """
-    check_head(kind)
+    check_choice("head", kind, HEADS)
     make = HEADS[kind]
     if make.least_levels is None and levels is not None:
         raise ForetokenError(f"Head {kind} drafts to any depth, so that it takes no number of levels.")

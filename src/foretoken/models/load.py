@@ -11,11 +11,12 @@ from transformers import PreTrainedModel as HFModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_choice
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import check_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
-from foretoken.models.named import AUTO, OFF, ON, check_dtype, is_gguf, located
+from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, PanelLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
@@ -50,7 +51,7 @@ def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
-    check_dtype(dtype)
+    check_choice("dtype", dtype, DTYPES)
     return getattr(torch, dtype)
 
 

@@ -23,18 +23,6 @@ HEAD_FILES = (
 )  # fmt: skip
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise ForetokenError where `dtype` is not one of DTYPES."""
-    if dtype not in DTYPES:
-        raise ForetokenError(f"Unknown dtype {dtype}: choose one of {', '.join(DTYPES)}.")
-
-
-def check_compile(compile: str) -> None:
-    """Raise ForetokenError where `compile` is not one of COMPILE."""
-    if compile not in COMPILE:
-        raise ForetokenError(f"Unknown compile {compile}: choose one of {', '.join(COMPILE)}.")
-
-
 def check_device(device: str | None) -> None:
     """Raise ForetokenError where `device` names no kind of device, and for CUDA where torch was built without it.
 
@@ -44,16 +32,6 @@ def check_device(device: str | None) -> None:
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
     if device is not None and device.startswith("cuda") and version("torch").endswith("+cpu"):
         raise ForetokenError(f"Device {device} cannot be used: this torch was built for CPUs alone; choose cpu.")
-
-
-def check_quantise(kind: str | None, option: str = "quantise") -> None:
-    """Raise ForetokenError for a kind of blocks that weights cannot be quantised to.
-
-    kind: its name; None: no kind is asked for.
-    option: the name of the option with that value, for the message.
-    """
-    if kind is not None and kind not in QUANTISED:
-        raise ForetokenError(f"Unknown {option} {kind}: choose one of {', '.join(QUANTISED)}.")
 
 
 @cache

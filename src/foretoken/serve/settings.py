@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.limits import check_counts
+from foretoken.core.limits import check_choice, check_counts
 
 LOGS = ("text", "json")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -52,8 +52,7 @@ class Settings:
             raise ForetokenError(f"timeout is {self.timeout}: it must be above 0 seconds.")
         if not self.drain >= 0:
             raise ForetokenError(f"drain is {self.drain}: it must be 0 seconds or more.")
-        if self.log not in LOGS:
-            raise ForetokenError(f"Unknown log {self.log}: choose among {', '.join(LOGS)}.")
+        check_choice("log", self.log, LOGS)
         for origin in self.allow_origin or ():
             if not ORIGIN.fullmatch(origin):
                 raise ForetokenError(f"allow_origin has {origin}: give a site as https://app.example, without a path.")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
+from foretoken.core.limits import check_choice
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import HasAcceptance, Verifier
 from foretoken.verify import VERIFIERS
@@ -44,8 +45,7 @@ def acceptance(
 
 
 def _named(name: str) -> Verifier:
-    if name not in VERIFIERS:
-        raise ForetokenError(f"Unknown verifier {name}: choose one of {', '.join(VERIFIERS)}.")
+    check_choice("verifier", name, VERIFIERS)
     return VERIFIERS[name]
 
 
