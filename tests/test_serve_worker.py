@@ -125,6 +125,8 @@ def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(
         if num_failed:
             worker.start()
         assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
+        # A text that waited and came back: what the cache then holds of it is no part of its prompt.
+        assert all(len({step.num_cached for step in listener.steps}) == 1 for listener in listeners)
         assert sum(size > most for size in sizes) <= num_failed, sizes
         most = 5
     assert 5 in sizes

@@ -228,8 +228,10 @@ class Batch:
         """Read the next piece of a text's prompt. Returns its blocks once all of them are read, None before."""
         if not self.prefill.busy:
             chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
-            text.num_cached = BLOCK * len(chain)
-            if len(text.sequence.ids) - 1 - text.num_cached < BLOCK:
+            num_cached = BLOCK * len(chain)
+            if len(text.sequence.ids) == len(text.ticket.job.ids):  # not so for one that came back from the decoder
+                text.num_cached = num_cached
+            if len(text.sequence.ids) - 1 - num_cached < BLOCK:
                 return chain
             self.prefill.begin(text.sequence, chain)
         return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
